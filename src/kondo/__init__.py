@@ -1,0 +1,26 @@
+"""Policy-gradient training that pays only for the backward passes that are worth it."""
+
+from kondo.core import advantage, losses, priorities
+from kondo.core.delight import delight, surprisal
+from kondo.core.diagnostics import diagnostics
+from kondo.core.gates import Gate, GateOutput
+from kondo.engine.planner import Plan, plan
+from kondo.engine.report import Report
+from kondo.engine.step import backward
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Gate",
+    "GateOutput",
+    "Plan",
+    "Report",
+    "advantage",
+    "backward",
+    "delight",
+    "diagnostics",
+    "losses",
+    "plan",
+    "priorities",
+    "surprisal",
+]

@@ -1,0 +1,72 @@
+"""Entry checks shared by core and engine: each raises a ValueError that names the argument.
+
+Every message says what was expected, what came, and what to do.
+"""
+
+import torch
+from torch import Tensor
+
+
+def check_float(name: str, value: object) -> Tensor:
+    """Return `value` if it is a floating-point tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{name} must be a floating-point tensor, got {type(value).__name__}; "
+            f"wrap it with torch.as_tensor(...)."
+        )
+    if not value.is_floating_point():
+        raise ValueError(
+            f"{name} must be floating point, got {value.dtype}; convert it with {name}.float()."
+        )
+    return value
+
+
+def check_mask(mask: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """Return `mask` broadcast to `shape`: bool, True means "counts"."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"mask must be a bool tensor where True means 'counts', got {got}; "
+            f"convert it with mask.bool()."
+        )
+    return expand_rows("mask", mask, shape)
+
+
+def expand_rows(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+    """Broadcast one value per row, [N], to `shape`, [N] or [N, T]; a full shape passes through."""
+    if value.shape == shape:
+        return value
+    if value.ndim == 1 and len(shape) == 2 and value.shape[0] == shape[0]:
+        return value.unsqueeze(1).expand(shape)
+    allowed = f"{list(shape)}" + (f" or [{shape[0]}]" if len(shape) == 2 else "")
+    raise ValueError(
+        f"{name} must have shape {allowed} to match log_probs, got {list(value.shape)}; "
+        f"give one value per unit, or one per row."
+    )
+
+
+def prepare_units(
+    log_probs: Tensor, advantages: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Check, detach and broadcast; write 0 wherever the mask says a unit does not count."""
+    log_probs = check_float("log_probs", log_probs).detach()
+    advantages = check_float("advantages", advantages).detach()
+    advantages = at_least_float32(expand_rows("advantages", advantages, log_probs.shape))
+    mask = check_mask(mask, log_probs.shape)
+    if mask is not None:
+        log_probs = torch.where(mask, log_probs, 0.0)
+        advantages = torch.where(mask, advantages, 0.0)
+    return log_probs, advantages, mask
+
+
+def at_least_float32(value: Tensor) -> Tensor:
+    """Upcast half-precision tensors to float32; keep float32 and float64."""
+    return value if value.dtype in (torch.float32, torch.float64) else value.float()
+
+
+def first_unit(where: Tensor) -> str:
+    """Name the first True position of `where`, for error messages."""
+    position = where.nonzero()[0].tolist()
+    return f"unit {position[0] if len(position) == 1 else tuple(position)}"

@@ -1,0 +1,91 @@
+"""What a trainer logs about a gate. The mean gate is not among it: by symmetry it hardly moves."""
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import at_least_float32, check_float, check_mask
+from kondo.core.gates import GateOutput
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+# Quantiles are read from at most this many evenly spaced units: a log needs no more.
+_MAX_SORTED = 65_536
+
+# A soft gate within this distance of 1/2 treats the unit as plain PG would.
+_NEUTRAL = 0.1
+
+
+@torch.no_grad()
+def diagnostics(
+    delight: Tensor, gate: GateOutput, *, mask: Tensor | None = None, eta: float = 1.0
+) -> dict[str, float]:
+    """Summarise one gated batch as plain numbers, over the units that count.
+
+    With w_i = sigmoid(chi_i / eta), the weight DG would give:
+
+    | key                    | meaning                                                           |
+    |------------------------|-------------------------------------------------------------------|
+    | `rate`, `price`        | realised rate; price in units of delight                          |
+    | `delight_q05` ... `q95`| quantiles of delight                                              |
+    | `delight_rms`          | its scale, for choosing eta                                       |
+    | `gate_spread`          | standard deviation of w: near 0, DG is plain PG at another rate   |
+    | `off_neutral`          | share of units with w further than 0.1 from 1/2                   |
+    | `positive_share`       | share of units with positive delight                              |
+    | `positives_kept`       | share of the positive-delight units that were kept                |
+    | `kept_positive_share`  | share of the kept units whose delight is positive; 1: only        |
+    |                        | successes are trained on                                          |
+    | `zero_share`           | share of units with delight exactly 0 (zero-advantage groups)     |
+    | `nan_count`            | NaN units hidden by the mask; a NaN that counts is an error       |
+
+    Shares of nothing are NaN.
+
+    Args:
+        delight: [...] float.
+        gate: what the gate returned for it.
+        mask: like delight, bool.
+        eta: temperature at which w is judged.
+
+    Example:
+        >>> import torch, kondo
+        >>> delight = torch.tensor([2.0, -1.0, 0.0, 1.0])
+        >>> out = kondo.diagnostics(delight, kondo.Gate(rate=0.25)(delight))
+        >>> out["positives_kept"], out["zero_share"]
+        (0.5, 0.25)
+    """
+    chi = at_least_float32(check_float("delight", delight).detach())
+    mask = check_mask(mask, delight.shape)
+    nan_count = int(chi.isnan().sum())
+    keep = gate.keep
+    if mask is not None:
+        chi, keep = chi[mask], keep[mask]
+    chi, keep = chi.reshape(-1), keep.reshape(-1)
+    soft = torch.sigmoid(chi / eta)
+    positive = chi > 0
+    kept_positive = (keep & positive).sum()
+    finite = chi[chi.isfinite()]
+    numbers = {
+        "delight_rms": finite.square().mean().sqrt(),
+        "gate_spread": soft.std(correction=0),
+        "off_neutral": ((soft - 0.5).abs() > _NEUTRAL).double().mean(),
+        "positive_share": positive.double().mean(),
+        "positives_kept": kept_positive / positive.sum(),
+        "kept_positive_share": kept_positive / keep.sum(),
+        "zero_share": (chi == 0).double().mean(),
+    }
+    values = torch.stack([v.double() for v in numbers.values()]).tolist()  # one device sync
+    return {
+        "rate": float(gate.rate),
+        "price": float(gate.price),
+        **_quantiles(chi),
+        **dict(zip(numbers, values, strict=True)),
+        "nan_count": float(nan_count),
+    }
+
+
+def _quantiles(chi: Tensor) -> dict[str, float]:
+    names = [f"delight_q{round(100 * q):02d}" for q in QUANTILES]
+    if chi.numel() == 0:
+        return dict.fromkeys(names, float("nan"))
+    sample = chi[:: -(-chi.numel() // _MAX_SORTED)].sort().values
+    spots = torch.tensor(QUANTILES, device=chi.device) * (sample.numel() - 1)
+    return dict(zip(names, sample[spots.round().long()].tolist(), strict=True))

@@ -1,0 +1,229 @@
+"""Policy-gradient losses per unit, unreduced: the caller masks, weights and divides.
+
+Every function takes log_probs [N] or [N, T] and returns the same shape. Only `log_probs` is
+differentiated; advantages, other log-probs and weights are detached inside. Half precision is
+upcast to float32. Advantages may be [N] for [N, T] log-probs.
+"""
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import at_least_float32, check_float, expand_rows
+from kondo.core.delight import delight
+
+
+def _pair(log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    """Check both, detach the advantages and broadcast them over tokens."""
+    log_probs = at_least_float32(check_float("log_probs", log_probs))
+    advantages = at_least_float32(check_float("advantages", advantages).detach())
+    return log_probs, expand_rows("advantages", advantages, log_probs.shape)
+
+
+def _other(name: str, value: Tensor, log_probs: Tensor) -> Tensor:
+    """Check and detach log-probs of another policy."""
+    value = at_least_float32(check_float(name, value).detach())
+    if value.shape != log_probs.shape:
+        raise ValueError(
+            f"{name} must have the shape of log_probs, {list(log_probs.shape)}, got "
+            f"{list(value.shape)}; give one value per unit."
+        )
+    return value
+
+
+def pg(log_probs: Tensor, advantages: Tensor) -> Tensor:
+    """Return the REINFORCE loss, -U * log pi(a|s).
+
+    Gradient: -U * grad log pi.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.losses.pg(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -1.0]))
+        tensor([ 0.5000, -2.0000])
+
+    Reference: Williams 1992, https://doi.org/10.1007/BF00992696
+    """
+    log_probs, advantages = _pair(log_probs, advantages)
+    return -advantages * log_probs
+
+
+def dg(log_probs: Tensor, advantages: Tensor, *, eta: float = 1.0) -> Tensor:
+    """Return the Delightful Policy Gradient loss, -w * U * log pi(a|s), w = sigmoid(chi / eta).
+
+    Gradient: -sigmoid(U * l / eta) * U * grad log pi; the gate w is not differentiated.
+
+    Args:
+        log_probs: [N] or [N, T] float, differentiated.
+        advantages: like log_probs or [N] float, centred only.
+        eta: temperature > 0; towards infinity the loss tends to pg / 2.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.losses.dg(torch.tensor([-1.0]), torch.tensor([0.0]) + 2.0)  # 2 sigmoid(2)
+        tensor([1.7616])
+
+    Reference: https://arxiv.org/abs/2603.14608, Algorithm 1
+    """
+    _positive("eta", eta)
+    log_probs, advantages = _pair(log_probs, advantages)
+    gate = torch.sigmoid(delight(log_probs, advantages) / eta)
+    return -gate * advantages * log_probs
+
+
+def ppo(
+    log_probs: Tensor,
+    advantages: Tensor,
+    old_log_probs: Tensor,
+    *,
+    clip: float = 0.2,
+    beta: float = 0.0,
+) -> Tensor:
+    """Return the clipped surrogate loss, -min(r U, clip(r, 1 - c, 1 + c) U), plus a KL term.
+
+    r = pi(a|s) / mu(a|s), mu the policy of `old_log_probs`. The KL term is the single-sample
+    estimate of KL(mu || pi) that the papers' baseline adds, beta * (log mu - log pi).
+    Gradient: -r U grad log pi where the first branch is the minimum, else 0; and -beta grad log pi.
+
+    Args:
+        log_probs: [N] or [N, T] float, differentiated.
+        advantages: like log_probs or [N] float.
+        old_log_probs: like log_probs.
+        clip: c > 0; infinite means no clipping.
+        beta: weight of the KL term, >= 0.
+
+    Example:
+        >>> import torch, kondo
+        >>> log_probs = torch.tensor([-1.0, -1.0])
+        >>> kondo.losses.ppo(log_probs, torch.tensor([1.0, -1.0]), log_probs - 1.0)  # r = e
+        tensor([-1.2000,  2.7183])
+
+    Reference: https://arxiv.org/abs/1707.06347, equation 7
+    """
+    _positive("clip", clip)
+    log_probs, advantages = _pair(log_probs, advantages)
+    old_log_probs = _other("old_log_probs", old_log_probs, log_probs)
+    ratio = torch.exp(log_probs - old_log_probs)
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    return -surrogate + beta * (old_log_probs - log_probs)
+
+
+def pmpo(
+    log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    alpha: float = 0.5,
+    gamma: float = 1e-9,
+    positive_share: float | None = None,
+    beta: float = 0.0,
+    old_log_probs: Tensor | None = None,
+) -> Tensor:
+    """Return the preference loss: -alpha log pi where U > 0, (1 - alpha) log(gamma + pi) elsewhere.
+
+    With `positive_share` s, the fraction of units with U > 0 in the whole batch, the terms are
+    divided by s and by 1 - s, so that the mean over the batch is the papers' alpha * mean over
+    positives + (1 - alpha) * mean over the rest. It is an argument, not computed here, because a
+    micro-batch cannot know it. beta * (log mu - log pi) is added as in `ppo`.
+    Gradient: -alpha grad log pi, or (1 - alpha) pi / (gamma + pi) grad log pi.
+
+    Units with U = 0 count as not preferred and have a gradient; a gate skips them all the same.
+
+    Args:
+        log_probs: [N] or [N, T] float, differentiated.
+        advantages: like log_probs or [N] float; only the sign is used.
+        alpha: weight of the preferred units, in [0, 1].
+        gamma: > 0, bounds the loss of a very unlikely dispreferred action.
+        positive_share: in (0, 1), or None for no division.
+        beta: weight of the KL term, >= 0; needs old_log_probs.
+        old_log_probs: like log_probs, the sampling policy.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.losses.pmpo(torch.tensor([-1.0, -1.0]), torch.tensor([1.0, -1.0]))
+        tensor([ 0.5000, -0.5000])
+
+    Reference: https://arxiv.org/abs/2410.04166
+    """
+    _positive("gamma", gamma)
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 0.5 weighs both sides equally.")
+    log_probs, advantages = _pair(log_probs, advantages)
+    share = 1.0, 1.0
+    if positive_share is not None:
+        if not 0.0 < positive_share < 1.0:
+            raise ValueError(
+                f"positive_share must lie in (0, 1), got {positive_share}; a batch of one sign "
+                f"has no other side to average: leave it None."
+            )
+        share = positive_share, 1 - positive_share
+    preferred = -alpha / share[0] * log_probs
+    dispreferred = (1 - alpha) / share[1] * torch.log(gamma + torch.exp(log_probs))
+    loss = torch.where(advantages > 0, preferred, dispreferred)
+    if beta == 0.0:
+        return loss
+    if old_log_probs is None:
+        raise ValueError("old_log_probs must be given when beta > 0, got None; it anchors the KL.")
+    return loss + beta * (_other("old_log_probs", old_log_probs, log_probs) - log_probs)
+
+
+def is_pg(
+    log_probs: Tensor,
+    advantages: Tensor,
+    behaviour_log_probs: Tensor,
+    *,
+    max_weight: float | None = None,
+) -> Tensor:
+    """Return the importance-weighted loss, -rho * U * log pi, rho = pi(a|s) / mu(a|s).
+
+    Gradient: -rho U grad log pi; rho is exact and not differentiated.
+
+    Args:
+        log_probs: [N] or [N, T] float, differentiated.
+        advantages: like log_probs or [N] float.
+        behaviour_log_probs: like log_probs, log mu(a|s) of the policy that acted.
+        max_weight: truncate rho at this value; None leaves it exact and unbounded.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.losses.is_pg(torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([-1.0]))
+        tensor([1.])
+
+    Reference: truncation, https://arxiv.org/abs/1802.01561, equation 1
+    """
+    log_probs, advantages = _pair(log_probs, advantages)
+    behaviour_log_probs = _other("behaviour_log_probs", behaviour_log_probs, log_probs)
+    ratio = torch.exp(log_probs.detach() - behaviour_log_probs)
+    if max_weight is not None:
+        _positive("max_weight", max_weight)
+        ratio = ratio.clamp_max(max_weight)
+    return -ratio * advantages * log_probs
+
+
+def awr(
+    log_probs: Tensor, advantages: Tensor, *, beta: float = 1.0, max_weight: float = 20.0
+) -> Tensor:
+    """Return the advantage-weighted regression loss, -min(exp(U / beta), max_weight) * log pi.
+
+    Gradient: -min(exp(U / beta), max_weight) grad log pi. Units with U = 0 have weight 1; a gate
+    on delight skips them all the same.
+
+    Args:
+        log_probs: [N] or [N, T] float, differentiated.
+        advantages: like log_probs or [N] float.
+        beta: temperature > 0.
+        max_weight: the reference's bound on the weight, 20; infinite for none.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.losses.awr(torch.tensor([-1.0, -1.0]), torch.tensor([0.0, 1.0]))
+        tensor([1.0000, 2.7183])
+
+    Reference: https://arxiv.org/abs/1910.00177, equation 5
+    """
+    _positive("beta", beta)
+    _positive("max_weight", max_weight)
+    log_probs, advantages = _pair(log_probs, advantages)
+    return -torch.exp(advantages / beta).clamp_max(max_weight) * log_probs
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be > 0, got {value}.")

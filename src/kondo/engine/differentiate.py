@@ -1,0 +1,73 @@
+"""Stage 4, differentiate: forward with a graph and backward on the compact rows only."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import at_least_float32, check_float, expand_rows
+from kondo.engine.compact import MicroBatch
+from kondo.engine.report import StageClock
+from kondo.engine.screen import LogProb
+
+Loss = Callable[..., Tensor]
+BackwardFn = Callable[[Tensor], Any]
+
+
+def differentiate(
+    log_prob: LogProb,
+    micro_batches: Iterable[MicroBatch],
+    *,
+    loss: Loss,
+    denominator: float,
+    backward_fn: BackwardFn,
+    clock: StageClock,
+) -> Tensor:
+    """Add the gradient of the gated loss to `.grad`; return the loss, 0-d and detached.
+
+    loss = sum over kept elements of weight * loss(log_prob, advantage) / denominator, summed over
+    micro-batches, so accumulation equals one large batch.
+    """
+    total: Tensor | None = None
+    for micro in micro_batches:
+        with clock.stage("forward"):
+            log_probs = _graph_log_probs(log_prob, micro)
+            gated = gated_sum(log_probs, micro, loss) / denominator
+        with clock.stage("backward"):
+            backward_fn(gated)
+        total = gated.detach() if total is None else total + gated.detach()
+    return torch.zeros(()) if total is None else total
+
+
+def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
+    """Return the sum of weighted losses over kept elements. What is not kept cannot leak NaN."""
+    keep = micro.keep
+
+    def kept_only(value: Tensor) -> Tensor:
+        return torch.where(keep, value, 0.0) if value.shape == keep.shape else value
+
+    inputs = {name: kept_only(value) for name, value in micro.loss_inputs.items()}
+    advantages = kept_only(expand_rows("advantages", micro.advantages, keep.shape))
+    losses = loss(at_least_float32(kept_only(log_probs)), advantages, **inputs)
+    if losses.shape != keep.shape:
+        raise ValueError(
+            f"loss must return one value per unit, {list(keep.shape)}, got {list(losses.shape)}; "
+            f"leave masking and averaging to kondo.backward."
+        )
+    return kept_only(losses * micro.weight).sum()
+
+
+def _graph_log_probs(log_prob: LogProb, micro: MicroBatch) -> Tensor:
+    log_probs = check_float("log_prob(rows)", log_prob(micro.rows))
+    if log_probs.shape != micro.keep.shape:
+        raise ValueError(
+            f"log_prob(rows) must return shape {list(micro.keep.shape)} for these rows, as the "
+            f"screen did, got {list(log_probs.shape)}; log_prob must not depend on other rows."
+        )
+    if not log_probs.requires_grad:
+        raise ValueError(
+            "log_prob(rows) must be differentiable, got a detached tensor; remove no_grad, "
+            "inference_mode or detach from it, and check that some parameter requires grad."
+        )
+    return log_probs

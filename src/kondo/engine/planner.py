@@ -1,0 +1,191 @@
+"""Will it pay? Measure this model's forward and backward once, and say what each rate saves.
+
+With F and B the seconds of a forward without a graph and of what a backward adds, rho the rate:
+
+    dense          F + B
+    exact screen   F + rho (F + B)     pays below rho = B / (F + B), about 2/3
+    free screen        rho (F + B)     always pays
+
+A small kept batch costs more than its share, so each rate's backward is also measured.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import at_least_float32
+from kondo.core.pricing import count_for
+from kondo.engine import rows
+from kondo.engine.screen import LogProb, no_trace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedRate:
+    """What one rate would save. Speed-ups are ratios to dense; above 1 it pays."""
+
+    rate: float
+    rows: int
+    """Rows a backward at this rate is paid for, one unit per row."""
+    kept_seconds: float
+    """Measured forward + backward of that many rows."""
+    exact: float
+    """Speed-up with an exact screen."""
+    free: float
+    """Speed-up with a free screen."""
+    exact_limit: float
+    """The cost model's speed-up, (F + B) / (F + rho (F + B))."""
+    free_limit: float
+    """The cost model's speed-up, 1 / rho."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Measured costs of one model on one batch, and what a gate would save. Print it."""
+
+    forward_seconds: float
+    """F: all rows, no graph."""
+    backward_seconds: float
+    """B: what a graph and a backward of all rows add to F."""
+    rates: tuple[PlannedRate, ...]
+
+    @property
+    def ratio(self) -> float:
+        """B / F."""
+        return self.backward_seconds / self.forward_seconds
+
+    @property
+    def break_even_rate(self) -> float:
+        """Rate above which an exact screen loses: B / (F + B)."""
+        return self.backward_seconds / (self.forward_seconds + self.backward_seconds)
+
+    def __str__(self) -> str:
+        lines = [
+            f"forward {1e3 * self.forward_seconds:.2f} ms, backward adds "
+            f"{1e3 * self.backward_seconds:.2f} ms (ratio {self.ratio:.2f}); an exact screen pays "
+            f"below a rate of {self.break_even_rate:.0%}",
+            "rate     rows   exact screen (limit)   free screen (limit)",
+        ]
+        for row in self.rates:
+            loses = "" if row.exact > 1 else "   exact screen loses: use a free screen or dense"
+            lines.append(
+                f"{row.rate:>5.1%} {row.rows:>7}   {row.exact:>10.2f}x ({row.exact_limit:.2f}x)"
+                f"   {row.free:>10.2f}x ({row.free_limit:.2f}x){loses}"
+            )
+        return "\n".join(lines)
+
+
+def plan(
+    log_prob: LogProb,
+    batch: Any,
+    *,
+    rates: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0),
+    micro_batch: int | None = None,
+    repeats: int = 3,
+) -> Plan:
+    """Measure forward and backward of `log_prob` on `batch`; say what each rate would save.
+
+    Gradients, RNG, training flags and buffers are as before afterwards. Counts one unit per row:
+    token units keep more rows than their rate says.
+
+    Args:
+        log_prob: rows -> [n] or [n, T], as for `kondo.backward`.
+        batch: any nest of tensors with N rows; use a full, typical batch.
+        rates: rates to plan for, each in (0, 1].
+        micro_batch: rows per forward/backward; all at once if None.
+        repeats: timed repetitions of each measurement; the median counts.
+
+    Example:
+        >>> import torch, kondo
+        >>> policy = torch.nn.Linear(4, 1)
+        >>> plan = kondo.plan(lambda rows: -policy(rows).square().sum(1), torch.randn(256, 4))
+        >>> [row.rows for row in plan.rates]
+        [3, 8, 26, 77, 128, 179, 256]
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}.")
+    for rate in rates:
+        if not 0.0 < rate <= 1.0:
+            raise ValueError(f"rates must lie in (0, 1], got {rate}.")
+    size = rows.num_rows(batch)
+    counts = [count_for(rate, size) for rate in rates]
+
+    def forward() -> None:
+        _in_pieces(batch, micro_batch, log_prob)
+
+    def dense(part: Any) -> None:
+        _in_pieces(part, micro_batch, lambda piece: _gradient(log_prob(piece)))
+
+    with no_trace(log_prob, batch):
+        forward_seconds = _median_seconds(forward, batch, repeats)
+    with no_trace(log_prob, batch, evaluate=False):
+        dense_seconds = _median_seconds(partial(dense, batch), batch, repeats)
+        kept_seconds = []
+        for count in counts:
+            kept = partial(dense, rows.take(batch, slice(0, count)))
+            kept_seconds.append(_median_seconds(kept, batch, repeats))
+    planned = tuple(
+        PlannedRate(
+            rate=rate,
+            rows=count,
+            kept_seconds=kept,
+            exact=dense_seconds / (forward_seconds + kept),
+            free=dense_seconds / kept,
+            exact_limit=dense_seconds / (forward_seconds + count / size * dense_seconds),
+            free_limit=size / count,
+        )
+        for rate, count, kept in zip(rates, counts, kept_seconds, strict=True)
+    )
+    return Plan(
+        forward_seconds=forward_seconds,
+        backward_seconds=dense_seconds - forward_seconds,
+        rates=planned,
+    )
+
+
+def _in_pieces(batch: Any, micro_batch: int | None, call: Callable[[Any], Any]) -> None:
+    size = rows.num_rows(batch)
+    for start in range(0, size, micro_batch or size):
+        call(rows.take(batch, slice(start, start + (micro_batch or size))))
+
+
+def _gradient(log_probs: Tensor) -> None:
+    """Differentiate with respect to every leaf of the graph, leaving `.grad` alone."""
+    if not log_probs.requires_grad:
+        raise ValueError("log_prob(rows) must be differentiable, got a detached tensor.")
+    loss = at_least_float32(log_probs).sum()
+    torch.autograd.grad(loss, _leaves(loss), allow_unused=True)
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """Return the leaf tensors that a backward of `loss` would write `.grad` of."""
+    leaves, seen, pending = [], set(), [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # an AccumulateGrad node
+            leaves.append(node.variable)
+        pending.extend(parent for parent, _ in node.next_functions)
+    return leaves
+
+
+def _median_seconds(call: Callable[[], None], batch: Any, repeats: int) -> float:
+    cuda = any(device.type == "cuda" for device in rows.devices(batch))
+    call()  # warm-up: lazy initialisation, autotuning, allocator
+    spent = []
+    for _ in range(repeats):
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        if cuda:
+            torch.cuda.synchronize()
+        spent.append(time.perf_counter() - start)
+    return statistics.median(spent)

@@ -1,0 +1,114 @@
+"""What one gated step did: counts from the calls made, seconds from clocks around them."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+STAGES = ("screen", "select", "compact", "forward", "backward")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """The outcome of `kondo.backward`. Print it, or log `as_dict()`.
+
+    Example:
+        >>> import torch, kondo
+        >>> policy = torch.nn.Linear(2, 1)
+        >>> log_prob = lambda rows: -policy(rows).squeeze(1).square()
+        >>> report = kondo.backward(
+        ...     log_prob, torch.randn(100, 2), torch.ones(100), gate=kondo.Gate(rate=0.03)
+        ... )
+        >>> report.seen, report.kept, report.rows_trained, report.empty
+        (100, 3, 3, False)
+    """
+
+    seen: int
+    """Units that count."""
+    kept: int
+    """Units that were worth it."""
+    rate: float
+    """kept / seen."""
+    price: float
+    """The gate's price, in units of delight."""
+    loss: float
+    """The gated loss whose gradient was added to `.grad`."""
+    rows_seen: int
+    """Rows of the batch."""
+    rows_trained: int
+    """Rows that entered a forward with a graph, and its backward."""
+    tokens_seen: int
+    """Elements of log_probs that count."""
+    tokens_trained: int
+    """Elements that count in the trained rows: what the backward was paid for."""
+    calls: int
+    """Forward/backward calls made, one per micro-batch."""
+    seconds: dict[str, float]
+    """Per stage: screen, select, compact, forward, backward."""
+    diagnostics: dict[str, float]
+    """See `kondo.diagnostics`."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was kept: `.grad` was not touched, and stepping would only decay."""
+        return self.kept == 0
+
+    def as_dict(self, prefix: str = "kondo/") -> dict[str, float]:
+        """Return flat numbers for a logger, each key with `prefix`."""
+        flat: dict[str, float] = {"empty": float(self.empty)}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "seconds":
+                flat |= {f"seconds_{stage}": spent for stage, spent in value.items()}
+            elif field.name != "diagnostics":
+                flat[field.name] = value
+        return {prefix + key: value for key, value in (self.diagnostics | flat).items()}
+
+    def __str__(self) -> str:
+        stages = "  ".join(f"{name} {1e3 * spent:.1f}" for name, spent in self.seconds.items())
+        head = "nothing kept, .grad untouched" if self.empty else f"loss {self.loss:.6g}"
+        return (
+            f"{head}: kept {self.kept} of {self.seen} units ({self.rate:.2%}) at price "
+            f"{self.price:.4g}; differentiated {self.rows_trained} of {self.rows_seen} rows in "
+            f"{self.calls} calls; ms: {stages}"
+        )
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+class StageClock:
+    """Adds up seconds per stage. On CUDA it records events and waits once, when read."""
+
+    def __init__(self, device: torch.device):
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._spent: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to the stage `name`."""
+        if not self._cuda:
+            start = time.perf_counter()
+            yield
+            self._spent[name] += time.perf_counter() - start
+            return
+        first, last = _event(), _event()
+        stream = torch.cuda.current_stream(self._device)
+        first.record(stream)
+        yield
+        last.record(stream)
+        self._events.append((name, first, last))
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds per stage; on CUDA this is a sync point."""
+        spent = dict(self._spent)
+        if self._events:
+            torch.cuda.synchronize(self._device)
+        for name, first, last in self._events:
+            spent[name] += first.elapsed_time(last) / 1e3
+        return spent

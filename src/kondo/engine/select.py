@@ -1,0 +1,103 @@
+"""Stage 2, select: log-probs and advantages -> delight -> gate -> kept elements and rows."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import check_float, check_mask, expand_rows, first_unit
+from kondo.core.gates import GateOutput
+
+Unit = Literal["sample", "token", "sequence"]
+GateLike = Callable[..., GateOutput]
+Priority = Callable[..., Tensor]
+
+
+class Selection(NamedTuple):
+    """What was selected. Shapes: N rows, T tokens (absent for unit "sample")."""
+
+    delight: Tensor
+    """Per unit: [N], or [N, T] for unit "token"."""
+    unit_mask: Tensor
+    """bool like delight: the unit counts."""
+    gate: GateOutput
+    """The gate's decision per unit."""
+    mask: Tensor
+    """bool like log_probs: the element counts."""
+    weight: Tensor
+    """float like log_probs: factor of each element's loss; 0 where not kept."""
+    keep: Tensor
+    """bool like log_probs: the element is kept."""
+    rows: Tensor
+    """[R] int64, ascending: rows with a kept element."""
+
+
+def select(
+    log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    gate: GateLike,
+    priority: Priority,
+    unit: Unit = "sample",
+    mask: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Selection:
+    """Gate units by their priority (delight).
+
+    unit "sample" gates [N]. For [N, T], "token" gates every token, and "sequence" gates rows by the
+    sum of their tokens' delight. The sum, not the mean: the action is then the whole sequence, with
+    surprisal -log pi(sequence) = sum of token surprisals, and delight is the paper's U * l of that
+    action. A mean would rank a short sequence above a long one of the same surprise per token.
+
+    Raises:
+        ValueError: shapes that do not fit the unit, NaN in a unit that counts, or a kept unit with
+            infinite delight, whose gradient would not be finite.
+    """
+    _check_unit(unit, log_probs)
+    check_float("advantages", advantages)
+    valid = check_mask(mask, log_probs.shape)
+    if valid is None:
+        valid = torch.ones_like(log_probs, dtype=torch.bool)
+    _check_finite_inputs(log_probs, expand_rows("advantages", advantages, log_probs.shape), valid)
+    delight, unit_mask = priority(log_probs, advantages, mask=valid), valid
+    if unit == "sequence":
+        delight, unit_mask = delight.sum(dim=1), valid.any(dim=1)
+    decision = gate(delight, unit_mask, generator)
+    kept_infinite = decision.keep & ~delight.isfinite()
+    if bool(kept_infinite.any()):
+        raise ValueError(
+            f"delight must be finite in kept units, got {first_unit(kept_infinite)} with an "
+            f"infinite one: the policy gives this action probability zero, so its gradient is not "
+            f"finite. Mask it, or use the log-probs of the policy that took it."
+        )
+    keep, weight = decision.keep, decision.weight
+    if unit == "sequence":
+        keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
+    kept_rows = keep if unit == "sample" else keep.any(dim=1)
+    index = kept_rows.nonzero().squeeze(1)
+    return Selection(delight, unit_mask, decision, valid, weight, keep, index)
+
+
+def _check_unit(unit: str, log_probs: Tensor) -> None:
+    if unit not in ("sample", "token", "sequence"):
+        raise ValueError(f'unit must be "sample", "token" or "sequence", got {unit!r}.')
+    if (unit == "sample") != (log_probs.ndim == 1):
+        wanted = "[N]" if unit == "sample" else "[N, T]"
+        raise ValueError(
+            f'unit "{unit}" needs log-probs of shape {wanted}, got {list(log_probs.shape)}; '
+            f'use unit="sample" for [N], "token" or "sequence" for [N, T].'
+        )
+
+
+def _check_finite_inputs(log_probs: Tensor, advantages: Tensor, valid: Tensor) -> None:
+    """Name the unit and the argument of a NaN that counts, and refuse infinite advantages."""
+    for name, broken, what in (
+        ("log_prob", log_probs.isnan() & valid, "NaN"),
+        ("advantages", ~advantages.isfinite() & valid, "NaN or infinity"),
+    ):
+        if bool(broken.any()):
+            raise ValueError(
+                f"{name} must not hold {what} in a unit that counts, got it in "
+                f"{first_unit(broken)} ({int(broken.sum())} in all); fix it or mask the unit."
+            )

@@ -1,0 +1,217 @@
+"""The gated step on one page:  screen -> select -> compact -> differentiate.
+
+`kondo.backward` replaces `loss.backward()`: afterwards `.grad` holds the gradient of the gated
+loss, and only the kept rows were ever differentiated.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from kondo.core import losses
+from kondo.core.delight import delight
+from kondo.core.diagnostics import diagnostics
+from kondo.engine import rows
+from kondo.engine.compact import MicroBatch, micro_batches
+from kondo.engine.differentiate import BackwardFn, Loss, differentiate
+from kondo.engine.report import Report, StageClock
+from kondo.engine.screen import LogProb, screen_log_probs
+from kondo.engine.select import GateLike, Priority, Selection, Unit, select
+
+# The no-grad screen stores no activations: its chunks can be this much larger.
+SCREEN_CHUNK_FACTOR = 4
+
+_T = TypeVar("_T")
+
+
+def backward(
+    log_prob: LogProb,
+    batch: Any,
+    advantages: Tensor,
+    *,
+    gate: GateLike,
+    mask: Tensor | None = None,
+    screen: Tensor | LogProb | None = None,
+    loss: Loss = losses.pg,
+    micro_batch: int | None = None,
+    denominator: Literal["full", "kept"] | float = "full",
+    unit: Unit = "sample",
+    generator: torch.Generator | None = None,
+    loss_inputs: dict[str, Tensor] | None = None,
+    priority: Priority = delight,
+    screen_chunk: int | None = None,
+    backward_fn: BackwardFn = Tensor.backward,
+) -> Report:
+    """Add to `.grad` the gradient of the gated loss, differentiating only what is kept.
+
+    L = 1/D * sum over kept elements of  w * loss(log pi(a|s), U)
+
+    with w the gate's weight and D the denominator. The gradient equals that of the same loss
+    computed on the whole batch and masked.
+
+    Args:
+        log_prob: rows -> [n] or [n, T] log-probs of the taken actions, differentiated with respect
+            to whatever requires grad inside. A row's log-probs must not depend on other rows.
+        batch: any nest (dict, list, tuple, dataclass, TensorDict) of tensors with N rows.
+        advantages: [N] or [N, T] float, not differentiated; centred only.
+        gate: `kondo.Gate`, or any callable (delight, mask, generator) -> `kondo.GateOutput`.
+        mask: [N] or [N, T] bool, True means "counts".
+        screen: None for a no-grad forward; [N] or [N, T] log-probs that already exist; or a draft
+            to call instead of log_prob.
+        loss: (log_probs, advantages, **loss_inputs) -> one value per element; see `kondo.losses`.
+        micro_batch: rows per forward/backward; all kept rows at once if None.
+        denominator: "full" divides by the elements that count in the whole batch, so a learning
+            rate means what it means for dense; "kept" by the kept elements; a number by itself,
+            for batches that are spread over ranks or calls.
+        unit: what is gated: "sample" for [N]; "token" or "sequence" for [N, T], see
+            `kondo.engine.select.select`.
+        generator: for the gate's draws.
+        loss_inputs: further tensors with N rows that the loss takes by name, e.g.
+            {"old_log_probs": ...}; gathered with the rows.
+        priority: what the gate looks at, delight by default; see `kondo.priorities`.
+        screen_chunk: rows per screening forward; by default four micro-batches.
+        backward_fn: how to differentiate a loss; `lambda loss: scaler.scale(loss).backward()` for
+            gradient scaling, `accelerator.backward` for Accelerate.
+
+    Returns:
+        A `Report`. If nothing was kept `report.empty` is True, `.grad` is untouched, and the
+        caller decides whether to step the optimiser.
+
+    Raises:
+        ValueError: for every argument that cannot be right, naming it.
+
+    Example:
+        >>> import torch, kondo
+        >>> policy = torch.nn.Linear(4, 3)
+        >>> states, actions = torch.randn(100, 4), torch.randint(3, (100,))
+        >>> def log_prob(rows):
+        ...     states, actions = rows
+        ...     return policy(states).log_softmax(-1).gather(1, actions[:, None]).squeeze(1)
+        >>> report = kondo.backward(
+        ...     log_prob, (states, actions), torch.randn(100), gate=kondo.Gate(rate=0.1)
+        ... )
+        >>> report.kept, report.rows_trained
+        (10, 10)
+
+    Reference: https://arxiv.org/abs/2603.20526, Algorithm 1
+    """
+    _check_sizes(micro_batch=micro_batch, screen_chunk=screen_chunk)
+    _check_denominator(denominator)
+    loss_inputs = loss_inputs or {}
+    size = rows.num_rows(batch)
+    if loss_inputs and rows.num_rows(loss_inputs, "loss_inputs") != size:
+        raise ValueError(f"loss_inputs must have {size} rows like batch; got another number.")
+    if screen_chunk is None and micro_batch is not None:
+        screen_chunk = SCREEN_CHUNK_FACTOR * micro_batch
+    clock = StageClock(_main_device(batch))
+
+    with clock.stage("screen"):
+        log_probs = screen_log_probs(log_prob, batch, screen=screen, chunk=screen_chunk)
+    with clock.stage("select"):
+        chosen = select(
+            log_probs,
+            advantages,
+            gate=gate,
+            priority=priority,
+            unit=unit,
+            mask=mask,
+            generator=generator,
+        )
+    compact = _Counted(
+        micro_batches(batch, advantages, chosen, loss_inputs=loss_inputs, size=micro_batch)
+        if chosen.rows.numel()
+        else ()
+    )
+    total = differentiate(
+        log_prob,
+        _timed(compact, clock),
+        loss=loss,
+        denominator=_denominator(denominator, chosen),
+        backward_fn=backward_fn,
+        clock=clock,
+    )
+    return _report(chosen, compact, total, clock)
+
+
+class _Counted:
+    """Passes micro-batches on and counts what really went through."""
+
+    def __init__(self, micros: Iterable[MicroBatch]):
+        self._micros = micros
+        self.calls = 0
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for micro in self._micros:
+            self.calls += 1
+            self.rows += micro.keep.shape[0]
+            yield micro
+
+
+def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
+    """Count the time spent waiting for each item as the stage "compact"."""
+    iterator = iter(items)
+    while True:
+        with clock.stage("compact"):
+            item = next(iterator, None)
+        if item is None:
+            return
+        yield item
+
+
+def _report(chosen: Selection, compact: _Counted, total: Tensor, clock: StageClock) -> Report:
+    with clock.stage("select"):
+        numbers = diagnostics(chosen.delight, chosen.gate, mask=chosen.unit_mask)
+        counts = torch.stack(
+            [
+                chosen.unit_mask.sum(),
+                chosen.gate.keep.sum(),
+                chosen.mask.sum(),
+                chosen.mask[chosen.rows].sum(),
+            ]
+        )
+        seen, kept, tokens_seen, tokens_trained = counts.tolist()
+    return Report(
+        seen=seen,
+        kept=kept,
+        rate=float(chosen.gate.rate),
+        price=float(chosen.gate.price),
+        loss=float(total),
+        rows_seen=chosen.mask.shape[0],
+        rows_trained=compact.rows,
+        tokens_seen=tokens_seen,
+        tokens_trained=tokens_trained,
+        calls=compact.calls,
+        seconds=clock.seconds(),
+        diagnostics=numbers,
+    )
+
+
+def _denominator(denominator: str | float, chosen: Selection) -> float:
+    counted = {"full": chosen.mask, "kept": chosen.keep}
+    if isinstance(denominator, str):
+        return max(1.0, float(counted[denominator].sum()))
+    return float(denominator)
+
+
+def _check_denominator(denominator: str | float) -> None:
+    if denominator in ("full", "kept"):
+        return
+    if isinstance(denominator, str) or not 0 < denominator < float("inf"):
+        raise ValueError(
+            f'denominator must be "full", "kept" or a positive number, got {denominator!r}; '
+            f'"full" keeps the dense learning rate.'
+        )
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1 row, got {size}; None takes all at once.")
+
+
+def _main_device(batch: Any) -> torch.device:
+    """Return where the work happens: CUDA if any row lives there."""
+    return max(rows.devices(batch), key=lambda device: device.type == "cuda")
