@@ -119,6 +119,7 @@ def batch_mean(rewards: Tensor) -> Tensor:
         tensor([ 0.5000, -0.5000, -0.5000,  0.5000])
     """
     rewards = _rewards(rewards)
+    rewards = rewards - rewards.min()  # equal rewards: exactly 0, as in _group_totals
     return rewards - rewards.mean()
 
 
@@ -134,8 +135,7 @@ def group_mean(rewards: Tensor, groups: Tensor | int) -> Tensor:
         >>> kondo.advantage.group_mean(torch.tensor([1.0, 0.0, 3.0, 3.0]), 2)
         tensor([ 0.5000, -0.5000,  0.0000,  0.0000])
     """
-    rewards = _rewards(rewards)
-    totals, sizes = _group_totals(rewards, groups)
+    rewards, totals, sizes = _group_totals(_rewards(rewards), groups)
     return rewards - totals / sizes
 
 
@@ -154,8 +154,7 @@ def leave_one_out(rewards: Tensor, groups: Tensor | int) -> Tensor:
 
     Reference: https://arxiv.org/abs/2402.14740
     """
-    rewards = _rewards(rewards)
-    totals, sizes = _group_totals(rewards, groups)
+    rewards, totals, sizes = _group_totals(_rewards(rewards), groups)
     if bool((sizes < 2).any()):
         raise ValueError(
             "groups must hold at least two samples each for leave_one_out, got a group of one; "
@@ -191,8 +190,12 @@ def normalise_by_std(advantages: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     return advantages / (advantages.std() + epsilon)
 
 
-def _group_totals(rewards: Tensor, groups: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Return each sample's group total and group size, both [N]."""
+def _group_totals(rewards: Tensor, groups: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each sample's reward above its group's lowest, their group total, and group size.
+
+    Measured from the lowest, equal rewards sum to exactly 0: a group without a difference has an
+    advantage of exactly 0 and costs nothing, where n * R / n would miss R by rounding.
+    """
     if isinstance(groups, int):
         if groups < 1 or rewards.numel() % groups:
             raise ValueError(
@@ -200,6 +203,11 @@ def _group_totals(rewards: Tensor, groups: Tensor | int) -> tuple[Tensor, Tensor
                 f"{groups}; give a divisor, or a tensor with each sample's group."
             )
         groups = torch.arange(rewards.numel(), device=rewards.device) // groups
+    if not isinstance(groups, Tensor):
+        raise ValueError(
+            f"groups must be an integer tensor or an int, got {type(groups).__name__}; wrap it "
+            f"with torch.as_tensor(...)."
+        )
     if groups.shape != rewards.shape or groups.is_floating_point() or groups.dtype == torch.bool:
         raise ValueError(
             f"groups must be an integer tensor of shape {list(rewards.shape)}, got {groups.dtype} "
@@ -207,5 +215,7 @@ def _group_totals(rewards: Tensor, groups: Tensor | int) -> tuple[Tensor, Tensor
         )
     _, member = torch.unique(groups, return_inverse=True)
     sizes = torch.bincount(member).to(rewards.dtype)
+    lowest = torch.zeros_like(sizes).scatter_reduce_(0, member, rewards, "amin", include_self=False)
+    rewards = rewards - lowest[member]
     totals = torch.zeros_like(sizes).index_add_(0, member, rewards)
-    return totals[member], sizes[member]
+    return rewards, totals[member], sizes[member]

@@ -43,12 +43,7 @@ def surprisal(log_probs: Tensor, *, mode_log_probs: Tensor | None = None) -> Ten
     allowed = _ROUNDING.get(log_probs.dtype, 1e-2)
     ceiling: Tensor | float = 0.0
     if mode_log_probs is not None:
-        ceiling = at_least_float32(check_float("mode_log_probs", mode_log_probs).detach())
-        if ceiling.shape != log_probs.shape:
-            raise ValueError(
-                f"mode_log_probs must have the shape of log_probs, {list(log_probs.shape)}, got "
-                f"{list(ceiling.shape)}; give the mode's log-density for every taken action."
-            )
+        ceiling = at_least_float32(_check_modes(mode_log_probs, log_probs.shape).detach())
     unlikely = ceiling - at_least_float32(log_probs)
     if bool((unlikely < -allowed).any()):
         what = "0" if mode_log_probs is None else "mode_log_probs"
@@ -59,6 +54,15 @@ def surprisal(log_probs: Tensor, *, mode_log_probs: Tensor | None = None) -> Ten
             f"mode; if they are probabilities, compute the log-softmax in float32."
         )
     return unlikely.clamp_min(0)
+
+
+def _check_modes(mode_log_probs: Tensor, shape: torch.Size) -> Tensor:
+    if check_float("mode_log_probs", mode_log_probs).shape != shape:
+        raise ValueError(
+            f"mode_log_probs must have the shape of log_probs, {list(shape)}, got "
+            f"{list(mode_log_probs.shape)}; give the mode's log-density for every taken action."
+        )
+    return mode_log_probs
 
 
 def delight(
@@ -94,7 +98,7 @@ def delight(
     """
     log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
     if mask is not None and mode_log_probs is not None:
-        mode_log_probs = torch.where(mask, mode_log_probs, 0.0)
+        mode_log_probs = torch.where(mask, _check_modes(mode_log_probs, log_probs.shape), 0.0)
     unlikely = surprisal(log_probs, mode_log_probs=mode_log_probs)
     # 0 x inf would be NaN; 0 x NaN must stay NaN, since it is somebody's bug.
     unlikely = torch.where((advantages == 0) & unlikely.isinf(), 0.0, unlikely)

@@ -52,6 +52,8 @@ def diagnostics(
         >>> out["positives_kept"], out["zero_share"]
         (0.5, 0.25)
     """
+    if not eta > 0:
+        raise ValueError(f"eta must be > 0, got {eta}; it is the temperature w is judged at.")
     chi = at_least_float32(check_float("delight", delight).detach())
     mask = check_mask(mask, delight.shape)
     nan_count = int(chi.isnan().sum())
@@ -65,7 +67,7 @@ def diagnostics(
     finite = chi[chi.isfinite()]
     numbers = {
         "delight_rms": finite.square().mean().sqrt(),
-        "gate_spread": soft.std(correction=0),
+        "gate_spread": (soft - soft.mean()).square().mean().sqrt(),
         "off_neutral": ((soft - 0.5).abs() > _NEUTRAL).double().mean(),
         "positive_share": positive.double().mean(),
         "positives_kept": kept_positive / positive.sum(),

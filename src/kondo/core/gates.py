@@ -23,7 +23,8 @@ class GateOutput(NamedTuple):
     weight: Tensor
     """float: factor of the unit's loss; 0 where not kept."""
     price: Tensor
-    """0-d float64, in units of delight: below it a unit is skipped. Infinite if nothing counts."""
+    """0-d float64, in units of delight: below it a unit is skipped. Infinite if a rate finds
+    nothing worth keeping."""
     rate: Tensor
     """0-d float64: kept units / units that count. 0 if nothing counts."""
     probability: Tensor
@@ -59,7 +60,8 @@ class Gate:
         temperature: eta >= 0, softness of the gate; 0 is hard and draws nothing.
         soft: weight every unit by its sigmoid instead of drawing. Saves no backward pass.
         reserve: fraction of the kept units drawn uniformly from those the price would skip, so
-            that no unit is invisible for ever. With `rate` and temperature 0.
+            that no unit is invisible for ever; at least one where two or more are kept. With
+            `rate` and temperature 0.
         negative_quota: fraction of the kept units taken from those with negative delight (negative
             advantage), highest delight first: at a low rate a gate otherwise trains on successes
             only. With `rate` and temperature 0.
@@ -209,11 +211,11 @@ class Gate:
             self._past.push(chi, num_valid)
         self._calls += 1
 
-        weight = choice.keep.to(chi.dtype)
+        weight, probability = choice.keep.to(chi.dtype), choice.probability
         if self.soft:
-            weight = choice.probability * weight
+            weight, probability = probability, weight  # nothing was drawn
         elif self.inverse_propensity:
-            weight = torch.where(choice.keep, 1 / choice.probability, 0.0)
+            weight = torch.where(choice.keep, 1 / probability, 0.0)
         rate = int(choice.keep.sum()) / num_valid if num_valid else 0.0
 
         def spread(values: Tensor) -> Tensor:
@@ -224,7 +226,7 @@ class Gate:
             weight=spread(weight),
             price=torch.tensor(choice.price, dtype=torch.float64),
             rate=torch.tensor(rate, dtype=torch.float64),
-            probability=spread(choice.probability),
+            probability=spread(probability),
         )
 
     @property
@@ -236,8 +238,10 @@ class Gate:
         return math.sqrt(unbiased)
 
     def _observe_scale(self, chi: Tensor) -> None:
+        if not (self.normalise or self.relative_temperature):
+            return
         finite = chi[chi.isfinite()]
-        if finite.numel() == 0 or not (self.normalise or self.relative_temperature):
+        if finite.numel() == 0:
             return
         decay, mean_square = self.scale_decay, float(finite.double().square().mean())
         self._mean_square = decay * self._mean_square + (1 - decay) * mean_square
@@ -246,17 +250,22 @@ class Gate:
     def _choose(
         self, chi: Tensor, index: Tensor, num_valid: int, generator: torch.Generator | None
     ) -> _Choice:
+        # Before any finite delight there is no scale, and no need of one: infinite delight is
+        # worth any price, or none.
+        known = (self.normalise or self.relative_temperature) and self._scale_calls > 0
+        scale = self.scale if known else 1.0
+        temperature = self.temperature * scale
+        fixed = None if self.price is None else self.price * (scale if self.normalise else 1.0)
         if chi.numel() == 0:
-            return _Choice(chi > 0, chi, math.inf if self.price is None else self.price)
-        scaled = self.scale if self.normalise or self.relative_temperature else 1.0
-        temperature = self.temperature * scaled
+            return _Choice(chi > 0, chi, math.inf if fixed is None else fixed)
         rolling = self.window > 0 and len(self._past) >= self.warmup
         if temperature > 0:
-            price = self._soft_price(chi, num_valid, temperature, rolling)
+            price = (
+                self._solved_price(chi, num_valid, temperature, rolling) if fixed is None else fixed
+            )
             return self._sigmoid_choice(chi, price, temperature, generator)
-        if self.price is not None:
-            price = self.price * (scaled if self.normalise else 1.0)
-            return _certain(chi > price, chi, price)
+        if fixed is not None:
+            return _certain(chi > fixed, chi, fixed)
         assert self.rate is not None
         if rolling:
             price, share = self._past.quantile_price(self.rate)
@@ -266,9 +275,9 @@ class Gate:
         count = min(count_for(self.rate, num_valid), chi.numel())
         return self._split_count(chi, index, count, generator)
 
-    def _soft_price(self, chi: Tensor, num_valid: int, temperature: float, rolling: bool) -> float:
-        if self.price is not None:
-            return self.price * (self.scale if self.normalise else 1.0)
+    def _solved_price(
+        self, chi: Tensor, num_valid: int, temperature: float, rolling: bool
+    ) -> float:
         assert self.rate is not None
         if rolling:
             pool, weight = self._past.pooled()
@@ -291,7 +300,13 @@ class Gate:
         self, chi: Tensor, index: Tensor, count: int, generator: torch.Generator | None
     ) -> _Choice:
         """Keep exactly `count`: the negatives' quota, then the top, then the random reserve."""
+        if self.reserve == self.negative_quota == 0:
+            keep, lowest = top(chi, count, position=index)
+            return _certain(keep, chi, float(lowest))
         num_reserve = round(self.reserve * count)
+        if self.reserve > 0 and (count > 1 or self.inverse_propensity):
+            # Rounded to none, a reserve would leave units invisible, and 1 / probability biased.
+            num_reserve = max(1, num_reserve)
         keep = torch.zeros_like(chi, dtype=torch.bool)
         negative = (chi < 0).nonzero().squeeze(1)
         num_negative = min(round(self.negative_quota * count), negative.numel())
@@ -369,6 +384,7 @@ def _certain(keep: Tensor, chi: Tensor, price: float) -> _Choice:
 def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw U[0, 1) in like's shape on its device, from a generator of any device."""
     device = like.device if generator is None else generator.device
-    return torch.rand(like.shape, generator=generator, dtype=like.dtype, device=device).to(
+    # float64: a float32 draw is exactly 0 once in 2^24, below any probability however small.
+    return torch.rand(like.shape, generator=generator, dtype=torch.float64, device=device).to(
         like.device
     )

@@ -64,8 +64,9 @@ def dg(log_probs: Tensor, advantages: Tensor, *, eta: float = 1.0) -> Tensor:
     Reference: https://arxiv.org/abs/2603.14608, Algorithm 1
     """
     _positive("eta", eta)
-    log_probs, advantages = _pair(log_probs, advantages)
+    # Before the upcast: how far rounding may lift a log-prob above 0 depends on its dtype.
     gate = torch.sigmoid(delight(log_probs, advantages) / eta)
+    log_probs, advantages = _pair(log_probs, advantages)
     return -gate * advantages * log_probs
 
 
@@ -99,6 +100,7 @@ def ppo(
     Reference: https://arxiv.org/abs/1707.06347, equation 7
     """
     _positive("clip", clip)
+    _not_negative("beta", beta)
     log_probs, advantages = _pair(log_probs, advantages)
     old_log_probs = _other("old_log_probs", old_log_probs, log_probs)
     ratio = torch.exp(log_probs - old_log_probs)
@@ -143,6 +145,7 @@ def pmpo(
     Reference: https://arxiv.org/abs/2410.04166
     """
     _positive("gamma", gamma)
+    _not_negative("beta", beta)
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 0.5 weighs both sides equally.")
     log_probs, advantages = _pair(log_probs, advantages)
@@ -227,3 +230,8 @@ def awr(
 def _positive(name: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{name} must be > 0, got {value}.")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ValueError(f"{name} must be >= 0, got {value}.")

@@ -53,8 +53,9 @@ def top(delight: Tensor, count: int, *, position: Tensor | None = None) -> tuple
     if missing < tied.numel():
         if position is None:
             position = torch.arange(delight.numel(), device=delight.device)
-        lot = lottery(position[tied], salt=price)
-        tied = tied[lot.argsort(stable=True)[:missing]]
+        # No two positions draw the same lot, so the `missing` lowest are exactly that many.
+        lot = ~lottery(position[tied], salt=price)
+        tied = tied[lot >= _kth_largest(lot, missing)]
     keep[tied] = True
     return keep, price
 
@@ -73,9 +74,15 @@ def lottery(position: Tensor, *, salt: Tensor) -> Tensor:
     """
     bits = salt.double().view(torch.int64)
     mixed = (position + bits) * _GOLDEN
-    mixed = (mixed ^ (mixed >> 30)) * _MIX_1
-    mixed = (mixed ^ (mixed >> 27)) * _MIX_2
-    return mixed ^ (mixed >> 31)
+    mixed = (mixed ^ _shift_right(mixed, 30)) * _MIX_1
+    mixed = (mixed ^ _shift_right(mixed, 27)) * _MIX_2
+    return mixed ^ _shift_right(mixed, 31)
+
+
+def _shift_right(bits: Tensor, places: int) -> Tensor:
+    # int64 >> repeats the sign bit: the last step above would then clear it, and no lot would ever
+    # fall in the lower half.
+    return (bits >> places) & ((1 << (64 - places)) - 1)
 
 
 def solve_price(
@@ -142,7 +149,7 @@ class RollingWindow:
 
     def __init__(self, size: int):
         self.size = size
-        self.values: list[Tensor] = []  # per step: [m] float32 on the CPU, non-zero delight, sorted
+        self.values: list[Tensor] = []  # per step: [m] on the CPU, non-zero delight, sorted
         self.bought: list[float] = []  # per step: units each of those values stands for
         self.valid: list[int] = []  # per step: units that counted, zero delight included
 
@@ -151,7 +158,7 @@ class RollingWindow:
 
     def push(self, delight: Tensor, num_valid: int) -> None:
         """Add one step: its non-zero delights, and how many units counted."""
-        values = delight.float().sort().values
+        values = delight.sort().values
         stands_for = 1.0
         if values.numel() > MAX_VALUES_PER_STEP:
             stands_for = values.numel() / MAX_VALUES_PER_STEP
@@ -164,8 +171,12 @@ class RollingWindow:
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all values, ascending, and how many units each stands for; both [M]."""
         pool = torch.cat(self.values)
+        # float64: float32 sums of many millions of units miss the total by whole units.
         weight = torch.cat(
-            [torch.full_like(v, w) for v, w in zip(self.values, self.bought, strict=True)]
+            [
+                torch.full_like(v, w, dtype=torch.float64)
+                for v, w in zip(self.values, self.bought, strict=True)
+            ]
         )
         order = pool.argsort()
         return pool[order], weight[order]
@@ -180,7 +191,7 @@ class RollingWindow:
         pool, weight = self.pooled()
         if pool.numel() == 0 or budget >= float(weight.sum()):
             return -torch.inf, 1.0
-        above = weight.sum() - weight.cumsum(0)  # weight of strictly later order statistics
+        above = weight.flip(0).cumsum(0).flip(0) - weight  # of later order statistics; last: 0
         at = int((above < budget).nonzero()[0])
         price = pool[at]
         over = float(weight[pool > price].sum())

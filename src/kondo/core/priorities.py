@@ -86,4 +86,7 @@ def additive(
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 1 is advantage, 0 is surprisal.")
     log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
-    return alpha * advantages + (1 - alpha) * _delight.surprisal(log_probs)
+    unlikely = _delight.surprisal(log_probs)
+    if alpha == 1.0:
+        unlikely = torch.zeros_like(unlikely)  # 0 x inf would be NaN
+    return alpha * advantages + (1 - alpha) * unlikely

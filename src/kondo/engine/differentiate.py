@@ -43,19 +43,15 @@ def differentiate(
 def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
     """Return the sum of weighted losses over kept elements. What is not kept cannot leak NaN."""
     keep = micro.keep
-
-    def kept_only(value: Tensor) -> Tensor:
-        return torch.where(keep, value, 0.0) if value.shape == keep.shape else value
-
-    inputs = {name: kept_only(value) for name, value in micro.loss_inputs.items()}
-    advantages = kept_only(expand_rows("advantages", micro.advantages, keep.shape))
-    losses = loss(at_least_float32(kept_only(log_probs)), advantages, **inputs)
+    advantages = expand_rows("advantages", micro.advantages, keep.shape)
+    # where() lets no gradient out of what is not kept, whatever the loss makes of it.
+    losses = loss(torch.where(keep, log_probs, 0.0), advantages, **micro.loss_inputs)
     if losses.shape != keep.shape:
         raise ValueError(
             f"loss must return one value per unit, {list(keep.shape)}, got {list(losses.shape)}; "
             f"leave masking and averaging to kondo.backward."
         )
-    return kept_only(losses * micro.weight).sum()
+    return torch.where(keep, at_least_float32(losses) * micro.weight, 0.0).sum()
 
 
 def _graph_log_probs(log_prob: LogProb, micro: MicroBatch) -> Tensor:

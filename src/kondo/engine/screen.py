@@ -69,7 +69,7 @@ def _check_log_probs(name: str, log_probs: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def no_trace(model: Any, batch: Any, *, evaluate: bool = True) -> Iterator[None]:
-    """Run `model` without a trace of it: graph, RNG, training flags, buffers, autocast cache.
+    """Run `model` without a trace of it: graph, RNG, training flags, buffers.
 
     `evaluate` runs every module that takes part in evaluation mode without a graph, so dropout is
     off and batch-norm statistics stay. Otherwise modes are left alone, a graph is built, and the
@@ -89,9 +89,6 @@ def no_trace(model: Any, batch: Any, *, evaluate: bool = True) -> Iterator[None]
         if hook is not None:
             hook.remove()
         state.restore()
-        # Autocast caches the casts it made without a graph; a later forward with a graph would
-        # reuse them and its weights would get no gradient.
-        torch.clear_autocast_cache()
 
 
 class _ModuleState:
@@ -129,8 +126,6 @@ def modules_in(reference: Any, *, depth: int = 4) -> Iterator[nn.Module]:
         return
     if depth == 0 or isinstance(reference, ModuleType | type | Tensor):
         return
-    # torch.compile(function) keeps the function under this name.
-    reference = getattr(reference, "_torchdynamo_orig_callable", reference)
     inner: list[Any] = []
     if isinstance(reference, functools.partial):
         inner = [reference.func, *reference.args, *reference.keywords.values()]

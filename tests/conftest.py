@@ -1,0 +1,42 @@
+"""What every test shares: a safe CPU kernel choice, one thread, hypothesis profiles, devices."""
+
+import os
+
+# Some virtual machines advertise AMX and then trap on it. Must be set before torch is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# xdist workers would otherwise fight over the cores.
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "kondo",
+    deadline=None,  # the first call of a kernel is slow; pytest-timeout guards against hanging
+    max_examples=40,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("kondo")
+
+_CUDA = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    ],
+)
+
+
+@pytest.fixture(params=["cpu", _CUDA])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device a test runs on; CUDA is marked `gpu` and skipped where there is none."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded CPU generator of the test's own."""
+    return torch.Generator().manual_seed(0)

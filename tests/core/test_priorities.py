@@ -1,0 +1,162 @@
+"""kondo.priorities: rivals of delight behind delight's interface."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kondo
+from core.strategies import junk, permutations, units
+from oracles import core as oracle
+from tolerances import assert_close
+
+INF, NAN = math.inf, math.nan
+
+FUNCTIONS = {
+    "delight": kondo.delight,
+    "advantage": kondo.priorities.advantage,
+    "abs_advantage": kondo.priorities.abs_advantage,
+    "surprisal": kondo.priorities.surprisal,
+    "additive": partial(kondo.priorities.additive, alpha=0.25),
+    "uniform": kondo.priorities.uniform,
+}
+ORACLES = {
+    "delight": oracle.delight,
+    "advantage": lambda log_prob, advantage: advantage,
+    "abs_advantage": lambda log_prob, advantage: abs(advantage),
+    "surprisal": lambda log_prob, advantage: oracle.surprisal(log_prob),
+    "additive": lambda log_prob, advantage: 0.25 * advantage + 0.75 * oracle.surprisal(log_prob),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # U = (2, -1), l = (1, 3) by row and token.
+        ("advantage", [[2.0, 2.0], [-1.0, -1.0]]),
+        ("abs_advantage", [[2.0, 2.0], [1.0, 1.0]]),
+        ("surprisal", [[1.0, 3.0], [1.0, 3.0]]),
+        # 0.25 * 2 + 0.75 * 1 = 1.25, 0.5 + 2.25 = 2.75, -0.25 + 0.75 = 0.5, -0.25 + 2.25 = 2.
+        ("additive", [[1.25, 2.75], [0.5, 2.0]]),
+    ],
+)
+def test_literals(name, expected, device):
+    log_probs = torch.tensor([[-1.0, -3.0], [-1.0, -3.0]], device=device)
+    priority = FUNCTIONS[name](log_probs, torch.tensor([2.0, -1.0], device=device))
+    assert_close(priority, torch.tensor(expected))
+    assert priority.device.type == device.type
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@given(unit=units())
+def test_against_the_oracle(name, unit):
+    log_probs, advantages, mask = unit
+    rows = zip(log_probs.tolist(), advantages.tolist(), mask.tolist(), strict=True)
+    expected = [ORACLES[name](lp, u) if counts else 0.0 for lp, u, counts in rows]
+    priority = FUNCTIONS[name](log_probs, advantages, mask=mask)
+    assert_close(priority, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@given(unit=units(), data=st.data())
+def test_permuting_units_permutes_priorities(name, unit, data):
+    order = data.draw(permutations(unit[0].numel()))
+    log_probs, advantages, mask = (t[order] for t in unit)
+    permuted = FUNCTIONS[name](log_probs, advantages, mask=mask)
+    assert torch.equal(permuted, FUNCTIONS[name](*unit[:2], mask=unit[2])[order])
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@given(unit=units(), bad_log_prob=junk, bad_advantage=junk)
+def test_masked_entries_do_not_matter(name, unit, bad_log_prob, bad_advantage):
+    log_probs, advantages, mask = unit
+    dirty = FUNCTIONS[name](
+        torch.where(mask, log_probs, bad_log_prob),
+        torch.where(mask, advantages, bad_advantage),
+        mask=mask,
+    )
+    clean = FUNCTIONS[name](log_probs, advantages, mask=mask)
+    assert torch.equal(dirty, clean)
+    assert not clean[~mask].any()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_detached_and_at_least_float32(name, dtype):
+    log_probs = torch.tensor([-1.0, -2.0], dtype=dtype, requires_grad=True)
+    advantages = torch.tensor([1.0, -2.0], dtype=dtype, requires_grad=True)
+    priority = FUNCTIONS[name](log_probs, advantages)
+    assert not priority.requires_grad
+    assert priority.dtype == torch.float32
+    priority.add_(1)  # its own storage
+    assert advantages.tolist() == [1.0, -2.0]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"log_probs": torch.tensor([1, 2])}, "log_probs must be floating point"),
+        ({"advantages": torch.ones(3)}, r"advantages must have shape \[2\]"),
+        ({"mask": torch.ones(2)}, "mask must be a bool tensor"),
+    ],
+)
+def test_bad_input_is_named(name, arguments, message):
+    good = {"log_probs": torch.tensor([-1.0, -2.0]), "advantages": torch.ones(2)}
+    with pytest.raises(ValueError, match=message):
+        FUNCTIONS[name](**(good | arguments))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, NAN])
+def test_additive_alpha_lies_between_its_ends(alpha):
+    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\]"):
+        kondo.priorities.additive(torch.zeros(1), torch.zeros(1), alpha=alpha)
+
+
+@given(units())
+def test_the_ends_of_additive_are_advantage_and_surprisal(unit):
+    log_probs, advantages, mask = unit
+    one = kondo.priorities.additive(log_probs, advantages, alpha=1.0, mask=mask)
+    assert torch.equal(one, kondo.priorities.advantage(log_probs, advantages, mask=mask))
+    none = kondo.priorities.additive(log_probs, advantages, alpha=0.0, mask=mask)
+    assert torch.equal(none, kondo.priorities.surprisal(log_probs, advantages, mask=mask))
+
+
+def test_no_share_of_an_infinite_surprisal_is_nothing():
+    # 0 x inf = 0, as everywhere: with alpha = 1 the surprisal has no say.
+    impossible, advantages = torch.tensor([-INF, -INF]), torch.tensor([2.0, -1.0])
+    priority = kondo.priorities.additive(impossible, advantages, alpha=1.0)
+    assert priority.tolist() == [2.0, -1.0]
+    assert kondo.priorities.additive(impossible, advantages, alpha=0.5).tolist() == [INF, INF]
+
+
+def test_uniform_draws_from_zero_excluded_to_one(device):
+    generator = torch.Generator().manual_seed(3)
+    log_probs = torch.full((1000, 7), -1.0, device=device)
+    draw = kondo.priorities.uniform(
+        log_probs, torch.zeros(1000, device=device), generator=generator
+    )
+    assert draw.device.type == device.type
+    assert ((draw > 0) & (draw <= 1)).all()
+    # The mean of n uniforms has standard deviation 1 / sqrt(12 n).
+    assert abs(draw.mean().item() - 0.5) < 5 / math.sqrt(12 * draw.numel())
+    again = torch.Generator().manual_seed(3)
+    assert torch.equal(draw, kondo.priorities.uniform(log_probs, log_probs, generator=again))
+
+
+def test_uniform_draws_nothing_where_nothing_counts():
+    mask = torch.tensor([True, False, True])
+    draw = kondo.priorities.uniform(torch.tensor([-1.0, NAN, -1.0]), torch.ones(3), mask=mask)
+    assert (draw > 0).tolist() == mask.tolist()
+
+
+def test_a_gate_takes_any_priority():
+    # Surprisal ranks the failure first, delight the success.
+    log_probs, advantages = torch.tensor([-1.0, -3.0]), torch.tensor([2.0, -1.0])
+    gate = kondo.Gate(rate=0.5)
+    assert gate(kondo.delight(log_probs, advantages)).keep.tolist() == [True, False]
+    surprise = kondo.priorities.surprisal(log_probs, advantages)
+    assert gate(surprise).keep.tolist() == [False, True]
