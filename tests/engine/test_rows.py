@@ -1,0 +1,94 @@
+import collections
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from transformers import BatchEncoding
+
+from kondo.engine import rows
+
+INDEX = torch.tensor([0, 2])
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    x: torch.Tensor
+    note: str = "kept"
+    derived: int = dataclasses.field(init=False, default=7)
+
+
+class Odd(collections.UserDict):
+    pass
+
+
+X = torch.arange(12).reshape(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "picked"),
+    [
+        (X, lambda b: b),
+        ({"a": X, "n": 3}, lambda b: b["a"]),
+        ([X, "text"], lambda b: b[0]),
+        ((X, None), lambda b: b[0]),
+        (Pair(X, "s"), lambda b: b.first),
+        (Record(X), lambda b: b.x),
+        (Odd({"a": X}), lambda b: b["a"]),
+        (BatchEncoding({"input_ids": X}), lambda b: b["input_ids"]),
+        (TensorDict({"a": X}, batch_size=[4]), lambda b: b["a"]),
+        (TensorDict({"a": X}, batch_size=[4], device="cpu"), lambda b: b["a"]),
+        ({"deep": [{"x": (X,)}]}, lambda b: b["deep"][0]["x"][0]),
+    ],
+)
+def test_takes_rows_of_every_nest(batch, picked):
+    assert rows.num_rows(batch) == 4
+    for index, expected in ((INDEX, X[[0, 2]]), (slice(1, 3), X[1:3])):
+        taken = rows.take(batch, index)
+        assert type(taken) is type(batch)
+        assert torch.equal(picked(taken), expected)
+    assert rows.devices(batch) == {torch.device("cpu")}
+
+
+def test_non_tensor_leaves_pass_through():
+    taken = rows.take({"x": X, "names": "abc", "k": 3, "none": None}, INDEX)
+    assert (taken["names"], taken["k"], taken["none"]) == ("abc", 3, None)
+    assert rows.take(Record(X, note="n"), INDEX).note == "n"
+
+
+def test_slices_are_views():
+    assert rows.take(X, slice(0, 2)).data_ptr() == X.data_ptr()
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=9))
+def test_take_agrees_with_indexing(index):
+    picked = rows.take({"x": X}, torch.tensor(index))["x"]
+    assert picked.tolist() == [X.tolist()[i] for i in index]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            {"a": X, "b": X[:3]},
+            r"batch must share one leading dimension.*4 rows in batch\['a'\].*3",
+        ),
+        ({"a": torch.tensor(1.0)}, r"batch\['a'\] must have a leading row dimension.*0-d"),
+        ({"a": 3}, "batch must hold at least one tensor"),
+        (X[:0], "batch must not be empty"),
+        ({"a": X, "b": np.zeros(4)}, r"batch\['b'\] must be a tensor, got ndarray"),
+        ([Record(X), Record(X[:2])], r"batch\[0\]\.x.*batch\[1\]\.x"),
+    ],
+)
+def test_bad_batches_are_named(batch, message):
+    with pytest.raises(ValueError, match=message):
+        rows.num_rows(batch)

@@ -1,0 +1,375 @@
+"""`kondo.backward` under real training conditions, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import kondo
+import zoo
+from oracles import engine as oracle
+from tolerances import assert_close
+
+
+class Counting(nn.Module):
+    """Counts rows that enter a forward with and without a graph, and rows in the backward."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.forward_rows = {True: 0, False: 0}
+        self.backward_rows = 0
+
+    def forward(self, rows):
+        self.forward_rows[torch.is_grad_enabled()] += rows.shape[0]
+        out = self.net(rows)
+        if out.requires_grad:
+            out.register_hook(self._count)
+        return out
+
+    def _count(self, grad):
+        self.backward_rows += grad.shape[0]
+
+
+def counted_policy():
+    torch.manual_seed(0)
+    model = Counting(nn.Linear(3, 4))
+    states = torch.randn(20, 3)
+    actions = torch.randint(4, (20,))
+
+    def log_prob(rows):
+        return model(rows[0]).log_softmax(-1).gather(1, rows[1][:, None]).squeeze(1)
+
+    return model, log_prob, (states, actions), torch.randn(20)
+
+
+@pytest.mark.parametrize("screened", [False, True])
+def test_only_kept_rows_enter_forward_and_backward(screened):
+    model, log_prob, batch, advantages = counted_policy()
+    known = log_prob(batch).detach() if screened else None
+    model.forward_rows = {True: 0, False: 0}
+    report = kondo.backward(
+        log_prob, batch, advantages, gate=kondo.Gate(rate=0.15), screen=known, micro_batch=2
+    )
+    assert model.forward_rows == {True: 3, False: 0 if screened else 20}
+    assert model.backward_rows == 3
+    assert (report.rows_trained, report.calls, report.kept, report.seen) == (3, 2, 3, 20)
+
+
+def test_screen_chunks_are_larger_than_micro_batches():
+    sizes = {True: [], False: []}
+    net = nn.Linear(3, 1)
+
+    def log_prob(rows):
+        sizes[torch.is_grad_enabled()].append(rows.shape[0])
+        return -net(rows).squeeze(1).square()
+
+    batch, advantages = torch.randn(20, 3), torch.ones(20)
+    kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(rate=0.25), micro_batch=2)
+    assert sizes == {False: [8, 8, 4], True: [2, 2, 1]}
+    sizes[False].clear()
+    kondo.backward(
+        log_prob, batch, advantages, gate=kondo.Gate(rate=0.25), micro_batch=2, screen_chunk=20
+    )
+    assert sizes[False] == [20]
+
+
+def test_report_counts_tokens():
+    _, log_prob, batch = zoo.build("lstm")
+    mask = torch.ones(zoo.N, zoo.T, dtype=torch.bool)
+    mask[0, 2:] = False
+    advantages = torch.full((zoo.N,), 0.01)
+    advantages[0] = 100.0  # only row 0, with two valid tokens, is worth it
+    gate = kondo.Gate(price=10.0)
+    report = kondo.backward(log_prob, batch, advantages, gate=gate, mask=mask, unit="sequence")
+    assert (report.rows_seen, report.rows_trained) == (zoo.N, 1)
+    assert (report.tokens_seen, report.tokens_trained) == (zoo.N * zoo.T - 3, 2)
+    assert (report.seen, report.kept) == (zoo.N, 1)
+
+
+def test_a_kept_token_pays_for_its_whole_row():
+    _, log_prob, batch = zoo.build("lstm")
+    gate = kondo.Gate(rate=1 / (zoo.N * zoo.T))
+    report = kondo.backward(log_prob, batch, torch.ones(zoo.N), gate=gate, unit="token")
+    assert (report.kept, report.rows_trained, report.tokens_trained) == (1, 1, zoo.T)
+
+
+def test_priority_decides_what_is_kept():
+    kept = []
+    weight = torch.ones(2, requires_grad=True)
+
+    def log_prob(rows):
+        if torch.is_grad_enabled():
+            kept.extend(rows.tolist())
+        return weight[rows] * torch.tensor([-3.0, -0.5])[rows]
+
+    for priority in (kondo.priorities.advantage, kondo.priorities.surprisal):
+        kondo.backward(
+            log_prob,
+            torch.arange(2),
+            torch.tensor([0.1, 1.0]),
+            gate=kondo.Gate(rate=0.5),
+            priority=priority,
+        )
+    assert kept == [1, 0]
+
+
+def dense_and_gated(log_prob, batch, advantages, module, **options):
+    """Gradients of the dense masked loss and of ours at rate 0.4, by parameter name."""
+    log_probs = log_prob(batch)
+    mask = torch.ones_like(log_probs, dtype=torch.bool)
+    keep = oracle.element_keep(log_probs, advantages, mask, "sample", 0.4)
+    loss = oracle.dense_gated_loss(log_probs.float(), advantages, keep, mask.sum())
+    loss.backward()
+    dense = {name: p.grad for name, p in module.named_parameters()}
+    module.zero_grad(set_to_none=True)
+    kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(rate=0.4), **options)
+    return dense, {name: p.grad for name, p in module.named_parameters()}
+
+
+def small_policy(seed=0, device="cpu"):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).to(device)
+    batch = (torch.randn(20, 6, device=device), torch.randint(4, (20,), device=device))
+    advantages = torch.randn(20, device=device)
+    return net, batch, advantages
+
+
+def taken(logits, actions):
+    return logits.float().log_softmax(-1).gather(1, actions[:, None]).squeeze(1)
+
+
+def test_autocast(device):
+    net, batch, advantages = small_policy(device=device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        dense, ours = dense_and_gated(lambda r: taken(net(r[0]), r[1]), batch, advantages, net)
+    for name, grad in dense.items():
+        assert grad.dtype == torch.float32
+        assert_close(ours[name], grad, dtype=torch.bfloat16)
+
+
+def test_bfloat16_log_probs_a_little_above_zero():
+    """Rounding lifts low-precision log-probs above 0; screen and loss must allow the same."""
+    weight = torch.zeros(2, requires_grad=True)
+
+    def log_prob(rows):
+        return (weight[rows] + torch.tensor([0.1, -1.0])[rows]).bfloat16()
+
+    report = kondo.backward(
+        log_prob,
+        torch.arange(2),
+        torch.tensor([1.0, 1.0]),
+        gate=kondo.Gate(rate=1.0),
+        loss=kondo.losses.dg,
+    )
+    assert report.kept == 1  # the first has surprisal 0, so delight 0
+    assert weight.grad.dtype == torch.float32
+
+
+def test_gradient_scaling(device):
+    net, batch, advantages = small_policy(device=device)
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0)
+    dense, ours = dense_and_gated(
+        lambda r: taken(net(r[0]), r[1]),
+        batch,
+        advantages,
+        net,
+        backward_fn=lambda loss: scaler.scale(loss).backward(),
+    )
+    for name, grad in dense.items():
+        assert_close(ours[name], 1024.0 * grad)
+
+
+def test_gradient_checkpointing(device):
+    net, batch, advantages = small_policy(device=device)
+
+    def log_prob(rows):
+        return taken(checkpoint(net, rows[0], use_reentrant=False), rows[1])
+
+    dense, ours = dense_and_gated(log_prob, batch, advantages, net)
+    for name, grad in dense.items():
+        assert_close(ours[name], grad)
+
+
+def test_compiled_model(device):
+    net, batch, advantages = small_policy(device=device)
+    compiled = torch.compile(net)
+    dense, ours = dense_and_gated(lambda r: taken(compiled(r[0]), r[1]), batch, advantages, net)
+    assert net.training
+    for name, grad in dense.items():
+        assert_close(ours[name], grad)
+
+
+def test_frozen_parameters_stay_without_gradient():
+    net, batch, advantages = small_policy()
+    net[0].requires_grad_(False)
+    dense, ours = dense_and_gated(lambda r: taken(net(r[0]), r[1]), batch, advantages, net)
+    assert ours["0.weight"] is None
+    assert_close(ours["2.weight"], dense["2.weight"])
+
+
+def test_several_parameter_groups_take_the_dense_step():
+    def stepped(gated):
+        net, batch, advantages = small_policy()
+        groups = [
+            {"params": net[0].parameters(), "lr": 0.1},
+            {"params": net[2].parameters(), "lr": 0.01, "weight_decay": 0.1},
+        ]
+        optimizer = torch.optim.AdamW(groups)
+
+        def log_prob(rows):
+            return taken(net(rows[0]), rows[1])
+
+        if gated:
+            kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(rate=1.0))
+        else:
+            (-(log_prob(batch) * advantages).mean()).backward()
+        optimizer.step()
+        return list(net.parameters())
+
+    for ours, dense in zip(stepped(True), stepped(False), strict=True):
+        assert_close(ours, dense)
+
+
+def test_dropout_is_on_in_the_backward_and_off_in_the_screen():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(50, 1)).train()
+    zeros = {True: [], False: []}
+    net[1].register_forward_pre_hook(
+        lambda _, args: zeros[torch.is_grad_enabled()].append(float((args[0] == 0).sum()))
+    )
+    kondo.backward(
+        lambda rows: -net(rows).squeeze(1).square(),
+        torch.ones(8, 50),
+        torch.ones(8),
+        gate=kondo.Gate(rate=0.5),
+    )
+    assert zeros[False] == [0.0]
+    assert 0 < zeros[True][0] < 4 * 50
+
+
+def test_nan_in_a_skipped_or_masked_row_never_reaches_a_kept_one():
+    net, (states, actions), _ = small_policy()
+    advantages = torch.ones(20)
+    mask = torch.ones(20, dtype=torch.bool)
+    mask[3] = False
+    states[3] = math.nan  # masked
+    known = torch.linspace(-3.0, -0.1, 20)
+    states[19] = math.inf  # skipped: its known surprisal is the smallest
+    report = kondo.backward(
+        lambda rows: taken(net(rows[0]), rows[1]),
+        (states, actions),
+        advantages,
+        gate=kondo.Gate(rate=0.2),
+        mask=mask,
+        screen=known,
+    )
+    assert report.kept == 4
+    assert math.isfinite(report.loss)
+    assert all(bool(p.grad.isfinite().all()) for p in net.parameters())
+
+
+def test_non_finite_values_at_masked_tokens_do_not_leak():
+    weight = torch.ones(2, 3, requires_grad=True)
+    holes = torch.tensor([[0.0, -math.inf, 0.0], [0.0, 0.0, math.nan]])
+    mask = holes == 0
+    old = torch.where(mask, -1.0, math.nan)
+    kondo.backward(
+        lambda rows: -weight[rows].square() + holes[rows],
+        torch.arange(2),
+        torch.tensor([1.0, 2.0]),
+        gate=kondo.Gate(rate=1.0),
+        mask=mask,
+        unit="token",
+        loss=kondo.losses.ppo,
+        loss_inputs={"old_log_probs": old},
+    )
+    assert bool(weight.grad.isfinite().all())
+    assert weight.grad[~mask].tolist() == [0.0, 0.0]
+    assert bool((weight.grad[mask] != 0).all())
+
+
+def test_bernoulli_draws_follow_the_generator():
+    net, batch, advantages = small_policy()
+
+    def kept(seed):
+        report = kondo.backward(
+            lambda rows: taken(net(rows[0]), rows[1]),
+            batch,
+            advantages,
+            gate=kondo.Gate(rate=0.5, temperature=1.0),
+            generator=torch.Generator().manual_seed(seed),
+        )
+        return report.loss
+
+    assert kept(1) == kept(1)
+    assert len({kept(seed) for seed in range(5)}) > 1
+
+
+def test_a_gate_can_be_any_callable():
+    net, batch, advantages = small_policy()
+
+    def every_second(delight, mask, generator):
+        keep = torch.zeros_like(mask)
+        keep[::2] = True
+        weight = keep.float()
+        return kondo.GateOutput(keep, weight, torch.tensor(0.0), torch.tensor(0.5), weight)
+
+    report = kondo.backward(
+        lambda rows: taken(net(rows[0]), rows[1]), batch, advantages, gate=every_second
+    )
+    assert (report.kept, report.rate) == (10, 0.5)
+
+
+def log_prob_ok(rows):
+    return -(rows * torch.ones(3, requires_grad=True)).sum(1).square()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": {"x": 1}}, "batch must hold at least one tensor"),
+        ({"batch": torch.zeros(0, 3)}, "batch must not be empty"),
+        ({"advantages": torch.ones(5, dtype=torch.int64)}, "advantages must be floating point"),
+        ({"advantages": torch.ones(4)}, r"advantages must have shape \[5\].*got \[4\]"),
+        ({"advantages": [1.0] * 5}, "advantages must be a floating-point tensor, got list"),
+        ({"micro_batch": 0}, "micro_batch must be at least 1 row, got 0"),
+        ({"screen_chunk": -1}, "screen_chunk must be at least 1 row, got -1"),
+        ({"denominator": "mean"}, 'denominator must be "full", "kept" or a positive number'),
+        ({"denominator": 0}, "denominator must be"),
+        ({"denominator": math.inf}, "denominator must be"),
+        ({"unit": "token"}, r'unit "token" needs log-probs of shape \[N, T\]'),
+        ({"mask": torch.ones(5)}, "mask must be a bool tensor"),
+        ({"screen": torch.zeros(4)}, "screen must have shape"),
+        ({"loss": lambda lp, adv: lp.sum()}, r"loss must return one value per unit, \[5\]"),
+        ({"loss_inputs": {"old_log_probs": torch.zeros(4)}}, "loss_inputs must have 5 rows"),
+        (
+            {"log_prob": lambda rows: log_prob_ok(rows).detach()},
+            r"log_prob\(rows\) must be differentiable, got a detached tensor",
+        ),
+        ({"log_prob": lambda rows: rows.argmax(1)}, r"log_prob\(rows\) must be floating point"),
+        ({"log_prob": lambda rows: log_prob_ok(rows) + 99}, "log_probs must not exceed 0"),
+        ({"screen": -torch.ones(5, 2), "unit": "token"}, r"log_prob\(rows\) must return shape"),
+    ],
+)
+def test_bad_input_is_named(changes, message):
+    arguments = {
+        "log_prob": log_prob_ok,
+        "batch": torch.randn(5, 3),
+        "advantages": torch.ones(5),
+        "gate": kondo.Gate(rate=1.0),
+    } | changes
+    call = [arguments.pop(name) for name in ("log_prob", "batch", "advantages")]
+    with pytest.raises(ValueError, match=message):
+        kondo.backward(*call, **arguments)
+
+
+@pytest.mark.parametrize("unit", ["token", "sequence"])
+def test_an_all_masked_batch_is_an_empty_step(unit):
+    _, log_prob, batch = zoo.build("lstm")
+    mask = torch.zeros(zoo.N, zoo.T, dtype=torch.bool)
+    gate = kondo.Gate(rate=0.5)
+    report = kondo.backward(log_prob, batch, torch.ones(zoo.N), gate=gate, mask=mask, unit=unit)
+    assert report.empty
+    assert (report.seen, report.rate) == (0, 0.0)
