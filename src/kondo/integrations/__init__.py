@@ -1,0 +1,1 @@
+"""One file per framework, each importing its framework only when used."""
