@@ -14,6 +14,10 @@ from torch import Tensor
 from kondo.core._checks import at_least_float32, check_float, check_mask, first_unit
 from kondo.core.pricing import RollingWindow, count_for, lottery, solve_price, top
 
+# Up to this many units a CUDA batch is decided on the CPU: a gate's dozen small operations cost
+# microseconds there, on a GPU a launch each and often a wait.
+_FEW_UNITS = 65_536
+
 
 class GateOutput(NamedTuple):
     """What a gate decided. Tensors have delight's shape; price and rate are 0-d."""
@@ -219,7 +223,8 @@ class Gate:
         rate = int(choice.keep.sum()) / num_valid if num_valid else 0.0
 
         def spread(values: Tensor) -> Tensor:
-            return values.new_zeros(valid.shape).index_copy_(0, index, values).view(delight.shape)
+            flat = values.new_zeros(valid.shape).index_copy_(0, index, values)
+            return flat.view(delight.shape).to(delight.device)
 
         return GateOutput(
             keep=spread(choice.keep),
@@ -368,6 +373,8 @@ def _flat_units(delight: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     chi = at_least_float32(check_float("delight", delight).detach())
     mask = check_mask(mask, delight.shape)
     valid = torch.ones_like(chi, dtype=torch.bool) if mask is None else mask
+    if chi.is_cuda and chi.numel() <= _FEW_UNITS:
+        chi, valid = chi.cpu(), valid.cpu()
     broken = chi.isnan() & valid
     if bool(broken.any()):
         raise ValueError(

@@ -1,8 +1,9 @@
 """What one gated step did: counts from the calls made, seconds from clocks around them."""
 
 import dataclasses
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -47,8 +48,12 @@ class Report:
     """Forward/backward calls made, one per micro-batch."""
     seconds: dict[str, float]
     """Per stage: screen, select, compact, forward, backward."""
-    diagnostics: dict[str, float]
-    """See `kondo.diagnostics`."""
+    _diagnose: Callable[[], dict[str, float]] = dataclasses.field(repr=False, compare=False)
+
+    @functools.cached_property
+    def diagnostics(self) -> dict[str, float]:
+        """See `kondo.diagnostics`. Computed when first read: who logs nothing pays nothing."""
+        return self._diagnose()
 
     @property
     def empty(self) -> bool:
@@ -62,7 +67,7 @@ class Report:
             value = getattr(self, field.name)
             if field.name == "seconds":
                 flat |= {f"seconds_{stage}": spent for stage, spent in value.items()}
-            elif field.name != "diagnostics":
+            elif field.name != "_diagnose":
                 flat[field.name] = value
         return {prefix + key: value for key, value in (self.diagnostics | flat).items()}
 

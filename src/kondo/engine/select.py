@@ -92,12 +92,14 @@ def _check_unit(unit: str, log_probs: Tensor) -> None:
 
 def _check_finite_inputs(log_probs: Tensor, advantages: Tensor, valid: Tensor) -> None:
     """Name the unit and the argument of a NaN that counts, and refuse infinite advantages."""
-    for name, broken, what in (
-        ("log_prob", log_probs.isnan() & valid, "NaN"),
-        ("advantages", ~advantages.isfinite() & valid, "NaN or infinity"),
-    ):
-        if bool(broken.any()):
+    suspects = {
+        "log_prob must not hold NaN": log_probs.isnan() & valid,
+        "advantages must not hold NaN or infinity": ~advantages.isfinite() & valid,
+    }
+    found = torch.stack([broken.any() for broken in suspects.values()]).tolist()  # one device sync
+    for (rule, broken), bad in zip(suspects.items(), found, strict=True):
+        if bad:
             raise ValueError(
-                f"{name} must not hold {what} in a unit that counts, got it in "
-                f"{first_unit(broken)} ({int(broken.sum())} in all); fix it or mask the unit."
+                f"{rule} in a unit that counts, got it in {first_unit(broken)} "
+                f"({int(broken.sum())} in all); fix it or mask the unit."
             )

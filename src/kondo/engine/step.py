@@ -5,6 +5,7 @@ loss, and only the kept rows were ever differentiated.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -162,30 +163,30 @@ def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
 
 
 def _report(chosen: Selection, compact: _Counted, total: Tensor, clock: StageClock) -> Report:
-    with clock.stage("select"):
-        numbers = diagnostics(chosen.delight, chosen.gate, mask=chosen.unit_mask)
-        counts = torch.stack(
-            [
-                chosen.unit_mask.sum(),
-                chosen.gate.keep.sum(),
-                chosen.mask.sum(),
-                chosen.mask[chosen.rows].sum(),
-            ]
-        )
-        seen, kept, tokens_seen, tokens_trained = counts.tolist()
+    numbers = (
+        chosen.unit_mask.sum(),
+        chosen.gate.keep.sum(),
+        chosen.mask.sum(),
+        chosen.mask[chosen.rows].sum(),
+        total.to(chosen.mask.device),
+    )
+    # One device sync; float64 holds every count below 2^53.
+    seen, kept, tokens_seen, tokens_trained, loss = torch.stack(
+        [number.double() for number in numbers]
+    ).tolist()
     return Report(
-        seen=seen,
-        kept=kept,
+        seen=int(seen),
+        kept=int(kept),
         rate=float(chosen.gate.rate),
         price=float(chosen.gate.price),
-        loss=float(total),
+        loss=loss,
         rows_seen=chosen.mask.shape[0],
         rows_trained=compact.rows,
-        tokens_seen=tokens_seen,
-        tokens_trained=tokens_trained,
+        tokens_seen=int(tokens_seen),
+        tokens_trained=int(tokens_trained),
         calls=compact.calls,
         seconds=clock.seconds(),
-        diagnostics=numbers,
+        _diagnose=partial(diagnostics, chosen.delight, chosen.gate, mask=chosen.unit_mask),
     )
 
 
