@@ -4,7 +4,7 @@
                -> rounds of everything  -> step times -> ratios inside each round -> CSV rows
 
 Every round runs every contender, in an order of its own, so that a slow minute of the machine hits
-all alike. A speed-up is a ratio of two times of the same round, never of two medians.
+all alike. A speed-up is the round's median dense time over a time of the same round.
 """
 
 import csv
@@ -26,9 +26,12 @@ import kondo
 
 DENSE, FORWARD = "dense", "forward"
 
-# A step shorter than this is run several times a round: one sample of it would be mostly noise.
+# Dense and F enter every ratio and limit of a round, so they have several turns in it.
+BASELINE_TURNS = 3
+
+# A step shorter than this is run several times a turn: one sample of it would be mostly noise.
 MIN_SAMPLE_SECONDS = 0.1
-MAX_SAMPLES_PER_ROUND = 5
+MAX_SAMPLES_PER_TURN = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class Row:
     step_ms_p50: float
     step_ms_p80: float
     speedup_p20: float
-    """Dense time / this time inside one round."""
+    """Median dense time of a round / each own time of the round."""
     speedup_p50: float
     speedup_p80: float
     limit: float | None
@@ -114,21 +117,29 @@ def run_rounds(
     contenders: Sequence[Contender], model: nn.Module, *, repeats: int, device: torch.device
 ) -> list[Samples]:
     """Time every contender in every round; the order is drawn anew for each round."""
-    order = list(range(len(contenders)))
+    turns = [
+        index
+        for index, contender in enumerate(contenders)
+        for _ in range(BASELINE_TURNS if contender.name in (DENSE, FORWARD) else 1)
+    ]
     shuffle = random.Random(0).shuffle
     samples = [Samples() for _ in contenders]
     for _ in range(repeats):
-        shuffle(order)
-        for index in order:
-            seconds: list[float] = []
-            reports: list[kondo.Report | None] = []
-            while sum(seconds) < MIN_SAMPLE_SECONDS and len(seconds) < MAX_SAMPLES_PER_ROUND:
+        shuffle(turns)
+        for taken in samples:
+            taken.seconds.append([])
+            taken.reports.append([])
+        for index in turns:
+            start = len(samples[index].seconds[-1])
+            while _wants_more(samples[index].seconds[-1][start:]):
                 spent, report = _timed(contenders[index].step, model, device)
-                seconds.append(spent)
-                reports.append(report)
-            samples[index].seconds.append(seconds)
-            samples[index].reports.append(reports)
+                samples[index].seconds[-1].append(spent)
+                samples[index].reports[-1].append(report)
     return samples
+
+
+def _wants_more(seconds: list[float]) -> bool:
+    return sum(seconds) < MIN_SAMPLE_SECONDS and len(seconds) < MAX_SAMPLES_PER_TURN
 
 
 def _timed(

@@ -46,7 +46,7 @@ def draw(path: Path) -> Path:
     first = lines[0]
     figure.suptitle(
         f"One learner step: p50, bars p20 to p80, all ratios inside one run\n"
-        f"{first['device']}, {first['threads']} threads, torch {first['torch']}, "
+        f"{first['device']}, threads: {first['threads']}, torch {first['torch']}, "
         f"commit {first['commit']}, {first['date']}",
         fontsize=8,
     )

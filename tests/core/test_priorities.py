@@ -147,6 +147,12 @@ def test_uniform_draws_from_zero_excluded_to_one(device):
     assert torch.equal(draw, kondo.priorities.uniform(log_probs, log_probs, generator=again))
 
 
+def test_uniform_never_draws_zero_which_would_mean_worthless():
+    # torch.rand gives exactly 0 once in 2^24 draws; seed 34 does so at its 298,484th.
+    units, generator = torch.zeros(300_000), torch.Generator().manual_seed(34)
+    assert (kondo.priorities.uniform(units, units, generator=generator) > 0).all()
+
+
 def test_uniform_draws_nothing_where_nothing_counts():
     mask = torch.tensor([True, False, True])
     draw = kondo.priorities.uniform(torch.tensor([-1.0, NAN, -1.0]), torch.ones(3), mask=mask)

@@ -79,6 +79,17 @@ def test_other_priorities_select_other_units():
     assert by == {"advantage": [1], "surprisal": [0]}
 
 
+def test_a_priority_may_rank_rows_by_a_rule_of_its_own():
+    def mean(log_probs, advantages, *, mask):
+        return kondo.delight(log_probs, advantages, mask=mask).mean(dim=1)
+
+    log_probs, mask = [[-1.0, -1.0], [-1.5, 0.0]], torch.tensor([[True, True], [True, False]])
+    options = {"unit": "sequence", "mask": mask}
+    assert choose(log_probs, [1.0, 1.0], priority=mean, **options).delight.tolist() == [1.0, 0.75]
+    with pytest.raises(ValueError, match=r"priority must return one value per unit, \[2\]"):
+        choose(log_probs, [1.0, 1.0], priority=lambda *_, mask: torch.zeros(3), **options)
+
+
 @given(st.integers(1, 6), st.integers(1, 5), st.sampled_from([0.1, 0.5, 1.0]), st.integers(0, 99))
 def test_selection_is_consistent(num_rows, length, rate, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -329,13 +329,31 @@ def test_nan_names_the_unit():
         trainer.step(**batch)
 
 
-def test_nan_advantage_in_padding_does_not_leak():
+class NanInPadding(Policy):
+    """Attention over nothing can give NaN; here it always does."""
+
+    def forward(self, input_ids, attention_mask=None):
+        output = super().forward(input_ids, attention_mask)
+        padding = (attention_mask == 0).unsqueeze(-1)
+        return SimpleNamespace(logits=output.logits.masked_fill(padding, torch.nan))
+
+
+def test_nan_in_padding_does_not_leak():
     batch = make_batch(0, mask=torch.float32)
     clean, dirty = (ours.KondoTrainer(make_policy()) for _ in range(2))
+    dirty.model.__class__ = NanInPadding
     expected = clean.step(**batch)
     batch["advantages"][batch["attention_mask"] == 0] = torch.nan
     assert dirty.step(**batch) == expected
     assert_same_parameters(clean, dirty)
+
+
+def test_report_counts_what_the_mask_says():
+    trainer = ours.KondoTrainer(make_policy())
+    batch = make_batch(0, mask=torch.int64)
+    trainer.step(**batch)
+    assert trainer.last_report.seen == int(batch["attention_mask"].any(1).sum()) < ROWS
+    assert trainer.last_report.tokens_seen == int(batch["attention_mask"].sum())
 
 
 def step_with_an_impossible_action(advantage, **options):

@@ -48,7 +48,8 @@ def select(
     unit "sample" gates [N]. For [N, T], "token" gates every token, and "sequence" gates rows by the
     sum of their tokens' delight. The sum, not the mean: the action is then the whole sequence, with
     surprisal -log pi(sequence) = sum of token surprisals, and delight is the paper's U * l of that
-    action. A mean would rank a short sequence above a long one of the same surprise per token.
+    action. A mean would rank a short sequence above a long one of the same surprise per token. A
+    priority with another rule for rows returns [N] itself.
 
     Raises:
         ValueError: shapes that do not fit the unit, NaN in a unit that counts, or a kept unit with
@@ -62,7 +63,13 @@ def select(
     _check_finite_inputs(log_probs, expand_rows("advantages", advantages, log_probs.shape), valid)
     delight, unit_mask = priority(log_probs, advantages, mask=valid), valid
     if unit == "sequence":
-        delight, unit_mask = delight.sum(dim=1), valid.any(dim=1)
+        unit_mask = valid.any(dim=1)
+        delight = delight if delight.ndim == 1 else delight.sum(dim=1)
+    if delight.shape != unit_mask.shape:
+        raise ValueError(
+            f"priority must return one value per unit, {list(unit_mask.shape)}, got "
+            f"{list(delight.shape)}; for sequences, one per row or one per token to be summed."
+        )
     decision = gate(delight, unit_mask, generator)
     kept_infinite = decision.keep & ~delight.isfinite()
     if bool(kept_infinite.any()):

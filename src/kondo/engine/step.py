@@ -163,17 +163,18 @@ def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
 
 
 def _report(chosen: Selection, compact: _Counted, total: Tensor, clock: StageClock) -> Report:
-    numbers = (
-        chosen.unit_mask.sum(),
-        chosen.gate.keep.sum(),
-        chosen.mask.sum(),
-        chosen.mask[chosen.rows].sum(),
-        total.to(chosen.mask.device),
-    )
-    # One device sync; float64 holds every count below 2^53.
-    seen, kept, tokens_seen, tokens_trained, loss = torch.stack(
-        [number.double() for number in numbers]
-    ).tolist()
+    with clock.stage("select"):
+        numbers = (
+            chosen.unit_mask.sum(),
+            chosen.gate.keep.sum(),
+            chosen.mask.sum(),
+            chosen.mask[chosen.rows].sum(),
+            total.to(chosen.mask.device),
+        )
+        # One device sync; float64 holds every count below 2^53.
+        seen, kept, tokens_seen, tokens_trained, loss = torch.stack(
+            [number.double() for number in numbers]
+        ).tolist()
     return Report(
         seen=int(seen),
         kept=int(kept),

@@ -373,8 +373,7 @@ class _EngineGate:
             self.result = self._gate.compute_gate(log_probs, self._given)
             return self.result.delight
         self.result = self._gate._gate_rows(log_probs, self._given, self._mask)
-        # The engine sums a row's tokens: one column stands for the row.
-        return self.result.delight.unsqueeze(1)
+        return self.result.delight
 
     def __call__(
         self, delight: Tensor, mask: Tensor, generator: torch.Generator | None
