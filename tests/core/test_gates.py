@@ -178,6 +178,32 @@ def test_a_generator_of_the_devices_own_will_do(device):
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("size", [300, 70_001])  # a gate may decide small batches on the CPU
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rate": 0.3},
+        {"price": 0.5},
+        {"rate": 0.3, "negative_quota": 0.4, "reserve": 0.2},
+        {"rate": 0.3, "window": 2, "warmup": 1},
+        {"rate": 0.3, "temperature": 0.5, "normalise": True},
+    ],
+    ids=str,
+)
+def test_every_device_decides_alike(options, size, device):
+    # Halves between -2 and 2: ties everywhere, and zeros.
+    delight = torch.randint(-4, 5, (2, size), generator=seeded()) / 2
+    here, there = Gate(**options), Gate(**options)
+    for row in delight:
+        expected = here(row, generator=seeded(1))
+        out = there(row.to(device), generator=seeded(1))
+        assert out.keep.device.type == out.weight.device.type == device.type
+        assert_close(out.probability, expected.probability)
+        assert_close(out.price, expected.price, torch.float32)
+        if not here.temperature:  # a probability's last digit may turn a draw
+            assert torch.equal(out.keep.cpu(), expected.keep)
+
+
 def test_gates_run_where_only_deterministic_kernels_may(device):
     delight = torch.ones(50, device=device)
     before = torch.are_deterministic_algorithms_enabled()

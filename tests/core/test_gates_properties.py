@@ -110,7 +110,8 @@ def test_permuting_units_permutes_what_is_kept(name, delight, data):
     order = data.draw(permutations(delight.numel()))
     out, permuted = gated(MODES[name], delight), gated(MODES[name], delight[order])
     assert torch.equal(permuted.keep, out.keep[order])
-    assert torch.equal(permuted.weight, out.weight[order])
+    # A sigmoid's last digit may depend on where in a vector register it is computed.
+    assert_close(permuted.weight, out.weight[order])
     assert torch.equal(permuted.price, out.price)
 
 
@@ -128,7 +129,7 @@ def test_splitting_the_batch_at_a_fixed_price_changes_nothing(name, delight, cut
     whole = gated(MODES[name], delight)
     parts = [gated(MODES[name], part) for part in (delight[:cut], delight[cut:])]
     assert torch.equal(torch.cat([part.keep for part in parts]), whole.keep)
-    assert torch.equal(torch.cat([part.weight for part in parts]), whole.weight)
+    assert_close(torch.cat([part.weight for part in parts]), whole.weight)
 
 
 @given(distinct_delights, rates, st.floats(1e-3, 1e3))

@@ -1,0 +1,1 @@
+"""Tasks: each draws its own inputs, lets a policy act, and pays. None needs a download."""

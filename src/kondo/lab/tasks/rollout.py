@@ -1,0 +1,35 @@
+"""What a task gives to the training loop."""
+
+from typing import NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from kondo.engine.select import Unit
+
+PolicyT = TypeVar("PolicyT", contravariant=True)
+
+
+class Rollout(NamedTuple):
+    """One batch of experience: N samples, each one row and one reward."""
+
+    rows: dict[str, Tensor]
+    """What the policy's log_prob takes, N rows."""
+    log_probs: Tensor
+    """[N] or [N, T]: those the policy sampled with, hence exact for its current weights."""
+    rewards: Tensor
+    """[N] float in [0, 1]."""
+    advantages: Tensor
+    """[N] float, centred only."""
+
+
+class Task(Protocol[PolicyT]):
+    """A source of experience for one kind of policy, with its own generators."""
+
+    unit: Unit
+    """What a gate keeps or skips here."""
+
+    def rollout(self, policy: PolicyT) -> Rollout:
+        """Draw inputs, let the policy act, return rewards and advantages."""
+
+    def held_out_error(self, policy: PolicyT) -> float | None:
+        """Return the error of the policy's greedy actions on held-out inputs, if there are any."""

@@ -1,0 +1,102 @@
+import csv
+import json
+import platform
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+import kondo
+from kondo.lab import output
+from kondo.lab.summary import curve
+from lab.examples import comparison
+
+
+def test_a_new_folder_is_made(tmp_path):
+    wanted = tmp_path / "a" / "demo"
+    assert output.claim_folder(wanted) == wanted
+    assert wanted.is_dir()
+
+
+@pytest.mark.parametrize("name", output.FILES)
+def test_a_folder_with_results_is_left_alone(tmp_path, name):
+    wanted = tmp_path / "demo"
+    wanted.mkdir()
+    (wanted / name).write_text("old")
+    assert output.claim_folder(wanted) == tmp_path / "demo-2"
+    assert output.claim_folder(wanted) == tmp_path / "demo-3"
+    assert (wanted / name).read_text() == "old"
+
+
+def test_a_folder_with_other_things_is_used(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert output.claim_folder(tmp_path) == tmp_path
+
+
+def test_the_current_folder_can_be_named(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    first, second = (output.claim_folder(output.Path(".")) for _ in range(2))
+    assert (first, second) == (tmp_path / "here", tmp_path / "here-2")
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path):
+    (tmp_path / "demo").write_text("a file")
+    with pytest.raises(OSError, match="exists"):
+        output.claim_folder(tmp_path / "demo")
+
+
+def test_a_released_folder_is_gone_unless_something_else_is_in_it(tmp_path):
+    output.release_folder(output.claim_folder(tmp_path / "demo"))
+    assert not (tmp_path / "demo").exists()
+    (tmp_path / "notes.txt").write_text("mine")
+    output.release_folder(output.claim_folder(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_curves_hold_every_point_of_every_run(tmp_path):
+    results = comparison()
+    output.write_curves(tmp_path / "curves.csv", results)
+    with (tmp_path / "curves.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 12 * 40
+    last = [line for line in lines if line["method"] == "DG-K (3%)" and line["seed"] == "1"][39]
+    assert (last["task"], last["samples"], last["backward_passes"]) == ("digits", "4000", "120")
+    expected = curve(results[5].records)[-1]
+    assert float(last["error"]) == pytest.approx(expected.error)
+    assert float(last["learner_seconds"]) == pytest.approx(expected.learner_seconds)
+
+
+def test_manifest_is_json(tmp_path):
+    output.write_manifest(tmp_path / "manifest.json", {"a": [1, None]})
+    assert json.loads((tmp_path / "manifest.json").read_text()) == {"a": [1, None]}
+
+
+def test_environment_names_versions_and_device():
+    found = output.environment()
+    assert found["kondo"] == kondo.__version__
+    assert found["torch"] == torch.__version__
+    assert found["python"] == platform.python_version()
+    assert found["cores"] >= 1
+    assert {"numpy", "scikit-learn", "matplotlib", "processor", "commit", "device"} <= found.keys()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
+def test_commit_is_that_of_the_package_and_says_when_files_differ(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    source = tmp_path / "package" / "lab" / "output.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("first")
+    git("init", "-q")
+    monkeypatch.setattr(output, "__file__", str(source))
+    assert output.commit() is None  # inside a repository, but not part of it
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    assert output.commit() == git("rev-parse", "HEAD")
+    source.write_text("second")
+    assert output.commit() == git("rev-parse", "HEAD") + "+changes"

@@ -1,0 +1,71 @@
+import os
+import signal
+
+import pytest
+import torch
+
+from kondo.lab import workers
+from lab import jobs
+
+
+def ignore(worker, sent):
+    pass
+
+
+def test_one_worker_runs_here_and_ctrl_c_only_asks_it_to_stop():
+    handler = signal.getsignal(signal.SIGINT)
+    back = workers.spread(jobs.interrupts_itself, [4, 5], num_workers=1, on_update=ignore)
+    assert back == ([(False, True)], True)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    def twice(seeds, *, send, stopped):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.spread(twice, [1], num_workers=1, on_update=ignore)
+
+
+def test_undisturbed_work_is_not_called_interrupted():
+    back = workers.spread(jobs.fails_on_seed_two, [0, 1], num_workers=1, on_update=ignore)
+    assert back == ([[0, 1]], False)
+
+
+def test_several_workers_share_the_seeds_and_stop_together():
+    updates = []
+
+    def on_update(worker, sent):
+        updates.append((worker, sent))
+        if len(updates) == 2:  # both are at work: Ctrl-C
+            os.kill(os.getpid(), signal.SIGINT)
+
+    back = workers.spread(jobs.until_stopped, [7, 8, 9], num_workers=2, on_update=on_update)
+    assert back.interrupted
+    assert back.results == [
+        {"seeds": [7, 9], "stopped": True, "threads": 1},
+        {"seeds": [8], "stopped": True, "threads": 1},
+    ]
+    assert sorted(updates) == [(0, [7, 9]), (1, [8])]
+
+
+def test_a_workers_failure_comes_with_its_traceback():
+    with pytest.raises(RuntimeError, match=r"worker 1 failed:(.|\n)*ZeroDivisionError: seed two"):
+        workers.spread(jobs.fails_on_seed_two, [1, 2], num_workers=2, on_update=ignore)
+
+
+def test_a_dead_worker_is_noticed():
+    with pytest.raises(RuntimeError, match=r"worker \d ended without a result"):
+        workers.spread(jobs.dies, [1, 2], num_workers=2, on_update=ignore)
+
+
+def test_one_thread_is_given_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with workers.one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
