@@ -5,16 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test lint bench clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
 
 test: lint $(PEER)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --cov --cov-report=term --cov-fail-under=95
-
-test-slow: $(READY) $(PEER)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=95
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -41,4 +38,4 @@ $(PEER): $(READY)
 	mkdir -p $(VENV)/peers
 
 clean:
-	rm -rf $(VENV) build dist kondo-demo .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist kondo-demo* .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

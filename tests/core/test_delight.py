@@ -180,7 +180,7 @@ def test_masked_entries_do_not_matter(unit, bad_log_prob, bad_advantage):
     [
         ({"log_probs": [-1.0]}, "log_probs must be a floating-point tensor, got list"),
         ({"log_probs": torch.tensor([-1, -2])}, "log_probs must be floating point, got torch.int"),
-        ({"advantages": torch.ones(3)}, r"advantages must have shape \[2\] .* got \[3\]"),
+        ({"advantages": torch.ones(3)}, r"advantages must have shape \[2\].*got \[3\]"),
         ({"advantages": torch.tensor([1, 2])}, "advantages must be floating point"),
         ({"mask": torch.ones(2)}, "mask must be a bool tensor .* got torch.float32"),
         ({"mask": [True, False]}, "mask must be a bool tensor .* got list"),

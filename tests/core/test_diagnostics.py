@@ -170,3 +170,12 @@ def test_bad_input_is_named(arguments, message):
     good = {"delight": delight, "gate": kondo.Gate(rate=0.5)(delight)}
     with pytest.raises(ValueError, match=message):
         kondo.diagnostics(**(good | arguments))
+
+
+def test_quantiles_of_a_large_batch_see_every_column():
+    """A fixed stride of 16 over [65536, 16] would read one token of each row."""
+    delight = torch.arange(1.0, 17.0).repeat(65_536, 1)
+    out = kondo.diagnostics(delight, kondo.Gate(rate=0.5)(delight))
+    assert out["delight_q05"] == 1.0
+    assert 8.0 <= out["delight_q50"] <= 9.0
+    assert out["delight_q95"] == 16.0

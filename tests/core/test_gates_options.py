@@ -315,10 +315,36 @@ def test_a_rolling_drawn_price_is_solved_over_the_past():
 
 
 def test_zero_delight_counts_in_the_window_as_a_unit():
-    # Past: 1 2 3 4 among 40 units that count; 10% of 40 is all four of them.
+    # Past: 1 2 3 4 5 among 40 units that count; 10% of 40 is four of them, so the price is 2.
     gate = Gate(rate=0.1, window=2, warmup=1)
-    gate(torch.cat([torch.arange(1.0, 5.0), torch.zeros(36)]))
-    assert gate(torch.tensor([0.5, 2.0])).keep.all()
+    gate(torch.cat([torch.arange(1.0, 6.0), torch.zeros(35)]))
+    assert gate(torch.tensor([1.5, 2.0])).keep.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.1])
+def test_a_dead_stretch_does_not_make_the_next_batch_free(temperature):
+    """Zero-advantage and all-masked calls leave no price behind: the live call sets its own."""
+    gate = Gate(rate=0.1, window=16, temperature=temperature)
+    for _ in range(5):
+        gate(torch.zeros(100))
+        gate(torch.ones(4), torch.zeros(4, dtype=torch.bool))
+    out = gate(gaussian(100, seed=3), generator=torch.Generator().manual_seed(0))
+    assert float(out.rate) < 0.3
+    assert_close(out.probability.double().mean(), 0.1, torch.float32)
+
+
+def test_a_call_without_units_is_not_a_past_call():
+    gate = Gate(rate=0.5, window=4, warmup=1)
+    gate(torch.ones(4), torch.zeros(4, dtype=torch.bool))
+    assert gate.state_dict()["past"]["valid"] == []
+
+
+def test_eta_is_the_temperature_in_units_of_delight():
+    assert Gate(rate=0.5).eta == 0.0
+    assert Gate(rate=0.5, temperature=0.3).eta == 0.3
+    gate = Gate(rate=0.5, temperature=0.5, relative_temperature=True, scale_decay=0.0)
+    gate(torch.tensor([3.0, -3.0]))  # root mean square 3
+    assert_close(gate.eta, 1.5)
 
 
 # Contradictions and nonsense.

@@ -255,3 +255,9 @@ ONES = torch.ones(2)
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_dg_of_a_density_measures_surprisal_from_the_mode():
+    # log pi = 1, mode 3: l = 2, delight 2, loss = -sigmoid(2) * 1
+    loss = losses.dg(torch.tensor([1.0]), torch.ones(1), mode_log_probs=torch.tensor([3.0]))
+    assert_close(loss, -1 / (1 + torch.exp(torch.tensor([-2.0]))))

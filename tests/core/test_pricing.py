@@ -284,3 +284,13 @@ def test_saved_state_is_a_copy():
     state = window.state_dict()
     window.push(torch.tensor([2.0]), 1)
     assert len(state["values"]) == 1
+
+
+def test_a_loaded_window_lives_on_the_cpu(device):
+    window = RollingWindow(4)
+    window.push(torch.tensor([1.0, 2.0]), 2)
+    state = window.state_dict()
+    state["values"] = [values.to(device) for values in state["values"]]
+    window.load_state_dict(state)
+    window.push(torch.tensor([3.0]), 1)
+    assert window.pooled()[0].tolist() == [1.0, 2.0, 3.0]

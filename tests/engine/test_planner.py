@@ -80,6 +80,7 @@ def test_works_with_gradient_checkpointing():
     ("options", "message"),
     [
         ({"rates": (0.0,)}, r"rates must lie in \(0, 1\], got 0.0"),
+        ({"micro_batch": -1}, "micro_batch must be at least 1 row, got -1"),
         ({"repeats": 0}, "repeats must be at least 1"),
     ],
 )

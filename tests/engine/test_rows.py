@@ -47,6 +47,9 @@ X = torch.arange(12).reshape(4, 3)
         (BatchEncoding({"input_ids": X}), lambda b: b["input_ids"]),
         (TensorDict({"a": X}, batch_size=[4]), lambda b: b["a"]),
         (TensorDict({"a": X}, batch_size=[4], device="cpu"), lambda b: b["a"]),
+        (TensorDict({"a": X, "in": {"b": X}, "note": "n"}, batch_size=[4]), lambda b: b["in", "b"]),
+        (collections.defaultdict(list, {"a": X}), lambda b: b["a"]),
+        ({"a": X, "number": np.float32(3.0)}, lambda b: b["a"]),
         ({"deep": [{"x": (X,)}]}, lambda b: b["deep"][0]["x"][0]),
     ],
 )

@@ -98,6 +98,72 @@ def test_a_hidden_module_is_found_by_the_hook(states):
     assert not torch.equal(net[1].running_mean, before["1.running_mean"])
 
 
+def test_a_hidden_module_beside_a_visible_one_is_found_too(states):
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    hidden, visible = Hidden(net), nn.Identity()
+    before = snapshot(net)
+    screen_log_probs(lambda rows: visible(hidden(rows)), states)
+    assert net.training
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+def test_compiled_code_runs_without_a_global_hook(states):
+    """Under a global hook torch.compile warns and compiles again in every step."""
+    net = nn.Linear(3, 1)
+    hooks = []
+
+    def log_prob(rows):
+        hooks.append(len(nn.modules.module._global_forward_pre_hooks))
+        return -compiled(rows).squeeze(1).square()
+
+    for compiled in (net, torch.compile(net)):  # noqa: B007
+        screen_log_probs(log_prob, states)
+    assert hooks == [1, 0]
+
+
+def test_modules_are_found_inside_inner_functions():
+    def uses_inside(rows):
+        return [GLOBAL_NET(row) for row in rows]
+
+    assert list(modules_in(uses_inside)) == [GLOBAL_NET]
+
+
+def test_the_search_for_modules_does_not_walk_a_replay_buffer():
+    class Agent:
+        def __init__(self):
+            self.replay = [object() for _ in range(100_000)]
+            self.net = GLOBAL_NET
+            self.me = self  # a cycle
+
+        def log_prob(self, rows):
+            return self.net(rows)
+
+    looked_at = []
+
+    class Counting(list):
+        def __iter__(self):
+            for item in list.__iter__(self):
+                looked_at.append(item)
+                yield item
+
+    agent = Agent()
+    agent.replay = Counting(agent.replay)
+    assert list(modules_in(agent.log_prob)) == [GLOBAL_NET]
+    assert len(looked_at) <= 64
+
+
+def test_an_unassigned_name_in_a_closure_is_no_error():
+    def outer():
+        def inner(rows):
+            return later(rows)
+
+        found = list(modules_in(inner))
+        later = GLOBAL_NET
+        return found, list(modules_in(inner)), later
+
+    assert outer()[:2] == ([], [GLOBAL_NET])
+
+
 def test_modules_in_finds_globals_and_compiled_functions():
     def uses_global(rows):
         return GLOBAL_NET(rows).squeeze(1)

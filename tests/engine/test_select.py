@@ -57,6 +57,28 @@ def test_row_masks_cover_all_tokens_of_the_row():
     assert out.keep.tolist() == [[True, True], [False, False]]
 
 
+def test_a_custom_gate_cannot_keep_what_is_masked():
+    def everything(delight, mask, generator):
+        keep = torch.ones_like(mask)
+        return kondo.GateOutput(keep, keep.float(), torch.tensor(0.0), torch.tensor(1.0), keep)
+
+    mask = torch.tensor([True, False])
+    with pytest.raises(ValueError, match="gate must not keep units that the mask leaves out"):
+        choose([-1.0, -1.0], [1.0, 100.0], gate=everything, mask=mask)
+
+    def misshapen(delight, mask, generator):
+        return everything(delight, mask[:1], generator)
+
+    with pytest.raises(ValueError, match=r"gate must return keep with one value per unit, \[2\]"):
+        choose([-1.0, -1.0], [1.0, 1.0], gate=misshapen)
+
+
+def test_hidden_nan_is_counted():
+    mask = torch.tensor([True, False, True, False])
+    out = choose([-1.0, NAN, -2.0, -1.0], [1.0, 1.0, 1.0, NAN], mask=mask)
+    assert int(out.hidden_nan) == 2
+
+
 def test_what_is_masked_may_hold_anything():
     mask = torch.tensor([True, False, True, False])
     out = choose([-1.0, NAN, -2.0, INF], [1.0, 1.0, 1.0, NAN], mask=mask)

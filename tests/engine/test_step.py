@@ -290,6 +290,87 @@ def test_non_finite_values_at_masked_tokens_do_not_leak():
     assert bool((weight.grad[mask] != 0).all())
 
 
+def test_nan_from_the_forward_with_a_graph_is_an_error_before_any_backward():
+    """A free screen cannot show it: the weights went bad after the rollout."""
+    net, batch, advantages = small_policy()
+    with torch.no_grad():
+        net[0].weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"log_prob\(rows\) must be finite in kept units"):
+        kondo.backward(
+            lambda rows: taken(net(rows[0]), rows[1]),
+            batch,
+            advantages,
+            gate=kondo.Gate(rate=0.2),
+            screen=-torch.rand(20) - 0.1,
+        )
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_critic_gets_no_gradient_through_advantages_or_loss_inputs():
+    net, batch, _ = small_policy()
+    critic = nn.Linear(6, 1)
+    values = critic(batch[0]).squeeze(1)
+    kondo.backward(
+        lambda rows: taken(net(rows[0]), rows[1]),
+        batch,
+        1.0 - values,
+        gate=kondo.Gate(rate=0.5),
+        micro_batch=2,
+        loss=lambda log_probs, advantages, extra: -log_probs * advantages * extra,
+        loss_inputs={"extra": values + 2},
+    )
+    assert critic.weight.grad is None
+    assert net[0].weight.grad is not None
+
+
+def test_rollout_data_on_the_cpu_may_train_a_model_elsewhere(device):
+    net, (states, actions), advantages = small_policy(device=device)
+
+    def log_prob(rows):
+        return taken(net(rows[0].to(device)), rows[1].to(device))
+
+    known = log_prob((states, actions)).detach().cpu()
+    report = kondo.backward(
+        log_prob,
+        (states.cpu(), actions.cpu()),
+        advantages.cpu(),
+        gate=kondo.Gate(rate=0.2),
+        mask=torch.ones(20, dtype=torch.bool),
+        screen=known,
+        loss=kondo.losses.ppo,
+        loss_inputs={"old_log_probs": known},
+    )
+    assert report.kept == 4
+    assert net[0].weight.grad.device.type == device.type
+
+
+def test_diagnostics_judge_the_gate_at_its_own_temperature():
+    net, batch, advantages = small_policy()
+    spread = []
+    for temperature in (0.01, 100.0):
+        gate = kondo.Gate(rate=0.5, temperature=temperature)
+        report = kondo.backward(
+            lambda rows: taken(net(rows[0]), rows[1]), batch, advantages, gate=gate
+        )
+        spread.append(report.diagnostics["gate_spread"])
+    assert spread[0] > 0.4
+    assert spread[1] < 0.01
+
+
+def test_diagnostics_count_the_nan_a_mask_hides():
+    net, batch, advantages = small_policy()
+    advantages[3] = math.nan
+    mask = ~advantages.isnan()
+    report = kondo.backward(
+        lambda rows: taken(net(rows[0]), rows[1]),
+        batch,
+        advantages,
+        gate=kondo.Gate(rate=0.5),
+        mask=mask,
+    )
+    assert report.diagnostics["nan_count"] == 1.0
+
+
 def test_bernoulli_draws_follow_the_generator():
     net, batch, advantages = small_policy()
 

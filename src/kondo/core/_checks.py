@@ -38,12 +38,12 @@ def expand_rows(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     """Broadcast one value per row, [N], to `shape`, [N] or [N, T]; a full shape passes through."""
     if value.shape == shape:
         return value
-    if value.ndim == 1 and len(shape) == 2 and value.shape[0] == shape[0]:
-        return value.unsqueeze(1).expand(shape)
+    if len(shape) == 2 and value.shape in (shape[:1], (shape[0], 1)):
+        return value.reshape(-1, 1).expand(shape)
     allowed = f"{list(shape)}" + (f" or [{shape[0]}]" if len(shape) == 2 else "")
     raise ValueError(
-        f"{name} must have shape {allowed} to match log_probs, got {list(value.shape)}; "
-        f"give one value per unit, or one per row."
+        f"{name} must have shape {allowed}, got {list(value.shape)}; give one value per unit, or "
+        f"one per row."
     )
 
 

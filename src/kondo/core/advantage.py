@@ -167,7 +167,7 @@ def normalise_by_std(advantages: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     """Divide advantages by their standard deviation, U / (std(U) + epsilon). Not for delight.
 
     Warning: never compute delight from the result. Division ties delight's scale to how alike the
-    batch's rewards are: the lone success among eight failures gets an advantage of 2.5 whatever
+    batch's rewards are: the lone success in a group of eight gets an advantage of 2.5 whatever
     the reward was worth, delight reaches 25, and the gate saturates on group homogeneity instead
     of on surprise. Give `kondo.delight` the centred advantage; use this one in the loss only, if
     the trainer you match does so.

@@ -1,8 +1,8 @@
 """The Kondo gate: delight -> which units are worth a backward pass.
 
 In: delight of any shape and a mask. Out: keep, weight, price and rate. Nothing is differentiated.
-A unit that does not count, or whose delight is exactly zero, is never kept: its term of the policy
-gradient, U * grad log pi, is zero.
+A unit that does not count, or whose delight is exactly zero, is never kept: it has no advantage, or
+the policy was already certain of it.
 """
 
 import math
@@ -55,8 +55,9 @@ class Gate:
     | `price=0.0, temperature=0.1`    | the same draw at that price                               |
     | `..., temperature=1, soft=True` | everything, weighted by that sigmoid (price 0: DG)        |
 
-    A rate keeps at least one unit where any has non-zero delight, and never one with zero delight,
-    so fewer than the rate where those run out. Ties: see `kondo.core.pricing.top`.
+    A hard rate keeps at least one unit where any has non-zero delight. No gate keeps one with zero
+    delight, so fewer than the rate are kept where the others run out. Ties: see
+    `kondo.core.pricing.top`.
 
     Args:
         rate: fraction of the units that count to keep, in (0, 1].
@@ -78,8 +79,9 @@ class Gate:
         scale_decay: decay of the running scale per call; 0 uses the current call alone.
         window: take the price for `rate` from this many past calls instead of from the current
             one, for batches too small to hold a rate. Then the count varies and may be zero.
-        warmup: past calls needed before the window sets the price; until then the current call
-            does. By default a quarter of the window.
+        warmup: past calls needed before the window sets the price; until then, and where the
+            window holds less non-zero delight than the rate buys, the current call does. By
+            default a quarter of the window.
 
     Example:
         >>> import torch, kondo
@@ -211,7 +213,7 @@ class Gate:
         num_valid = int(valid.sum())
         self._observe_scale(chi)
         choice = self._choose(chi, index, num_valid, generator)
-        if self.window:
+        if self.window and num_valid:
             self._past.push(chi, num_valid)
         self._calls += 1
 
@@ -233,6 +235,12 @@ class Gate:
             rate=torch.tensor(rate, dtype=torch.float64),
             probability=spread(probability),
         )
+
+    @property
+    def eta(self) -> float:
+        """The temperature in units of delight: with a running scale, at its present value."""
+        scaled = self.normalise or self.relative_temperature
+        return self.temperature * (self.scale if scaled and self._scale_calls else 1.0)
 
     @property
     def scale(self) -> float:
@@ -257,13 +265,12 @@ class Gate:
     ) -> _Choice:
         # Before any finite delight there is no scale, and no need of one: infinite delight is
         # worth any price, or none.
-        known = (self.normalise or self.relative_temperature) and self._scale_calls > 0
-        scale = self.scale if known else 1.0
-        temperature = self.temperature * scale
+        scale = self.scale if self._scale_calls else 1.0
+        temperature = self.eta
         fixed = None if self.price is None else self.price * (scale if self.normalise else 1.0)
         if chi.numel() == 0:
             return _Choice(chi > 0, chi, math.inf if fixed is None else fixed)
-        rolling = self.window > 0 and len(self._past) >= self.warmup
+        rolling = self.rate is not None and self._window_is_ready(self.rate)
         if temperature > 0:
             price = (
                 self._solved_price(chi, num_valid, temperature, rolling) if fixed is None else fixed
@@ -279,6 +286,11 @@ class Gate:
             return _certain((chi > price) | ((chi == price) & lucky), chi, price)
         count = min(count_for(self.rate, num_valid), chi.numel())
         return self._split_count(chi, index, count, generator)
+
+    def _window_is_ready(self, rate: float) -> bool:
+        """Past calls with next to no delight say nothing of a price: this call then sets its own,
+        or the first batch after a dead stretch would be kept whole."""
+        return self.window > 0 and len(self._past) >= self.warmup and self._past.holds(rate)
 
     def _solved_price(
         self, chi: Tensor, num_valid: int, temperature: float, rolling: bool

@@ -46,7 +46,13 @@ def pg(log_probs: Tensor, advantages: Tensor) -> Tensor:
     return -advantages * log_probs
 
 
-def dg(log_probs: Tensor, advantages: Tensor, *, eta: float = 1.0) -> Tensor:
+def dg(
+    log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    eta: float = 1.0,
+    mode_log_probs: Tensor | None = None,
+) -> Tensor:
     """Return the Delightful Policy Gradient loss, -w * U * log pi(a|s), w = sigmoid(chi / eta).
 
     Gradient: -sigmoid(U * l / eta) * U * grad log pi; the gate w is not differentiated.
@@ -55,6 +61,7 @@ def dg(log_probs: Tensor, advantages: Tensor, *, eta: float = 1.0) -> Tensor:
         log_probs: [N] or [N, T] float, differentiated.
         advantages: like log_probs or [N] float, centred only.
         eta: temperature > 0; towards infinity the loss tends to pg / 2.
+        mode_log_probs: like log_probs; for densities, see `kondo.surprisal`.
 
     Example:
         >>> import torch, kondo
@@ -65,7 +72,8 @@ def dg(log_probs: Tensor, advantages: Tensor, *, eta: float = 1.0) -> Tensor:
     """
     _positive("eta", eta)
     # Before the upcast: how far rounding may lift a log-prob above 0 depends on its dtype.
-    gate = torch.sigmoid(delight(log_probs, advantages) / eta)
+    chi = delight(log_probs, advantages, mode_log_probs=mode_log_probs)
+    gate = torch.sigmoid(chi / eta)
     log_probs, advantages = _pair(log_probs, advantages)
     return -gate * advantages * log_probs
 

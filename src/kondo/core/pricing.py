@@ -181,6 +181,11 @@ class RollingWindow:
         order = pool.argsort()
         return pool[order], weight[order]
 
+    def holds(self, rate: float) -> bool:
+        """Return whether the window has more non-zero delight than the rate buys."""
+        pairs = zip(self.values, self.bought, strict=True)
+        return sum(w * v.numel() for v, w in pairs) > rate * sum(self.valid)
+
     def quantile_price(self, rate: float) -> tuple[float, float]:
         """Return the price for `rate`, and the share of units exactly at the price to keep.
 
@@ -209,7 +214,8 @@ class RollingWindow:
     def load_state_dict(self, state: dict[str, list[Any]]) -> None:
         """Restore what `state_dict` saved, keeping the newest `size` steps."""
         # A window of size 0 holds nothing; [-0:] would hold everything.
-        self.values, self.bought, self.valid = (
+        values, self.bought, self.valid = (
             list(state[name])[-self.size :] if self.size else []
             for name in ("values", "bought", "valid")
         )
+        self.values = [step.cpu() for step in values]  # a checkpoint may be mapped to a GPU

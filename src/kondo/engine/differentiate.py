@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, expand_rows
+from kondo.core._checks import at_least_float32, check_float, expand_rows, first_unit
 from kondo.engine.compact import MicroBatch
 from kondo.engine.report import StageClock
 from kondo.engine.screen import LogProb
@@ -42,16 +42,30 @@ def differentiate(
 
 def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
     """Return the sum of weighted losses over kept elements. What is not kept cannot leak NaN."""
-    keep = micro.keep
-    advantages = expand_rows("advantages", micro.advantages, keep.shape)
+    home = log_probs.device
+    keep, weight = micro.keep.to(home), micro.weight.to(home)
+    advantages = expand_rows("advantages", micro.advantages.to(home), keep.shape)
+    inputs = {name: value.to(home) for name, value in micro.loss_inputs.items()}
+    _check_finite(log_probs, keep)
     # where() lets no gradient out of what is not kept, whatever the loss makes of it.
-    losses = loss(torch.where(keep, log_probs, 0.0), advantages, **micro.loss_inputs)
+    losses = loss(torch.where(keep, log_probs, 0.0), advantages, **inputs)
     if losses.shape != keep.shape:
         raise ValueError(
             f"loss must return one value per unit, {list(keep.shape)}, got {list(losses.shape)}; "
             f"leave masking and averaging to kondo.backward."
         )
-    return torch.where(keep, at_least_float32(losses) * micro.weight, 0.0).sum()
+    return torch.where(keep, at_least_float32(losses) * weight, 0.0).sum()
+
+
+def _check_finite(log_probs: Tensor, keep: Tensor) -> None:
+    """Refuse a kept element that a free or draft screen did not show to be broken."""
+    broken = ~log_probs.detach().isfinite() & keep
+    if bool(broken.any()):
+        raise ValueError(
+            f"log_prob(rows) must be finite in kept units, got {int(broken.sum())} that are not, "
+            f"first {first_unit(broken)} of this micro-batch; nothing of it was differentiated. "
+            f"Look for NaN weights, or for actions of probability zero, and mask those."
+        )
 
 
 def _graph_log_probs(log_prob: LogProb, micro: MicroBatch) -> Tensor:

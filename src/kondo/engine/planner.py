@@ -22,7 +22,7 @@ from torch import Tensor
 from kondo.core._checks import at_least_float32
 from kondo.core.pricing import count_for
 from kondo.engine import rows
-from kondo.engine.screen import LogProb, no_trace
+from kondo.engine.screen import LogProb, devices_of, no_trace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,9 @@ def plan(
 ) -> Plan:
     """Measure forward and backward of `log_prob` on `batch`; say what each rate would save.
 
-    Gradients, RNG, training flags and buffers are as before afterwards. Counts one unit per row:
-    token units keep more rows than their rate says.
+    Gradients, RNG, training flags and buffers written in place are as before afterwards, so
+    gradient checkpointing needs use_reentrant=False. Counts one unit per row: token units keep more
+    rows than their rate says.
 
     Args:
         log_prob: rows -> [n] or [n, T], as for `kondo.backward`.
@@ -107,12 +108,15 @@ def plan(
         >>> [row.rows for row in plan.rates]
         [3, 8, 26, 77, 128, 179, 256]
     """
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch must be at least 1 row, got {micro_batch}.")
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}.")
     for rate in rates:
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"rates must lie in (0, 1], got {rate}.")
     size = rows.num_rows(batch)
+    cuda = any(device.type == "cuda" for device in devices_of(log_prob, batch))
     counts = [count_for(rate, size) for rate in rates]
 
     def forward() -> None:
@@ -122,13 +126,13 @@ def plan(
         _in_pieces(part, micro_batch, lambda piece: _gradient(log_prob(piece)))
 
     with no_trace(log_prob, batch):
-        forward_seconds = _median_seconds(forward, batch, repeats)
+        forward_seconds = _median_seconds(forward, cuda, repeats)
     with no_trace(log_prob, batch, evaluate=False):
-        dense_seconds = _median_seconds(partial(dense, batch), batch, repeats)
+        dense_seconds = _median_seconds(partial(dense, batch), cuda, repeats)
         kept_seconds = []
         for count in counts:
             kept = partial(dense, rows.take(batch, slice(0, count)))
-            kept_seconds.append(_median_seconds(kept, batch, repeats))
+            kept_seconds.append(_median_seconds(kept, cuda, repeats))
     planned = tuple(
         PlannedRate(
             rate=rate,
@@ -176,8 +180,7 @@ def _leaves(loss: Tensor) -> list[Tensor]:
     return leaves
 
 
-def _median_seconds(call: Callable[[], None], batch: Any, repeats: int) -> float:
-    cuda = any(device.type == "cuda" for device in rows.devices(batch))
+def _median_seconds(call: Callable[[], None], cuda: bool, repeats: int) -> float:
     call()  # warm-up: lazy initialisation, autotuning, allocator
     spent = []
     for _ in range(repeats):

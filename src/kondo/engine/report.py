@@ -73,7 +73,9 @@ class Report:
 
     def __str__(self) -> str:
         stages = "  ".join(f"{name} {1e3 * spent:.1f}" for name, spent in self.seconds.items())
-        head = "nothing kept, .grad untouched" if self.empty else f"loss {self.loss:.6g}"
+        head = f"loss {self.loss:.6g}"
+        if self.empty:
+            head = "nothing kept" + (", .grad untouched" if self.calls == 0 else "")
         return (
             f"{head}: kept {self.kept} of {self.seen} units ({self.rate:.2%}) at price "
             f"{self.price:.4g}; differentiated {self.rows_trained} of {self.rows_seen} rows in "

@@ -4,6 +4,7 @@ Nests are dict-like, list, tuple, named tuple, dataclass or TensorDict. Leaves t
 pass through untouched.
 """
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,8 @@ def devices(batch: Any) -> set[torch.device]:
     """Return the devices that hold the batch's tensors."""
     found: set[torch.device] = set()
     for _, leaf in _tensors(batch, "batch"):
-        found |= {leaf.device} if isinstance(leaf, Tensor) else {v.device for v in leaf.values()}
+        inner = [leaf] if isinstance(leaf, Tensor) else leaf.values(True, True)
+        found |= {tensor.device for tensor in inner if isinstance(tensor, Tensor)}
     return found
 
 
@@ -71,9 +73,11 @@ def _map(node: Any, leaf_fn: Any) -> Any:
         changed = {f.name: _map(getattr(node, f.name), leaf_fn) for f in _init_fields(node)}
         return dataclasses.replace(node, **changed)
     if isinstance(node, Mapping):
-        items = {k: _map(v, leaf_fn) for k, v in node.items()}
-        # Keep dict subclasses: Hugging Face batches are UserDicts with methods of their own.
-        return items if type(node) is dict else type(node)(items)  # type: ignore[call-arg]
+        # A copy keeps the type: Hugging Face batches are UserDicts with methods of their own.
+        rebuilt: Any = copy.copy(node)
+        for key, value in node.items():
+            rebuilt[key] = _map(value, leaf_fn)
+        return rebuilt
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return type(node)(*(_map(v, leaf_fn) for v in node))
     if isinstance(node, list | tuple):
@@ -94,7 +98,7 @@ def _tensors(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(node, list | tuple):
         for key, value in enumerate(node):
             yield from _tensors(value, f"{path}[{key}]")
-    elif hasattr(node, "__array_interface__"):
+    elif hasattr(node, "__array_interface__") and getattr(node, "ndim", 0) > 0:
         raise ValueError(
             f"{path} must be a tensor, got {type(node).__name__}, whose rows would not be "
             f"selected; convert it with torch.as_tensor(...)."

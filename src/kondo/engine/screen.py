@@ -5,11 +5,13 @@ screen=tensor    log-probs already known (the rollout's)    costs nothing
 screen=callable  a draft: any cheaper log_prob              costs the draft's forward
 """
 
+import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +22,11 @@ from kondo.core._checks import check_float
 from kondo.engine import rows
 
 LogProb = Callable[[Any], Tensor]
+
+# How deep, and how many items of a holder, the search for modules looks: a policy may stand beside
+# a replay buffer of millions. What it misses the hook finds.
+_REACH = 4
+_MOST_ITEMS = 64
 
 
 def screen_log_probs(
@@ -69,19 +76,23 @@ def _check_log_probs(name: str, log_probs: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def no_trace(model: Any, batch: Any, *, evaluate: bool = True) -> Iterator[None]:
-    """Run `model` without a trace of it: graph, RNG, training flags, buffers.
+    """Run `model` and leave graph, RNG, training flags, statistics and `.grad` as they were.
 
     `evaluate` runs every module that takes part in evaluation mode without a graph, so dropout is
-    off and batch-norm statistics stay. Otherwise modes are left alone, a graph is built, and the
-    buffers the modules wrote to are put back.
+    off and batch-norm statistics stay. Otherwise modes are left alone, a graph is built, and
+    buffers that were written in place are put back.
 
-    Modules are found in what the callable refers to (see `modules_in`). Only where that finds none
-    does a hook find each when it is called: a global hook makes compiled code compile again.
+    Modules are found in what the callable refers to (see `modules_in`), and the rest by a hook when
+    they are called. Where compiled code is found there is no hook: under one it compiles again.
     """
     state = _ModuleState(evaluate)
     state.visit(*(roots := list(modules_in(model))))
-    hook = None if roots else register_module_forward_pre_hook(lambda m, _: state.visit(m))
-    cuda = [device for device in rows.devices(batch) if device.type == "cuda"]
+    hook = None
+    if not _is_compiled(model) and not any(
+        _is_compiled(m) for root in roots for m in root.modules()
+    ):
+        hook = register_module_forward_pre_hook(lambda module, _: state.visit(module))
+    cuda = [device for device in devices_of(model, batch) if device.type == "cuda"]
     try:
         with torch.random.fork_rng(cuda), torch.set_grad_enabled(not evaluate):
             yield
@@ -89,6 +100,12 @@ def no_trace(model: Any, batch: Any, *, evaluate: bool = True) -> Iterator[None]
         if hook is not None:
             hook.remove()
         state.restore()
+
+
+def devices_of(model: Any, batch: Any) -> set[torch.device]:
+    """Return where the work happens: the devices of the rows and of the parameters reached."""
+    firsts = (next(module.parameters(), None) for module in modules_in(model))
+    return rows.devices(batch) | {first.device for first in firsts if first is not None}
 
 
 class _ModuleState:
@@ -119,26 +136,53 @@ class _ModuleState:
                 buffer.copy_(before)
 
 
-def modules_in(reference: Any, *, depth: int = 4) -> Iterator[nn.Module]:
+def modules_in(model: Any) -> Iterator[nn.Module]:
     """Yield the modules a callable can reach: itself, its owner, closure, globals, attributes."""
-    if isinstance(reference, nn.Module):
-        yield reference
-        return
-    if depth == 0 or isinstance(reference, ModuleType | type | Tensor):
-        return
-    inner: list[Any] = []
-    if isinstance(reference, functools.partial):
-        inner = [reference.func, *reference.args, *reference.keywords.values()]
-    elif inspect.ismethod(reference):
-        inner = [reference.__self__, reference.__func__]
-    elif inspect.isfunction(reference):
-        used = inspect.getclosurevars(inspect.unwrap(reference))
-        inner = [*used.nonlocals.values(), *used.globals.values()]
-    elif isinstance(reference, list | tuple):
-        inner = list(reference)
-    elif isinstance(reference, dict):
-        inner = list(reference.values())
+    pending, seen = [(model, 0)], set()
+    while pending:
+        reference, depth = pending.pop()
+        if id(reference) in seen or isinstance(reference, ModuleType | type | Tensor):
+            continue
+        seen.add(id(reference))
+        if isinstance(reference, nn.Module):
+            yield reference
+        elif depth < _REACH:
+            inner = itertools.islice(_references(reference), _MOST_ITEMS)
+            pending += [(item, depth + 1) for item in inner]
+
+
+def _references(holder: Any) -> Iterator[Any]:
+    """Yield what an object, container or function holds."""
+    if isinstance(holder, functools.partial):
+        yield from (holder.func, *holder.args, *holder.keywords.values())
+    elif inspect.ismethod(holder):
+        yield from (holder.__self__, holder.__func__)
+    elif inspect.isfunction(holder):
+        for cell in holder.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a name that is not assigned yet
+                yield cell.cell_contents
+        names = _global_names(holder.__code__)
+        yield from (holder.__globals__[name] for name in names if name in holder.__globals__)
+    elif isinstance(holder, list | tuple):
+        yield from holder
+    elif isinstance(holder, dict):
+        yield from holder.values()
     else:
-        inner = list(getattr(reference, "__dict__", {}).values())
-    for item in inner:
-        yield from modules_in(item, depth=depth - 1)
+        yield from getattr(holder, "__dict__", {}).values()
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """Yield the names a function looks up, those of its inner functions and lambdas included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def _is_compiled(target: Any) -> bool:
+    """Return whether torch.compile made this function or module."""
+    return (
+        hasattr(target, "_torchdynamo_orig_callable")
+        or getattr(target, "_compiled_call_impl", None) is not None
+        or hasattr(target, "_orig_mod")
+    )

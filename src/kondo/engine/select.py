@@ -31,6 +31,8 @@ class Selection(NamedTuple):
     """bool like log_probs: the element is kept."""
     rows: Tensor
     """[R] int64, ascending: rows with a kept element."""
+    hidden_nan: Tensor
+    """0-d int64: elements with a NaN that the mask hides."""
 
 
 def select(
@@ -60,7 +62,9 @@ def select(
     valid = check_mask(mask, log_probs.shape)
     if valid is None:
         valid = torch.ones_like(log_probs, dtype=torch.bool)
-    _check_finite_inputs(log_probs, expand_rows("advantages", advantages, log_probs.shape), valid)
+    spread = expand_rows("advantages", advantages, log_probs.shape)
+    _check_finite_inputs(log_probs, spread, valid)
+    hidden_nan = (log_probs.isnan() | spread.isnan()) & ~valid
     delight, unit_mask = priority(log_probs, advantages, mask=valid), valid
     if unit == "sequence":
         unit_mask = valid.any(dim=1)
@@ -71,6 +75,7 @@ def select(
             f"{list(delight.shape)}; for sequences, one per row or one per token to be summed."
         )
     decision = gate(delight, unit_mask, generator)
+    _check_decision(decision, unit_mask)
     kept_infinite = decision.keep & ~delight.isfinite()
     if bool(kept_infinite.any()):
         raise ValueError(
@@ -83,7 +88,19 @@ def select(
         keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
     kept_rows = keep if unit == "sample" else keep.any(dim=1)
     index = kept_rows.nonzero().squeeze(1)
-    return Selection(delight, unit_mask, decision, valid, weight, keep, index)
+    return Selection(delight, unit_mask, decision, valid, weight, keep, index, hidden_nan.sum())
+
+
+def _check_decision(decision: GateOutput, unit_mask: Tensor) -> None:
+    for name in ("keep", "weight"):
+        shape = getattr(decision, name).shape
+        if shape != unit_mask.shape:
+            raise ValueError(
+                f"gate must return {name} with one value per unit, {list(unit_mask.shape)}, got "
+                f"{list(shape)}."
+            )
+    if bool((decision.keep & ~unit_mask).any()):
+        raise ValueError("gate must not keep units that the mask leaves out; multiply by the mask.")
 
 
 def _check_unit(unit: str, log_probs: Tensor) -> None:

@@ -4,7 +4,7 @@
 loss, and only the kept rows were ever differentiated.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from kondo.core import losses
+from kondo.core._checks import check_float
 from kondo.core.delight import delight
 from kondo.core.diagnostics import diagnostics
 from kondo.engine import rows
 from kondo.engine.compact import MicroBatch, micro_batches
 from kondo.engine.differentiate import BackwardFn, Loss, differentiate
 from kondo.engine.report import Report, StageClock
-from kondo.engine.screen import LogProb, screen_log_probs
+from kondo.engine.screen import LogProb, devices_of, screen_log_probs
 from kondo.engine.select import GateLike, Priority, Selection, Unit, select
 
 # The no-grad screen stores no activations: its chunks can be this much larger.
@@ -70,7 +71,7 @@ def backward(
             `kondo.engine.select.select`.
         generator: for the gate's draws.
         loss_inputs: further tensors with N rows that the loss takes by name, e.g.
-            {"old_log_probs": ...}; gathered with the rows.
+            {"old_log_probs": ...}; gathered with the rows, not differentiated.
         priority: what the gate looks at, delight by default; see `kondo.priorities`.
         screen_chunk: rows per screening forward; by default four micro-batches.
         backward_fn: how to differentiate a loss; `lambda loss: scaler.scale(loss).backward()` for
@@ -106,10 +107,14 @@ def backward(
         raise ValueError(f"loss_inputs must have {size} rows like batch; got another number.")
     if screen_chunk is None and micro_batch is not None:
         screen_chunk = SCREEN_CHUNK_FACTOR * micro_batch
-    clock = StageClock(_main_device(batch))
+    device = main_device(log_prob, batch)
+    advantages = check_float("advantages", advantages).detach().to(device)
+    loss_inputs = {name: value.detach() for name, value in loss_inputs.items()}
+    mask = mask if mask is None else mask.to(device)
+    clock = StageClock(device)
 
     with clock.stage("screen"):
-        log_probs = screen_log_probs(log_prob, batch, screen=screen, chunk=screen_chunk)
+        log_probs = screen_log_probs(log_prob, batch, screen=screen, chunk=screen_chunk).to(device)
     with clock.stage("select"):
         chosen = select(
             log_probs,
@@ -133,7 +138,14 @@ def backward(
         backward_fn=backward_fn,
         clock=clock,
     )
-    return _report(chosen, compact, total, clock)
+    diagnose = partial(_diagnose, chosen, eta=getattr(gate, "eta", 0.0) or 1.0)
+    return _report(chosen, compact, total, clock, diagnose)
+
+
+def _diagnose(chosen: Selection, *, eta: float) -> dict[str, float]:
+    """Judge the gate at its own temperature; a hard one at 1. Count the NaN the mask hid."""
+    numbers = diagnostics(chosen.delight, chosen.gate, mask=chosen.unit_mask, eta=eta)
+    return numbers | {"nan_count": float(chosen.hidden_nan)}
 
 
 class _Counted:
@@ -162,7 +174,13 @@ def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
         yield item
 
 
-def _report(chosen: Selection, compact: _Counted, total: Tensor, clock: StageClock) -> Report:
+def _report(
+    chosen: Selection,
+    compact: _Counted,
+    total: Tensor,
+    clock: StageClock,
+    diagnose: Callable[[], dict[str, float]],
+) -> Report:
     with clock.stage("select"):
         numbers = (
             chosen.unit_mask.sum(),
@@ -187,7 +205,7 @@ def _report(chosen: Selection, compact: _Counted, total: Tensor, clock: StageClo
         tokens_trained=int(tokens_trained),
         calls=compact.calls,
         seconds=clock.seconds(),
-        _diagnose=partial(diagnostics, chosen.delight, chosen.gate, mask=chosen.unit_mask),
+        _diagnose=diagnose,
     )
 
 
@@ -214,6 +232,7 @@ def _check_sizes(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be at least 1 row, got {size}; None takes all at once.")
 
 
-def _main_device(batch: Any) -> torch.device:
-    """Return where the work happens: CUDA if any row lives there."""
-    return max(rows.devices(batch), key=lambda device: device.type == "cuda")
+def main_device(log_prob: LogProb, batch: Any) -> torch.device:
+    """Return where the work happens: CUDA if any row or parameter lives there."""
+    found = devices_of(log_prob, batch)
+    return max(found, key=lambda device: device.type == "cuda")
