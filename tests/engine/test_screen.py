@@ -1,4 +1,5 @@
 import functools
+import threading
 
 import pytest
 import torch
@@ -105,6 +106,22 @@ def test_a_hidden_module_beside_a_visible_one_is_found_too(states):
     screen_log_probs(lambda rows: visible(hidden(rows)), states)
     assert net.training
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+def test_the_hook_leaves_other_threads_alone(states):
+    """A rollout in another thread must not find its own model in evaluation mode."""
+    other, modes = nn.Linear(3, 1), []
+    other.register_forward_hook(lambda module, *_: modes.append(module.training))
+    rollout = Hidden(other)
+
+    def log_prob(rows):
+        thread = threading.Thread(target=rollout, args=(rows,))
+        thread.start()
+        thread.join()
+        return -rows[:, 0].abs()
+
+    screen_log_probs(log_prob, states)
+    assert modes == [True]
 
 
 def test_compiled_code_runs_without_a_global_hook(states):

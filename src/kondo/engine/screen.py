@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, ModuleType
@@ -91,7 +92,7 @@ def no_trace(model: Any, batch: Any, *, evaluate: bool = True) -> Iterator[None]
     if not _is_compiled(model) and not any(
         _is_compiled(m) for root in roots for m in root.modules()
     ):
-        hook = register_module_forward_pre_hook(lambda module, _: state.visit(module))
+        hook = register_module_forward_pre_hook(state.on_forward)
     cuda = [device for device in devices_of(model, batch) if device.type == "cuda"]
     try:
         with torch.random.fork_rng(cuda), torch.set_grad_enabled(not evaluate):
@@ -113,6 +114,7 @@ class _ModuleState:
 
     def __init__(self, evaluate: bool):
         self._evaluate = evaluate
+        self._thread = threading.get_ident()
         self._training: dict[nn.Module, bool] = {}
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
@@ -126,6 +128,11 @@ class _ModuleState:
             else:
                 own = module.named_buffers(recurse=False)
                 self._buffers += [(buffer, buffer.clone()) for _, buffer in own]
+
+    def on_forward(self, module: nn.Module, _: Any) -> None:
+        """Visit a module that is about to run; what another thread runs is none of our business."""
+        if module not in self._training and threading.get_ident() == self._thread:
+            self.visit(module)
 
     def restore(self) -> None:
         """Put everything back as it was."""

@@ -75,14 +75,7 @@ def select(
             f"{list(delight.shape)}; for sequences, one per row or one per token to be summed."
         )
     decision = gate(delight, unit_mask, generator)
-    _check_decision(decision, unit_mask)
-    kept_infinite = decision.keep & ~delight.isfinite()
-    if bool(kept_infinite.any()):
-        raise ValueError(
-            f"delight must be finite in kept units, got {first_unit(kept_infinite)} with an "
-            f"infinite one: the policy gives this action probability zero, so its gradient is not "
-            f"finite. Mask it, or use the log-probs of the policy that took it."
-        )
+    _check_decision(decision, delight, unit_mask)
     keep, weight = decision.keep, decision.weight
     if unit == "sequence":
         keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
@@ -91,7 +84,8 @@ def select(
     return Selection(delight, unit_mask, decision, valid, weight, keep, index, hidden_nan.sum())
 
 
-def _check_decision(decision: GateOutput, unit_mask: Tensor) -> None:
+def _check_decision(decision: GateOutput, delight: Tensor, unit_mask: Tensor) -> None:
+    """A gate may be anybody's: hold it to the units, to the mask, and to finite delight."""
     for name in ("keep", "weight"):
         shape = getattr(decision, name).shape
         if shape != unit_mask.shape:
@@ -99,8 +93,20 @@ def _check_decision(decision: GateOutput, unit_mask: Tensor) -> None:
                 f"gate must return {name} with one value per unit, {list(unit_mask.shape)}, got "
                 f"{list(shape)}."
             )
-    if bool((decision.keep & ~unit_mask).any()):
-        raise ValueError("gate must not keep units that the mask leaves out; multiply by the mask.")
+    infinite = decision.keep & ~delight.isfinite()
+    outside = decision.keep & ~unit_mask
+    any_infinite, any_outside = torch.stack([infinite.any(), outside.any()]).tolist()
+    if any_outside:
+        raise ValueError(
+            f"gate must not keep units that the mask leaves out, got {first_unit(outside)}; "
+            f"multiply its keep by the mask."
+        )
+    if any_infinite:
+        raise ValueError(
+            f"delight must be finite in kept units, got {first_unit(infinite)} with an infinite "
+            f"one: the policy gives this action probability zero, so its gradient is not finite. "
+            f"Mask it, or use the log-probs of the policy that took it."
+        )
 
 
 def _check_unit(unit: str, log_probs: Tensor) -> None:

@@ -110,7 +110,7 @@ def backward(
     device = main_device(log_prob, batch)
     advantages = check_float("advantages", advantages).detach().to(device)
     loss_inputs = {name: value.detach() for name, value in loss_inputs.items()}
-    mask = mask if mask is None else mask.to(device)
+    mask = mask.to(device) if isinstance(mask, Tensor) else mask
     clock = StageClock(device)
 
     with clock.stage("screen"):
@@ -235,4 +235,5 @@ def _check_sizes(**sizes: int | None) -> None:
 def main_device(log_prob: LogProb, batch: Any) -> torch.device:
     """Return where the work happens: CUDA if any row or parameter lives there."""
     found = devices_of(log_prob, batch)
-    return max(found, key=lambda device: device.type == "cuda")
+    cpu = torch.device("cpu")
+    return max(found, key=lambda device: device.type == "cuda", default=cpu)
