@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from kondo.engine.screen import modules_in, no_trace, screen_log_probs
+from tolerances import assert_close
 
 GLOBAL_NET = nn.Linear(3, 1)
 
@@ -211,7 +212,7 @@ def test_chunks_give_the_same_log_probs(states):
     policy.sizes.clear()
     parts = screen_log_probs(policy.log_prob, states, chunk=4)
     assert policy.sizes == [4, 4, 2]
-    torch.testing.assert_close(parts, whole)
+    assert_close(parts, whole)
 
 
 def test_training_mode_keeps_the_graph_and_restores_buffers(states):
@@ -235,7 +236,7 @@ def test_known_log_probs_call_nothing(states):
 
 def test_a_draft_is_called_instead(states):
     result = screen_log_probs(lambda rows: 1 / 0, states, screen=lambda rows: -rows[:, 0].abs())
-    torch.testing.assert_close(result, -states[:, 0].abs())
+    assert_close(result, -states[:, 0].abs())
 
 
 @pytest.mark.parametrize(
