@@ -2,7 +2,7 @@ import torch
 
 from kondo.lab import seeds
 from kondo.lab.policies import Transformer
-from kondo.lab.tasks.reversal import Reversal, bag_of_tokens, to_first_error
+from kondo.lab.tasks.reversal import Reversal, ReversalTask
 from tolerances import assert_close
 
 # Backwards, the prompt reads 4 3 2 1.
@@ -18,6 +18,11 @@ ANSWERS = torch.tensor(
 )
 
 
+def paid(prompts, answers, reward):
+    rule = ReversalTask(length=4, num_tokens=5, reward=reward)
+    return rule.reward(prompts, answers)
+
+
 def task(seed, **changes):
     sizes = {"length": 4, "num_tokens": 3, "num_prompts": 5, "num_answers": 6} | changes
     return Reversal(seed=seed, **sizes)
@@ -28,11 +33,11 @@ def policy():
 
 
 def test_reward_to_first_error():
-    assert to_first_error(PROMPTS, ANSWERS).tolist() == [1.0, 0.5, 0.0, 0.25, 0.0]
+    assert paid(PROMPTS, ANSWERS, "to_first_error").tolist() == [1.0, 0.5, 0.0, 0.25, 0.0]
 
 
 def test_reward_of_a_bag_of_tokens():
-    assert bag_of_tokens(PROMPTS, ANSWERS).tolist() == [1.0, 0.75, 0.75, 0.25, 0.0]
+    assert paid(PROMPTS, ANSWERS, "bag_of_tokens").tolist() == [1.0, 0.75, 0.75, 0.25, 0.0]
 
 
 def test_rollout_pays_each_answer_to_its_own_prompt():
@@ -42,18 +47,16 @@ def test_rollout_pays_each_answer_to_its_own_prompt():
     for first in range(0, 30, 6):  # six answers to one prompt stand together
         assert (prompts[first : first + 6] == prompts[first]).all()
     assert len(prompts.unique(dim=0)) > 1
-    assert torch.equal(rollout.rewards, to_first_error(prompts, answers))
+    assert torch.equal(rollout.rewards, paid(prompts, answers, "to_first_error"))
     means = rollout.rewards.view(5, 6).mean(dim=1, keepdim=True)
     assert_close(rollout.advantages, (rollout.rewards.view(5, 6) - means).flatten())
 
 
 def test_rollout_uses_the_reward_it_was_given():
-    rollout = task(0, reward=bag_of_tokens).rollout(policy())
-    expected = bag_of_tokens(rollout.rows["prompts"], rollout.rows["answers"])
-    assert torch.equal(rollout.rewards, expected)
-    assert not torch.equal(
-        expected, to_first_error(rollout.rows["prompts"], rollout.rows["answers"])
-    )
+    rollout = task(0, reward="bag_of_tokens").rollout(policy())
+    prompts, answers = rollout.rows["prompts"], rollout.rows["answers"]
+    assert torch.equal(rollout.rewards, paid(prompts, answers, "bag_of_tokens"))
+    assert not torch.equal(rollout.rewards, paid(prompts, answers, "to_first_error"))
 
 
 def test_rollout_log_probs_are_those_of_the_current_weights():

@@ -1,1 +1,6 @@
-"""Tasks: each draws its own inputs, lets a policy act, and pays. None needs a download."""
+"""Tasks: what is drawn and what is paid. The rules work on a whole population at once.
+
+`base` says what a sequence task and a bandit with inputs are; the papers' tasks and some others
+follow them. `digits.DigitsBandit` and `reversal.Reversal` wrap two of the rules for one policy with
+a generator of its own. Only MNIST may need a download.
+"""

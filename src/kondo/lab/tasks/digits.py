@@ -5,12 +5,13 @@ The images are the 1797 of 8 x 8 pixels bundled with scikit-learn: nothing is do
 
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
 
 import kondo
 from kondo.engine.select import Unit
 from kondo.lab import seeds
 from kondo.lab.policies import MLP
+from kondo.lab.tasks.base import label_reward
+from kondo.lab.tasks.images import Images
 from kondo.lab.tasks.rollout import Rollout
 
 NUM_PIXELS = 64
@@ -20,8 +21,19 @@ HELD_OUT_SHARE = 0.2
 SPLIT_SEED = 0
 
 
+def load() -> Images:
+    """Return the bundled images, a fifth of them held out for testing."""
+    digits = load_digits()
+    images = torch.as_tensor(digits.data, dtype=torch.uint8)
+    labels = torch.as_tensor(digits.target, dtype=torch.int64)
+    order = torch.randperm(len(labels), generator=seeds.generator(SPLIT_SEED, "split"))
+    held_out = round(HELD_OUT_SHARE * len(labels))
+    test, train = order[:held_out], order[held_out:]
+    return Images(images[train], labels[train], images[test], labels[test], white=16)
+
+
 class DigitsBandit:
-    """Images drawn with replacement, one action each, reward 1{action = label}.
+    """Images drawn with replacement, one action each, reward 1{action = label}; for one policy.
 
     The advantage is R - sum_a pi(a|x)^2, the papers' baseline, which needs no label.
 
@@ -36,18 +48,16 @@ class DigitsBandit:
         self.batch = batch
         self._image_generator = seeds.generator(seed, "images")
         self._action_generator = seeds.generator(seed, "actions")
-        images, labels = _load()
-        order = torch.randperm(len(labels), generator=seeds.generator(SPLIT_SEED, "split"))
-        held_out = round(HELD_OUT_SHARE * len(labels))
-        self.test_images, self.test_labels = images[order[:held_out]], labels[order[:held_out]]
-        self.images, self.labels = images[order[held_out:]], labels[order[held_out:]]
+        data = load()
+        self.images, self.labels = data.shown(data.images), data.labels
+        self.test_images, self.test_labels = data.shown(data.test_images), data.test_labels
 
     def rollout(self, policy: MLP) -> Rollout:
         """Show `batch` training images to the policy."""
         drawn = torch.randint(len(self.labels), (self.batch,), generator=self._image_generator)
         images = self.images[drawn]
         actions, log_probs, probs = policy.sample(images, self._action_generator)
-        rewards = (actions == self.labels[drawn]).float()
+        rewards = label_reward(self.labels[drawn], actions)
         advantages = kondo.advantage.expected_confidence(rewards, probs)
         return Rollout({"images": images, "actions": actions}, log_probs, rewards, advantages)
 
@@ -56,10 +66,3 @@ class DigitsBandit:
         """Return the share of held-out images whose most likely action is wrong."""
         wrong = policy(self.test_images).argmax(dim=-1) != self.test_labels
         return float(wrong.float().mean())
-
-
-def _load() -> tuple[Tensor, Tensor]:
-    """Return images [1797, 64] float in [0, 1] and labels [1797] int64."""
-    digits = load_digits()
-    images = torch.as_tensor(digits.data, dtype=torch.float32) / 16  # pixels run from 0 to 16
-    return images, torch.as_tensor(digits.target, dtype=torch.int64)
