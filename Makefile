@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BROWSER := $(VENV)/.browser
 PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 
 .PHONY: demo test lint bench clean
@@ -10,7 +11,7 @@ PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 demo: $(READY)
 	$(BIN)/kondo demo
 
-test: lint $(PEER)
+test: lint $(PEER) $(BROWSER)
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=95
 
 lint: $(READY)
@@ -36,6 +37,16 @@ $(PEER): $(READY)
 	-$(BIN)/python -m pip download --quiet --no-deps --no-build-isolation --no-binary :all: \
 		--dest $(VENV)/peers kondo-gate==0.1.0
 	mkdir -p $(VENV)/peers
+
+# The report is tested in Debian's Chromium. It is asked for once, and only where apt-get may install
+# it; without it the tests that need it are skipped, with the reason.
+INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium
+$(BROWSER): | $(READY)
+	@command -v chromium > /dev/null \
+		|| { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && echo "installing chromium" \
+			&& { $(INSTALL) || { apt-get update -qq && $(INSTALL); }; } > $@.log 2>&1; } \
+		|| echo "Chromium is not here and could not be installed: its tests will be skipped"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist kondo-demo* .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -82,6 +82,17 @@ def test_environment_names_versions_and_device():
     assert {"numpy", "scikit-learn", "matplotlib", "processor", "commit", "device"} <= found.keys()
 
 
+def test_environment_names_the_gpu(monkeypatch):
+    class Properties:
+        name = "A GPU"
+        total_memory = 80 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    assert "gpu" not in output.environment("cpu")
+    found = output.environment("cuda")
+    assert (found["device"], found["gpu"], found["gpu_memory_gib"]) == ("cuda", "A GPU", 80)
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 def test_commit_is_that_of_the_package_and_says_when_files_differ(tmp_path, monkeypatch):
     def git(*arguments):

@@ -21,6 +21,16 @@ def test_one_worker_runs_here_and_ctrl_c_only_asks_it_to_stop():
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_a_polite_kill_asks_to_stop_like_ctrl_c():
+    handler = signal.getsignal(signal.SIGTERM)
+    stop = threading.Event()
+    with workers.stop_on_interrupt(stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_set()
+        assert signal.getsignal(signal.SIGTERM) is handler
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
 def test_a_second_ctrl_c_interrupts_at_once():
     def twice(seeds, *, send, stopped):
         os.kill(os.getpid(), signal.SIGINT)

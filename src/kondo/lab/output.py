@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +62,35 @@ def write_curves(path: Path, results: Sequence[RunResult]) -> None:
 
 def write_manifest(path: Path, content: dict[str, Any]) -> None:
     """Write what made the results, as JSON."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    with atomically(path) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def environment() -> dict[str, Any]:
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """Give a file to write. At the end it takes the place of `path`; after a failure it is gone."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def environment(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Return versions, device and commit."""
+    kind = torch.device(device).type
     return {
         "kondo": kondo.__version__,
         "commit": commit(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy", "scikit-learn", "matplotlib")},
         "platform": platform.system() + " " + platform.machine(),
-        "device": "cpu",
+        "device": kind,
         "processor": _processor(),
         "cores": usable_cores(),
+        **(_gpu(device) if kind == "cuda" else {}),
     }
 
 
@@ -104,6 +120,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _version(name: str) -> str:
     # An installed torch tells its build (such as +cpu) only by itself.
     return torch.__version__ if name == "torch" else importlib.metadata.version(name)
+
+
+def _gpu(device: torch.device | str) -> dict[str, Any]:
+    found = torch.cuda.get_device_properties(device)
+    memory = round(found.total_memory / 2**30)
+    return {"gpu": found.name, "gpu_memory_gib": memory, "cuda": torch.version.cuda}
 
 
 def _processor() -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 # Of a log file or a pipe: the table fits.
@@ -63,13 +64,7 @@ def show(console: Console, labels: Sequence[tuple[str, str]]) -> Iterator[Update
     if not console.is_terminal:
         yield _lines(console, started)
         return
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=18),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-    )
+    bars = _bars(console)
     keys = {pair: bars.add_task("  ".join(pair), total=1.0, note="") for pair in labels}
     total = bars.add_task("[bold]all", total=1.0, note="")
 
@@ -81,6 +76,54 @@ def show(console: Console, labels: Sequence[tuple[str, str]]) -> Iterator[Update
 
     with bars:
         yield update
+
+
+Work = Callable[[float, str, float, str], None]
+"""(share of all work done, name of the piece at work, share of it done, note)"""
+
+
+@contextmanager
+def show_pieces(console: Console) -> Iterator[Work]:
+    """Give a function to call with each change, where pieces of work follow one another."""
+    started = time.monotonic()
+    if not console.is_terminal:
+        yield _piece_lines(console, started)
+        return
+    bars = _bars(console)
+    total = bars.add_task("[bold]all", total=1.0, note="")
+    current = bars.add_task("", total=1.0, note="", visible=False)
+
+    def update(share: float, name: str, done: float, note: str) -> None:
+        bars.update(
+            current, completed=done, visible=True, description=escape(name), note=escape(note)
+        )
+        bars.update(total, completed=share, note=_clock(share, started))
+
+    with bars:
+        yield update
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=18),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
+
+
+def _piece_lines(console: Console, started: float) -> Work:
+    printed = 0
+
+    def update(share: float, name: str, done: float, note: str) -> None:
+        nonlocal printed
+        if int(share * NUM_LINES + 1e-9) > printed:
+            printed = int(share * NUM_LINES + 1e-9)
+            text = f"{share:4.0%}  {_clock(share, started)}  {name} {done:.0%} {note}"
+            console.print(escape(text.rstrip()), highlight=False, soft_wrap=True)
+
+    return update
 
 
 def _lines(console: Console, started: float) -> Update:

@@ -82,13 +82,13 @@ def spread(
     shares = [list(seeds[worker::num_workers]) for worker in range(num_workers)]
     if num_workers == 1:
         here = threading.Event()
-        with _stop_on_interrupt(here), one_thread():
+        with stop_on_interrupt(here), one_thread():
             result = job(shares[0], send=lambda sent: on_update(0, sent), stopped=here.is_set)
         return Spread([result], here.is_set())
     context = multiprocessing.get_context("spawn")  # a forked torch can hang in its thread pool
     stop = context.Event()
     pipes: list[Connection] = []
-    with _stop_on_interrupt(stop):
+    with stop_on_interrupt(stop):
         for share in shares:
             ours, theirs = context.Pipe(duplex=False)
             # Daemons end with this process, whatever ends it.
@@ -149,19 +149,24 @@ def _work(job: Job[Any], seeds: Sequence[int], pipe: Connection, stop: Event) ->
 
 
 @contextmanager
-def _stop_on_interrupt(stop: Event) -> Iterator[None]:
-    """Turn the first Ctrl-C into `stop`; a second one interrupts as usual."""
+def stop_on_interrupt(stop: Event) -> Iterator[None]:
+    """Turn the first Ctrl-C or SIGTERM into `stop`; a second one ends the process as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def first(signum: int, frame: Any) -> None:
         stop.set()
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    signal.signal(signal.SIGINT, first)
+    for number in before:
+        signal.signal(number, first)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

@@ -1,0 +1,88 @@
+"""Does a population train as plain PyTorch does? Both gradients, on the same rows."""
+
+import torch
+from torch import Tensor, nn
+
+from kondo.lab.policies import MLP, Transformer
+from kondo.lab.population.train import Population
+from plain_loop import Experience, MethodName, loss
+
+
+def gradient_error(population: Population, twin: MLP | Transformer, method: MethodName) -> float:
+    """Return how far the first member's gradient lies from the plain one, relative, in norm.
+
+    Args:
+        population: of one method; its weights are not moved.
+        twin: a policy of the same shape; gets the first member's weights.
+        method: of the plain loss.
+    """
+    population.roll(torch.zeros((), dtype=torch.int64, device=population.device))
+    (group,) = population.groups
+    kept = int(group.decisions[0].kept.max())
+    ours = group.gradients(population, group.num_rows(kept, population.program.num_rows))
+    twins = named_parameters(twin)
+    with torch.no_grad():
+        for name, value in population.parameters.items():
+            twins[name].copy_(_as_policy_has_it(name, value[0]))
+    experience = first_experience(twin, population.rolled)
+    log_probs = twin.log_prob(experience.rows).view_as(experience.log_probs)
+    plain = torch.autograd.grad(
+        loss(log_probs, method, experience), [twins[name] for name in population.parameters]
+    )
+    error = total = 0.0
+    for name, own, reference in zip(population.parameters, ours, plain, strict=True):
+        difference = _as_policy_has_it(name, own[0]) - reference
+        error += float(difference.double().square().sum())
+        total += float(reference.double().square().sum())
+    return float((error / total) ** 0.5)
+
+
+def first_experience(policy: MLP | Transformer, rolled: dict[str, Tensor]) -> Experience:
+    """Return what the first member of a population went through, as the plain loop has it."""
+    rewards = rolled["rewards"][0]
+    if isinstance(policy, MLP):
+        probs = rolled["distribution"][0].exp()
+        rows = {"images": rolled["inputs"][0], "actions": rolled["actions"][0].squeeze(1)}
+        advantages = rewards - probs.square().sum(dim=1, keepdim=True)
+        return Experience(rows, rolled["log_probs"][0], advantages)
+    prompts = rolled["prompts"][0].repeat_interleave(rewards.shape[1], dim=0)
+    rows = {"prompts": prompts, "answers": rolled["answers"][0].flatten(0, 1)}
+    advantages = (rewards - rewards.mean(dim=1, keepdim=True)).view(-1, 1)
+    return Experience(rows, rolled["log_probs"][0], advantages)
+
+
+def named_parameters(policy: MLP | Transformer) -> dict[str, Tensor]:
+    """Return a policy's parameters under the population's names."""
+    if isinstance(policy, MLP):
+        layers = [layer for layer in policy.layers if isinstance(layer, nn.Linear)]
+        return {
+            f"{number}.{kind}": getattr(layer, kind)
+            for number, layer in enumerate(layers)
+            for kind in ("weight", "bias")
+        }
+    named: dict[str, Tensor] = {
+        "tokens": policy.token_embedding.weight,
+        "positions": policy.position_embedding.weight,
+        "head": policy.head.weight,
+    }
+    of_block = {
+        "qkv": "query_key_value",
+        "out": "attention_out",
+        "up": "ff_up",
+        "down": "ff_down",
+        "attention_norm": "attention_norm",
+        "ff_norm": "ff_norm",
+    }
+    for number, block in enumerate(policy.blocks):
+        for name, module in of_block.items():
+            named[f"{number}.{name}"] = block.get_parameter(f"{module}.weight")
+    return named
+
+
+def _as_policy_has_it(name: str, stacked: Tensor) -> Tensor:
+    """Return one member's tensor in the policy's shape: Linear keeps [out, in], we [in, out]."""
+    if name in ("tokens", "positions"):
+        return stacked
+    if name.endswith(("bias", "norm")):
+        return stacked.flatten()
+    return stacked.T

@@ -1,0 +1,1 @@
+"""Studies: one folder each, with its claim, settings, run and analysis. `kondo list` shows them."""

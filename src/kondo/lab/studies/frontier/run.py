@@ -1,0 +1,78 @@
+"""Train every gate on both tasks."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from kondo.lab.population import run
+from kondo.lab.population.networks import StackedTransformer
+from kondo.lab.population.programs import SequenceProgram
+from kondo.lab.studies import image_bandits
+from kondo.lab.studies.frontier import gates
+from kondo.lab.studies.frontier.settings import Settings
+from kondo.lab.studies.study import Context, Part, Record
+from kondo.lab.tasks.reversal import ReversalTask
+
+REVERSAL = "reversal"
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Return one part per task."""
+    return [
+        Part(name=settings.images, run=partial(_images, settings), work=settings.image_steps),
+        # A step of a transformer takes several of an MLP's.
+        Part(name=REVERSAL, run=partial(_reversal, settings), work=4.0 * settings.reversal_steps),
+    ]
+
+
+def logged(num_steps: int, settings: Settings) -> list[int]:
+    """Return the logged steps: dense at first, then regular, so that the last error is a mean."""
+    regular = max(1, num_steps // settings.linear_points)
+    spaced = run.log_spaced(num_steps, settings.log_points)
+    # Nothing is logged inside the last interval: the final error is the mean over all of it.
+    early = [step for step in spaced if step <= num_steps - regular]
+    return sorted({*early, *range(regular, num_steps, regular), num_steps})
+
+
+def _images(settings: Settings, context: Context) -> Iterable[Record]:
+    members = gates.members(settings, learning_rate=settings.image_learning_rate)
+    return run.train(
+        image_bandits.populations(
+            context,
+            members,
+            data=settings.images,
+            width=settings.image_width,
+            batch=settings.image_batch,
+        ),
+        context,
+        part=settings.images,
+        num_steps=settings.image_steps,
+        log_steps=(),
+        evaluate_steps=logged(settings.image_steps, settings),
+    )
+
+
+def _reversal(settings: Settings, context: Context) -> Iterable[Record]:
+    network = StackedTransformer(
+        prompt_length=settings.length,
+        answer_length=settings.length,
+        num_tokens=settings.num_tokens,
+        width=settings.width,
+        num_layers=settings.num_layers,
+        num_heads=settings.num_heads,
+        ff_width=settings.ff_width,
+    )
+    program = SequenceProgram(
+        ReversalTask(length=settings.length, num_tokens=settings.num_tokens),
+        network,
+        num_prompts=settings.num_prompts,
+        num_answers=settings.num_answers,
+    )
+    members = gates.members(settings, learning_rate=settings.reversal_learning_rate)
+    with run.matmul_precision(settings.reversal_precision):
+        return run.train(
+            run.side_by_side(program, members, context.device),
+            context,
+            part=REVERSAL,
+            num_steps=settings.reversal_steps,
+            log_steps=logged(settings.reversal_steps, settings),
+        )

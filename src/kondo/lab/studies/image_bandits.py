@@ -1,0 +1,28 @@
+"""Populations on images: MNIST at full size, the bundled digits at small size."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from kondo.lab.population.member import Member
+from kondo.lab.population.programs import BanditProgram
+from kondo.lab.population.run import side_by_side
+from kondo.lab.population.train import Population
+from kondo.lab.studies.study import Context
+from kondo.lab.tasks.bandits import ImageBandit
+
+Data = Literal["mnist", "digits"]
+
+
+def populations(
+    context: Context,
+    members: Sequence[Member],
+    *,
+    data: Data,
+    width: int,
+    batch: int,
+    samples: int = 1,
+) -> list[Population]:
+    """Return populations of MLP policies on the images, to be trained side by side."""
+    make = ImageBandit.mnist if data == "mnist" else ImageBandit.digits
+    program = BanditProgram(make(device=context.device), width=width, batch=batch, samples=samples)
+    return side_by_side(program, members, context.device)

@@ -1,0 +1,93 @@
+"""Three parts, all paid by the token: learning curves, lengths H, vocabularies M."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from kondo.lab.population.member import Member
+from kondo.lab.population.run import matmul_precision, train
+from kondo.lab.population.train import Population
+from kondo.lab.studies import reversals, updates
+from kondo.lab.studies.reversal_dg.settings import Settings
+from kondo.lab.studies.study import Context, Part, Record
+
+COMPARED = {"PG": updates.PG, "PPO": updates.PPO, "PMPO": updates.PMPO, "DG": updates.DG}
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Return the study's parts."""
+    return [
+        Part(name="curves", run=partial(_curves, settings), work=20),
+        Part(name="lengths", run=partial(_lengths, settings), work=150),
+        Part(name="vocabularies", run=partial(_vocabularies, settings), work=100),
+    ]
+
+
+def _curves(settings: Settings, context: Context) -> Iterable[Record]:
+    """Figure 8: H = 10, M = 2."""
+    step = max(1, settings.curve_steps // 50)
+    with matmul_precision(settings.precision):
+        return train(
+            _population(settings, context, settings.length, 2, settings.num_seeds),
+            context,
+            part="curves",
+            num_steps=settings.curve_steps,
+            log_steps=range(step, settings.curve_steps + 1, step),
+        )
+
+
+def _lengths(settings: Settings, context: Context) -> Iterable[Record]:
+    """Figure 9 (a, c): M = 2. Setting: H."""
+    populations = [
+        _population(settings, context, length, 2, settings.sweep_seeds, setting=length)
+        for length in sorted(settings.lengths, reverse=True)
+    ]
+    return _sweep(settings, context, "lengths", populations)
+
+
+def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
+    """Figure 9 (b, d): H = 10. Setting: M."""
+    populations = [
+        _population(
+            settings, context, settings.length, num_tokens, settings.sweep_seeds, setting=num_tokens
+        )
+        for num_tokens in sorted(settings.vocabularies, reverse=True)
+    ]
+    return _sweep(settings, context, "vocabularies", populations)
+
+
+def _sweep(
+    settings: Settings, context: Context, part: str, populations: list[Population]
+) -> Iterable[Record]:
+    with matmul_precision(settings.precision):
+        return train(
+            populations,
+            context,
+            part=part,
+            num_steps=settings.num_steps,
+            log_steps=[settings.num_steps * place // 40 for place in range(1, 41)],
+        )
+
+
+def _population(
+    settings: Settings,
+    context: Context,
+    length: int,
+    num_tokens: int,
+    num_seeds: int,
+    *,
+    setting: float = float("nan"),
+) -> Population:
+    members = [
+        Member(
+            series=name,
+            seed=seed,
+            learning_rate=settings.learning_rate,
+            update=update,
+            setting=setting,
+        )
+        for name, update in COMPARED.items()
+        for seed in range(num_seeds)
+    ]
+    return reversals.population(
+        context, members, length=length, num_tokens=num_tokens, reward="bag_of_tokens"
+    )

@@ -1,0 +1,167 @@
+"""Four parts: learning curves, lengths, vocabularies, and PMPO's grid.
+
+Each length and each vocabulary is a population of its own shape; those of a part run side by side.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from kondo.lab.population.member import Member, Update
+from kondo.lab.population.run import log_spaced, matmul_precision, train
+from kondo.lab.studies import reversals, updates
+from kondo.lab.studies.reversal_kondo.settings import Settings
+from kondo.lab.studies.study import Context, Part, Record
+
+EXACT_COUNT = "exact count"
+"""Marks the gate of `kondo.Gate(rate=...)`: never more than the rate, ties by lot."""
+
+
+def baselines() -> dict[str, Update]:
+    """Return the rules that gate nothing."""
+    return {"PG": updates.PG, "PPO": updates.PPO, "PMPO": updates.PMPO}
+
+
+def delightful(settings: Settings) -> dict[str, Update]:
+    """Return DG and the two gates of the paper."""
+    return {
+        "DG": updates.DG,
+        updates.percent(settings.rate): updates.kondo(settings.rate),
+        "DG-K price 0": updates.PRICE_0,
+    }
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Return the study's parts."""
+    return [
+        Part(name="curves", run=partial(_curves, settings), work=100),
+        Part(name="lengths", run=partial(_lengths, settings), work=250),
+        Part(name="vocabularies", run=partial(_vocabularies, settings), work=60),
+        Part(name="pmpo", run=partial(_pmpo, settings), work=20),
+    ]
+
+
+def _curves(settings: Settings, context: Context) -> Iterable[Record]:
+    """Figure 8: all methods at H = 10, M = 2."""
+    compared = baselines() | delightful(settings)
+    exact = updates.kondo_count(settings.rate)
+    compared[f"{updates.percent(settings.rate)}, {EXACT_COUNT}"] = exact
+    # One population per method: their programs differ in size, and overlap on a GPU.
+    populations = [
+        reversals.population(
+            context,
+            _members(settings, {name: update}, settings.num_seeds),
+            length=settings.length,
+            num_tokens=2,
+            reward="to_first_error",
+        )
+        for name, update in compared.items()
+    ]
+    with matmul_precision(settings.precision):
+        return train(
+            populations,
+            context,
+            part="curves",
+            num_steps=settings.num_steps,
+            log_steps=_fine(settings.num_steps),
+        )
+
+
+def _lengths(settings: Settings, context: Context) -> Iterable[Record]:
+    """Figure 10: every method at the lengths around the longest it can solve. Setting: H."""
+    lengths = sorted({*settings.baseline_lengths, *settings.delight_lengths}, reverse=True)
+    populations = []
+    for length in lengths:
+        compared: dict[str, Update] = {}
+        if length in settings.baseline_lengths:
+            compared |= baselines()
+        if length in settings.delight_lengths:
+            compared |= delightful(settings)
+        members = _members(settings, compared, settings.sweep_seeds, setting=length)
+        populations.append(
+            reversals.population(
+                context, members, length=length, num_tokens=2, reward="to_first_error"
+            )
+        )
+    with matmul_precision(settings.precision):
+        return train(
+            populations,
+            context,
+            part="lengths",
+            num_steps=settings.num_steps,
+            log_steps=_fortieths(settings.num_steps),
+        )
+
+
+def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
+    """How the gates do as the vocabulary grows. Setting: M."""
+    compared = {"PG": updates.PG} | delightful(settings)
+    populations = [
+        reversals.population(
+            context,
+            _members(settings, compared, settings.sweep_seeds, setting=num_tokens),
+            length=settings.length,
+            num_tokens=num_tokens,
+            reward="to_first_error",
+        )
+        for num_tokens in settings.vocabularies
+    ]
+    with matmul_precision(settings.precision):
+        return train(
+            populations,
+            context,
+            part="vocabularies",
+            num_steps=settings.num_steps,
+            log_steps=_fortieths(settings.num_steps),
+        )
+
+
+def _pmpo(settings: Settings, context: Context) -> Iterable[Record]:
+    """What PMPO's two numbers do, since the paper's own values are not known for sure."""
+    compared = {
+        f"PMPO alpha {preferred:g} beta {beta:g}": Update(
+            loss="pmpo", preferred=preferred, beta=beta
+        )
+        for preferred in settings.preferred
+        for beta in settings.betas
+    }
+    members = _members(settings, compared, settings.sweep_seeds)
+    with matmul_precision(settings.precision):
+        return train(
+            reversals.population(
+                context, members, length=settings.length, num_tokens=2, reward="to_first_error"
+            ),
+            context,
+            part="pmpo",
+            num_steps=settings.grid_steps,
+            log_steps=_fortieths(settings.grid_steps),
+        )
+
+
+def _members(
+    settings: Settings,
+    compared: Mapping[str, Update],
+    num_seeds: int,
+    *,
+    setting: float = float("nan"),
+) -> list[Member]:
+    return [
+        Member(
+            series=name,
+            seed=seed,
+            learning_rate=settings.learning_rate,
+            update=update,
+            setting=setting,
+        )
+        for name, update in compared.items()
+        for seed in range(num_seeds)
+    ]
+
+
+def _fine(num_steps: int) -> list[int]:
+    """Return every 20th step of the first fifth, where errors fall, and then fewer and fewer."""
+    early = max(1, num_steps // 500)
+    return [*range(early, num_steps // 5, early), *log_spaced(num_steps, 80)]
+
+
+def _fortieths(num_steps: int) -> list[int]:
+    return [num_steps * place // 40 for place in range(1, 41)]

@@ -1,0 +1,221 @@
+import dataclasses
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import kondo
+from kondo.lab.studies import registry, runner
+from kondo.lab.studies.gambling import bandit, rules, run
+from tolerances import assert_close
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The whole study at small size, through the real runner."""
+    order = runner.Order(
+        study=registry.find("gambling"),
+        size="small",
+        num_seeds=None,
+        out=tmp_path_factory.mktemp("runs") / "gambling",
+        device=torch.device("cpu"),
+        command="kondo run gambling --small",
+    )
+    outcome = runner.run(order, Console(file=io.StringIO()))
+    return outcome.analysis, order.out
+
+
+@pytest.fixture
+def settings():
+    return registry.find("gambling").settings("small", 2)
+
+
+def phi(x):
+    return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+
+def ours(analysis, series, metric, x):
+    (line,) = [
+        line
+        for line in analysis.headline
+        if (line.series, line.metric, line.x) == (series, metric, x)
+    ]
+    return line.ours
+
+
+def test_luck_is_as_frequent_as_the_closed_form_says(small):
+    found = [line for line in small[0].headline if line.metric == "Pr(U > 0 | bad arm)"]
+    assert len(found) == 9
+    for line in found:
+        p = float(line.series.removeprefix("p="))
+        expected = phi(-p / line.x) if line.x else 0.0
+        assert_close(line.paper, expected)
+        assert abs(line.ours - expected) < 0.03
+
+
+def test_noise_on_one_arm_draws_the_gate_and_dg_to_it_but_not_pg(small):
+    ends = {
+        name: ours(small[0], name, "bad arms at the end, two-arms", 10.0)
+        for name in ("PG", "DG", "DG-K price 0", "DG-K 3%")
+    }
+    assert ends["PG"] < 0.05
+    assert min(ends["DG"], ends["DG-K price 0"], ends["DG-K 3%"]) > 0.8
+
+
+def test_a_critic_holds_and_capping_surprisal_does_not(small):
+    metric = "bad arms at the end, mitigations"
+    assert ours(small[0], "price 0, critic gates and trains", metric, 10.0) < 0.1
+    assert ours(small[0], "10%, surprisal capped at 0.5", metric, 10.0) > 0.8
+
+
+def test_the_run_leaves_figures_and_tables(small):
+    names = {path.name for path in small[1].iterdir()}
+    assert {"gambling.png", "many-arms.png", "mitigations.png", "headline.csv"} <= names
+
+
+def h(x):
+    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi) - x * phi(-x)
+
+
+@pytest.mark.parametrize("ratio", [0.7, 1.0, 2.0])
+def test_the_gate_at_price_zero_rests_where_its_closed_form_is_zero(ratio):
+    def above(chi):
+        return (chi > 0).astype(float)
+
+    bad = bandit.rest_point(above, 0.5, bad_noise=0.5 * ratio, good_noise=0.0)
+    nearby = [1 / (1 + math.exp(-(math.log(bad / (1 - bad)) + move))) for move in (-0.1, 0.1)]
+    pulls = [p - ratio * h((1 - p) / ratio) for p in nearby]  # in units of Delta
+    assert pulls[0] * pulls[1] < 0
+
+
+def test_the_gate_rests_on_the_bad_arm_alone_beyond_the_root_of_two_pi():
+    def above(chi):
+        return (chi > 0).astype(float)
+
+    assert bandit.rest_point(above, 0.5, bad_noise=0.5 * 2.6, good_noise=0.0) == 1.0
+    assert bandit.rest_point(above, 0.5, bad_noise=0.5 * 2.4, good_noise=0.0) < 0.97
+
+
+def test_pg_rests_at_the_good_arm_and_a_gate_that_keeps_nothing_where_it_starts():
+    assert bandit.rest_point(np.ones_like, 0.5, bad_noise=5.0, good_noise=0.0) == 0.0
+    assert bandit.rest_point(np.zeros_like, 0.5, bad_noise=5.0, good_noise=0.0) == 0.5
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.34])
+@pytest.mark.parametrize("negative_quota", [0.0, 0.5])
+def test_a_rate_for_many_rows_keeps_what_the_gate_keeps_in_each(rate, negative_quota):
+    generator = torch.Generator().manual_seed(3)
+    delight = torch.randn(20, 50, generator=generator)
+    delight[:, ::7] = 0.0
+    delight[3] = 0.0
+    kept = rules.keep_rate(delight, torch.empty(0), rate, negative_quota=negative_quota)
+    for row, weight in zip(delight, kept, strict=True):
+        gate = kondo.Gate(rate=rate, negative_quota=negative_quota)
+        assert torch.equal(gate(row).weight, weight)
+
+
+@pytest.mark.parametrize("inverse_propensity", [False, True])
+def test_a_reserve_keeps_as_many_as_the_gate_with_the_same_weights(inverse_propensity):
+    generator = torch.Generator().manual_seed(4)
+    delight = torch.randn(20, 50, generator=generator)
+    uniform = torch.rand(20, 50, generator=generator)
+    weight = rules.keep_rate(delight, uniform, 0.2, 0.3, 0.0, inverse_propensity)
+    gate = kondo.Gate(rate=0.2, reserve=0.3, inverse_propensity=inverse_propensity)
+    for row, found in zip(delight, weight, strict=True):
+        expected = gate(row).weight
+        assert_close(found.sort().values, expected.sort().values)  # the lots differ
+        certain = row.topk(7).indices
+        assert bool((found[certain] == 1).all())
+
+
+def batch(**changes):
+    samples = rules.Samples(
+        log_probs=torch.tensor([[-0.1, -2.0, -2.0]]),
+        advantages=torch.tensor([[0.1, 3.0, -3.0]]),
+        uniform=torch.empty(0),
+        critic=torch.tensor([[0.1, -0.4, -0.4]]),
+        deviation=torch.tensor([[0.0, 2.0, 2.0]]),
+    )
+    return samples._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (rules.PG, [0.1, 3.0, -3.0]),
+        (rules.priced(0.0), [0.1, 3.0, 0.0]),
+        (rules.Rule(name="", weigh=rules.at_price(0.0), signal=rules.by_critic), [0.1, 0, 0]),
+        (rules.Rule(name="", weigh=rules.at_price(0.0), gate_signal=rules.by_critic), [0.1, 0, 0]),
+        (
+            rules.Rule(name="", weigh=rules.at_price(0.0), signal=rules.lower_confidence),
+            [0.1, 1, 0],
+        ),
+        (
+            rules.Rule(name="", weigh=rules.at_price(0.0), gate_signal=rules.lower_confidence),
+            [0.1, 3.0, 0.0],
+        ),
+        (rules.Rule(name="", weigh=rules.at_price(0.0), signal=rules.scaled_by_noise), [0.1, 1, 0]),
+        (rules.Rule(name="", weigh=rules.at_price(0.0), signal=rules.clipped), [0.1, 1, 0]),
+        (rules.Rule(name="", weigh=rules.at_price(5.0), symmetric=True), [0.0, 3.0, -3.0]),
+        (rules.Rule(name="", weigh=rules.at_price(5.0), surprisal_cap=0.5), [0.0, 0.0, 0.0]),
+    ],
+)
+def test_rules_by_hand(rule, expected):
+    coefficients, paid = rule.coefficients(batch())
+    assert_close(coefficients, torch.tensor([expected]))
+    assert paid.tolist() == [[value != 0 for value in expected]]
+
+
+def test_dg_weighs_as_the_librarys_loss_does():
+    samples = batch()
+    log_probs = samples.log_probs.clone().requires_grad_()
+    kondo.losses.dg(log_probs, samples.advantages).sum().backward()
+    assert_close(rules.DG.coefficients(samples)[0], -log_probs.grad)
+
+
+def test_history_has_each_arms_mean_and_deviation():
+    history = run.History(1, 3, torch.device("cpu"))
+    rewards = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64)
+    history.add(torch.tensor([[0, 1, 1]]), rewards)
+    history.add(torch.tensor([[1]]), torch.tensor([[6.0]], dtype=torch.float64))
+    assert_close(history.mean(), torch.tensor([[1.0, 4.0, 13 / 4]], dtype=torch.float64))
+    assert_close(history.deviation(), torch.tensor([[0.0, 2.0, 0.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rule", [rules.PG, *rules.mitigations()[4:7], rules.mitigations()[-1]])
+def test_every_rule_draws_the_same_number_of_rewards(settings, rule):
+    settings = dataclasses.replace(settings, steps=20)
+    trainer = run.Trainer(settings, bandit.gamble(0.5), rule, (1.0,), torch.device("cpu"))
+    for _ in range(trainer.num_steps):
+        trainer.step()
+    assert {record.forward for record in trainer.records("part", "series")} == {20 * 100}
+
+
+def test_a_member_does_not_depend_on_who_runs_beside_it(settings):
+    ends = []
+    for ratios, seeds in (((3.0,), 1), ((0.0, 3.0), 2)):
+        chosen = dataclasses.replace(settings, steps=15, seeds=seeds)
+        trainer = run.Trainer(
+            chosen, bandit.gamble(0.5), rules.rated(0.1), ratios, torch.device("cpu")
+        )
+        for _ in range(15):
+            trainer.step()
+        ends.append(trainer.logits[-seeds].detach())
+    assert_close(ends[0], ends[1])
+
+
+def test_arms_pay_their_mean_and_only_noisy_ones_more():
+    arms = bandit.gamble(0.5, num_arms=3, gamblers=1)
+    rewards = arms.rewards(
+        torch.tensor([[0, 1, 2]]), torch.tensor([[2.0]]), torch.tensor([[1.0, 1.0, 1.0]])
+    )
+    assert rewards.tolist() == [[1.0, 2.5, 0.5]]
+    assert (arms.best, bandit.good_gamble(0.5).best) == (0, 1)
+
+
+def test_as_many_gamblers_as_arms_is_an_error():
+    with pytest.raises(ValueError, match="gamblers must be below"):
+        bandit.gamble(0.5, num_arms=3, gamblers=3)

@@ -1,0 +1,439 @@
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from kondo.lab import figures, output
+from kondo.lab.studies import plotting, records, runner
+from kondo.lab.studies.study import Analysis, Part, Stopped
+from lab.studies import toy
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), width=100)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "runs" / "toy"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def stop_at(part, step):
+    """Return a step function that presses Ctrl-C there, once."""
+
+    def on_step(name, at, context):
+        if (name, at) == (part, step):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return on_step
+
+
+def stopped_run(out, console, **changes):
+    chosen = toy.study(stop_at("second", 4), **changes)
+    return runner.run(toy.order(out, chosen), console)
+
+
+def fails_at(part, step):
+    def on_step(name, at, context):
+        if (name, at) == (part, step):
+            raise ZeroDivisionError("as told")
+
+    return on_step
+
+
+def test_a_finished_run_leaves_its_files_and_nothing_else(out, console):
+    outcome = runner.run(toy.order(out), console)
+    expected = ["curves.csv", "error.png", "frontier.csv", "headline.csv", "manifest.json"]
+    assert names(out) == [*expected, "records.csv.gz"]
+    assert sorted(path.name for path in outcome.written) == names(out)
+    assert not outcome.stopped
+    assert outcome.analysis.findings == ["PG ends at 0.0328."]
+    table = records.read(out / "records.csv.gz")
+    assert list(dict.fromkeys(table["part"])) == ["first", "second", "third"]
+    assert len(table) == 3 * 2 * 11
+
+
+def test_headline_has_the_columns_and_empty_cells(out, console):
+    runner.run(toy.order(out), console)
+    text = (out / "headline.csv").read_text()
+    # 1/32 and 1.1/32: mean 0.0328125, standard error 0.1/32/2.
+    assert text == (
+        "figure,series,metric,x,paper,ours,se,seeds,verdict\n"
+        "Toy Fig 1,PG,error,1000,0.03,0.0328125,0.0015625,2,matches\n"
+        "beyond the paper,PG,parts,,,2,,1,\n"
+    )
+
+
+def test_frontier_and_curves_are_plain_csv(out, console):
+    runner.run(toy.order(out), console)
+    [point] = csv.DictReader((out / "frontier.csv").open())
+    assert point["rate"] == ""
+    assert (point["forward"], point["reached"]) == ("870.5", "2")
+    curves = pd.read_csv(out / "curves.csv")
+    assert list(curves) == [
+        "part", "series", "setting", "step", "metric", "mean", "se", "seeds", "forward", "backward"
+    ]  # fmt: skip
+    assert len(curves) == 3 * 11
+
+
+def test_manifest_tells_what_was_run_and_by_what(out, console):
+    runner.run(toy.order(out), console)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["settings"] == {"num_seeds": 2, "rates": [0.5, 1.0], "price": "inf"}
+    facts = {
+        "study": "toy",
+        "version": 1,
+        "title": "A toy",
+        "paper": "Toy Fig 1",
+        "claim": "Counting works.",
+        "differences": ["none worth telling"],
+        "size": "small",
+        "num_seeds": None,
+        "seeds": [0, 1],
+        "command": "kondo run toy --small",
+        "finished": True,
+        "interrupted": False,
+        "resumed": 0,
+        "findings": ["PG ends at 0.0328."],
+        "figures": ["error.png"],
+    }
+    assert {key: manifest[key] for key in facts} == facts
+    assert manifest["environment"]["torch"] == torch.__version__
+    assert manifest["environment"]["pandas"] == pd.__version__
+    assert manifest["environment"]["device"] == manifest["device"] == "cpu"
+    assert manifest["commits"] == [output.commit()]
+    assert list(manifest["seconds_by_part"]) == ["first", "second", "third"]
+    assert manifest["seconds"] == pytest.approx(sum(manifest["seconds_by_part"].values()))
+
+
+def test_results_are_never_overwritten(out, console):
+    runner.run(toy.order(out), console)
+    before = contents(out)
+    with pytest.raises(runner.FolderError, match=r"already holds results.*--out"):
+        runner.run(toy.order(out), console)
+    assert contents(out) == before
+
+
+def test_the_demos_results_are_no_run_to_resume(out, console):
+    out.mkdir(parents=True)
+    (out / "manifest.json").write_text("{}\n")
+    with pytest.raises(runner.FolderError, match="already holds results"):
+        runner.run(toy.order(out), console)
+    assert names(out) == ["manifest.json"]
+
+
+def test_ctrl_c_keeps_and_analyses_what_is_finished(out, console):
+    outcome = stopped_run(out, console)
+    assert outcome.stopped
+    assert [line.metric for line in outcome.analysis.headline] == ["error"]
+    assert not (out / "frontier.csv").exists()
+    assert names(out / "parts") == [".lock", "first.csv.gz", "second.checkpoint"]
+    manifest = runner.read_manifest(out)
+    assert (manifest["finished"], manifest["interrupted"]) == (False, True)
+    assert list(manifest["seconds_by_part"]) == ["first", "second"]
+
+
+def test_a_resumed_run_skips_finished_parts_and_goes_on_at_the_checkpoint(out, console):
+    stopped_run(out, console)
+    starts = []
+    outcome = runner.run(toy.order(out, toy.study(starts=starts)), console)
+    assert starts == [("second", 5), ("third", 0)]
+    assert not outcome.stopped
+    assert "1 of 3 parts done" in console.file.getvalue()
+    manifest = runner.read_manifest(out)
+    assert (manifest["finished"], manifest["interrupted"], manifest["resumed"]) == (True, False, 1)
+    whole = out.with_name("whole")
+    runner.run(toy.order(whole), console)
+    for name in ("records.csv.gz", "headline.csv", "curves.csv", "frontier.csv", "error.png"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_seconds_of_a_part_add_up_over_runs(out, console, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(runner.time, "monotonic", lambda: clock[0])
+
+    def tick(name, step, context):
+        clock[0] += 1
+        stop_at("second", 3)(name, step, context)
+
+    runner.run(toy.order(out, toy.study(tick)), console)
+    assert runner.read_manifest(out)["seconds_by_part"] == {"first": 10, "second": 4}
+    runner.run(toy.order(out, toy.study(tick)), console)
+    manifest = runner.read_manifest(out)
+    assert manifest["seconds_by_part"] == {"first": 10, "second": 10, "third": 10}
+    assert manifest["seconds"] == 30
+
+
+def test_a_checkpoint_ends_with_its_part(out, console):
+    stopped_run(out, console)
+    runner.run(toy.order(out, toy.study(stop_at("third", 2))), console)
+    assert names(out / "parts") == [".lock", "first.csv.gz", "second.csv.gz", "third.checkpoint"]
+
+
+def test_ctrl_c_before_any_part_is_finished_leaves_nothing_to_analyse(out, console):
+    outcome = runner.run(toy.order(out, toy.study(stop_at("first", 2))), console)
+    assert outcome == (None, True, [])
+    assert names(out) == ["manifest.json", "parts"]
+
+
+def test_ctrl_c_in_the_last_step_of_the_last_part_is_a_finished_run(out, console):
+    outcome = runner.run(toy.order(out, toy.study(stop_at("third", toy.STEPS - 1))), console)
+    assert not outcome.stopped
+    assert runner.read_manifest(out)["finished"]
+
+
+def test_a_part_that_ends_in_spite_of_ctrl_c_is_kept_and_no_other_started(out, console):
+    starts = []
+    chosen = toy.study(stop_at("first", toy.STEPS - 1), starts)
+    assert runner.run(toy.order(out, chosen), console).stopped
+    assert starts == [("first", 0)]
+    assert (out / "parts" / "first.csv.gz").exists()
+
+
+def test_half_a_study_that_cannot_be_analysed_says_so_and_is_kept(out, console):
+    def analyse(table, settings):
+        raise KeyError("third")
+
+    outcome = stopped_run(out, console, analyse=analyse)
+    assert outcome == (None, True, [out / "records.csv.gz"])
+    assert "cannot be analysed alone: KeyError: 'third'" in console.file.getvalue()
+    assert runner.read_manifest(out)["interrupted"]
+
+
+def test_a_failed_analysis_of_a_whole_run_can_be_repeated(out, console):
+    def analyse(table, settings):
+        raise KeyError("third")
+
+    with pytest.raises(KeyError):
+        runner.run(toy.order(out, toy.study(analyse=analyse)), console)
+    starts = []
+    runner.run(toy.order(out, toy.study(starts=starts)), console)
+    assert starts == []
+    assert runner.read_manifest(out)["finished"]
+
+
+def test_a_failing_part_is_named_and_finished_ones_are_kept(out, console):
+    with pytest.raises(ZeroDivisionError) as caught:
+        runner.run(toy.order(out, toy.study(fails_at("second", 3))), console)
+    assert "part 'second' of study 'toy'" in caught.value.__notes__[0]
+    assert names(out / "parts") == [".lock", "first.csv.gz"]
+    assert not runner.read_manifest(out)["finished"]
+    starts = []
+    runner.run(toy.order(out, toy.study(starts=starts)), console)
+    assert starts == [("second", 0), ("third", 0)]
+
+
+def test_a_failed_write_is_an_error_and_leaves_no_half_file(out, console, monkeypatch):
+    def full(source, target):
+        if Path(target).name == "second.csv.gz":
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr(output.os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        runner.run(toy.order(out), console)
+    assert names(out / "parts") == [".lock", "first.csv.gz"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"num_seeds": 5}, "settings.num_seeds"),
+        ({"size": "full"}, "size, settings.num_seeds"),
+        ({"study": toy.study(version=2)}, "version"),
+        ({"device": torch.device("meta")}, "device"),
+    ],
+)
+def test_an_unfinished_run_of_other_settings_is_refused(out, console, changes, key):
+    stopped_run(out, console)
+    before = contents(out / "parts")
+    with pytest.raises(runner.FolderError, match=f"other settings: {key}\\. .*--out"):
+        runner.run(toy.order(out, **changes), console)
+    assert contents(out / "parts") == before
+
+
+def test_two_runs_do_not_share_a_folder(out, console):
+    seen = []
+
+    def on_step(name, step, context):
+        if (name, step) == ("first", 0):
+            with pytest.raises(runner.FolderError, match="in use by another run") as caught:
+                runner.run(toy.order(out), console)
+            seen.append(caught)
+
+    runner.run(toy.order(out, toy.study(on_step)), console)
+    assert len(seen) == 1
+
+
+def test_a_file_in_the_way_is_refused(out, console):
+    out.parent.mkdir()
+    out.write_text("mine")
+    with pytest.raises(runner.FolderError, match="cannot write to"):
+        runner.run(toy.order(out), console)
+
+
+@pytest.mark.parametrize("bad", [["One"], ["a/b"], ["same", "same"]])
+def test_names_of_parts_are_checked_before_anything_is_made(out, console, bad):
+    def parts(settings):
+        return [Part(name=name, run=lambda context: []) for name in bad]
+
+    with pytest.raises(ValueError, match="names of parts must differ"):
+        runner.run(toy.order(out, toy.study(parts=parts)), console)
+    assert not out.exists()
+
+
+def test_reanalysing_gives_the_same_bytes(out, console):
+    runner.run(toy.order(out), console)
+    before = contents(out)
+    for name in ("headline.csv", "curves.csv", "frontier.csv", "error.png"):
+        (out / name).write_text("spoilt")
+    _, written = runner.reanalyse(toy.study(), out)
+    assert contents(out) == before
+    assert sorted(path.name for path in written) == sorted(before.keys() - {"records.csv.gz"})
+
+
+def test_reanalysing_removes_what_is_no_longer_made_and_keeps_other_files(out, console):
+    runner.run(toy.order(out), console)
+    (out / "photo.png").write_text("mine")
+
+    def analyse(table, settings):
+        return Analysis(headline=[], figures={}, findings=["Nothing."])
+
+    runner.reanalyse(toy.study(analyse=analyse), out)
+    assert not (out / "error.png").exists()
+    assert not (out / "frontier.csv").exists()
+    assert (out / "photo.png").exists()
+    manifest = runner.read_manifest(out)
+    assert (manifest["findings"], manifest["figures"]) == (["Nothing."], [])
+
+
+def test_reanalysing_refuses_records_of_another_study(out, console):
+    with pytest.raises(runner.FolderError, match="holds no records"):
+        runner.reanalyse(toy.study(), out)
+    runner.run(toy.order(out), console)
+    with pytest.raises(runner.FolderError, match="another version of this study: version changed"):
+        runner.reanalyse(toy.study(version=2), out)
+
+
+def test_a_setting_added_since_does_not_stop_reanalysis_but_a_changed_one_does(out, console):
+    runner.run(toy.order(out), console)
+    manifest = runner.read_manifest(out)
+    del manifest["settings"]["price"]
+    output.write_manifest(out / "manifest.json", manifest)
+    runner.reanalyse(toy.study(), out)
+    manifest["settings"]["rates"] = [0.5]
+    output.write_manifest(out / "manifest.json", manifest)
+    with pytest.raises(runner.FolderError, match=r"settings\.rates changed"):
+        runner.reanalyse(toy.study(), out)
+
+
+def test_analysis_is_drawn_in_the_labs_style(out, console):
+    seen = {}
+
+    def analyse(table, settings):
+        seen["grid"] = mpl.rcParams["grid.color"]
+        return toy.analyse(table, settings)
+
+    runner.run(toy.order(out, toy.study(analyse=analyse)), console)
+    assert seen == {"grid": figures.RC["grid.color"]}
+
+
+def test_progress_counts_work_and_shows_notes(out, console, monkeypatch):
+    def parts(settings):
+        made = toy.study().parts(settings)
+        return [made[0], Part(name="second", run=made[1].run, work=3.0)]
+
+    monkeypatch.setattr(runner.time, "monotonic", lambda: 0.0)
+    runner.run(toy.order(out, toy.study(parts=parts)), console)
+    text = console.file.getvalue()
+    assert "first 80% step [7]" in text.split(" 30%")[0]  # a quarter of the work is the first part
+    assert "first: done in" in text
+    assert " 62%  0 s, about 0 s left  second 50% step [4]" in text
+    assert "100%  0 s, about 0 s left  second 100%" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_real_process_stops_it_and_it_resumes(tmp_path, number, console):
+    out, ready = tmp_path / "toy", tmp_path / "ready"
+    command = [sys.executable, str(Path(toy.__file__)), str(out), str(ready)]
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    patience = time.monotonic() + 120
+    while not ready.exists() and process.poll() is None and time.monotonic() < patience:
+        time.sleep(0.02)
+    process.send_signal(number)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, text
+    assert (out / "parts" / "second.checkpoint").read_text() == "5"
+    starts = []
+    runner.run(toy.order(out, toy.study(starts=starts)), console)
+    assert starts == [("second", 5), ("third", 0)]
+
+
+def test_a_second_ctrl_c_ends_it_at_once(out, console):
+    def on_step(name, step, context):
+        if name == "second":
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(toy.order(out, toy.study(on_step)), console)
+    assert (out / "parts" / "first.csv.gz").exists()
+    assert not (out / "records.csv.gz").exists()
+
+
+def test_a_figure_too_large_for_the_repository_is_an_error(tmp_path, monkeypatch):
+    figure, axes = plotting.grid(1, 1)
+    axes[0, 0].plot([0, 1], [0, 1])
+    plotting.save(figure, tmp_path / "a.png")
+    monkeypatch.setattr(plotting, "MAX_BYTES", 10)
+    with pytest.raises(ValueError, match=r"b\.png must fit 10 bytes.*at 80 dpi"):
+        plotting.save(figure, tmp_path / "b.png")
+
+
+def test_a_large_figure_is_drawn_less_sharp(tmp_path, monkeypatch):
+    figure, axes = plotting.grid(1, 1)
+    axes[0, 0].plot([0, 1], [0, 1])
+    plotting.save(figure, tmp_path / "sharp.png")
+    size = (tmp_path / "sharp.png").stat().st_size
+    monkeypatch.setattr(plotting, "MAX_BYTES", size)
+    plotting.save(figure, tmp_path / "small.png")
+    assert 0 < (tmp_path / "small.png").stat().st_size < size
+
+
+def test_stopped_is_no_error_of_the_part(out, console):
+    def parts(settings):
+        def halt(context):
+            raise Stopped
+
+        return [toy.study().parts(settings)[0], Part(name="halt", run=halt)]
+
+    assert runner.run(toy.order(out, toy.study(parts=parts)), console).stopped

@@ -1,0 +1,207 @@
+import copy
+import csv
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from kondo.lab import progress
+from kondo.lab.population.member import Update
+from kondo.lab.studies import records, runner
+from kondo.lab.studies.speculative import STUDY, agreement, analysis, drafts, measured
+from kondo.lab.studies.speculative.run import logged
+from kondo.lab.studies.speculative.settings import settings
+from kondo.lab.studies.statistics import Cost, Estimate, Reach
+from kondo.lab.studies.study import Record
+from lab.population import toys
+from lab.studies import toy
+from tolerances import assert_close
+
+FULL = settings("full", None)
+RATE = 0.25
+EXACT = Update(gate="top", rate=RATE)
+
+
+def quick(size, num_seeds):
+    """The small size, cut to a few steps."""
+    return dataclasses.replace(
+        settings(size, num_seeds), num_steps=20, target=0.95, linear_points=4, log_points=4
+    )
+
+
+def compared(*updates, seeds=(0, 1)):
+    members = [toys.member(update, seed=seed) for update in updates for seed in seeds]
+    program = toys.bandit_program()
+    return agreement.ComparedPopulation(program, members, device=toys.CPU)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("speculative") / "run"
+    study = dataclasses.replace(STUDY, settings=quick)
+    runner.run(toy.order(out, study), progress.make_console())
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kept", "delight", "share"),
+    [
+        ([1, 1, 0, 0], [5.0, 4.0, 3.0, -1.0], 1.0),
+        ([1, 0, 1, 0], [5.0, 4.0, 3.0, -1.0], 0.5),
+        ([0, 0, 1, 1], [5.0, 4.0, 3.0, -1.0], 0.0),
+        ([1, 0, 1, 0], [5.0, 4.0, 4.0, -1.0], 1.0),  # whichever of the equal rows
+        ([1, 0, 0, 0], [5.0, 4.0, 3.0, -1.0], 0.5),  # keeps fewer
+        ([1, 1, 0, 0], [5.0, 0.0, 0.0, 0.0], 0.5),  # the exact screen keeps fewer
+        ([0, 0, 0, 0], [0.0, 0.0, 0.0, 0.0], 1.0),
+    ],
+)
+def test_overlap_is_the_share_of_rows_the_exact_screen_keeps(kept, delight, share):
+    found = agreement.overlap(torch.tensor([kept]).bool(), torch.tensor([delight]), 0.5)
+    assert_close(found, torch.tensor([share]))
+
+
+def test_the_exact_screen_agrees_with_itself():
+    population = compared(EXACT)
+    for _ in range(10):
+        population.step()
+    assert population.read_agreement().tolist() == [1.0, 1.0]
+
+
+def test_agreement_is_the_mean_overlap_since_the_last_reading():
+    by_advantage = Update(gate="top", rate=RATE, priority="advantage")
+    old = Update(gate="top", rate=RATE, screen="stale", draft=50)
+    population = compared(by_advantage, old)
+    for steps in (6, 4):
+        by_hand = torch.zeros(4)
+        for _ in range(steps):
+            population.step()
+            rolled = population.rolled
+            pi = rolled["distribution"].exp()
+            advantages = (rolled["rewards"] - pi.square().sum(dim=2, keepdim=True)).squeeze(2)
+            delight = -advantages * rolled["log_probs"].squeeze(2)
+            for number in range(4):
+                kept = toys.decision_of(population, number)[1].squeeze(1) > 0
+                third = delight[number].sort(descending=True).values[2]
+                by_hand[number] += int((delight[number][kept] >= third).sum()) / 3
+        found = population.read_agreement()
+        assert_close(found, by_hand / steps)
+        assert float(found.min()) < 1
+
+
+def test_agreement_survives_a_stop():
+    whole, first, second = (compared(Update(gate="top", rate=RATE, logit_noise=2.0)) for _ in "abc")
+    for _ in range(7):
+        whole.step()
+    for _ in range(4):
+        first.step()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(3):
+        second.step()
+    assert second.read_agreement().tolist() == whole.read_agreement().tolist()
+
+
+def test_only_gates_of_one_size_are_compared():
+    with pytest.raises(ValueError, match=r"must all have the gate top.*got \['price', 'soft'\]"):
+        compared(EXACT, Update(gate="soft"), Update(gate="price"))
+    plain = toys.population(toys.bandit_program(), [toys.member(Update())])
+    assert agreement.probe(plain) == {}
+
+
+def test_costs_of_the_screens():
+    cost = {screen.series: screen.cost for screen in drafts.screens(FULL)}
+    assert len(cost) == 1 + 3 + 3 + 4 + 3 + 1
+    assert (cost["exact"], cost["100 steps old"], cost["advantage only"]) == (1, 1, 0)
+    assert (cost["8 bits"], cost["2 bits"]) == (0.25, 0.0625)
+    assert math.isnan(cost["noise 1"])
+    forward = (784 * 16 + 16 * 16 + 16 * 10) / (784 * 100 + 100 * 100 + 100 * 10)
+    assert cost["width 16"] == pytest.approx(3 * forward)
+
+
+def test_every_screen_has_members_at_a_rate():
+    members = drafts.gated(FULL, 0.03)
+    found = {member.series: member.update for member in members}
+    assert len(found) == 15
+    assert len({(m.series, m.seed) for m in members}) == len(members) == 150
+    assert all(m.setting == 0.03 == m.update.rate and m.update.gate == "top" for m in members)
+    assert found["exact"] == Update(gate="top", rate=0.03)
+    assert found["noise 0.3"].logit_noise == 0.3
+    assert (found["10 steps old"].screen, found["10 steps old"].draft) == ("stale", 10)
+    assert (found["3 bits"].screen, found["3 bits"].draft) == ("quantised", 3)
+    assert (found["width 32"].screen, found["width 32"].draft) == ("narrow", 32)
+    assert found["advantage only"].priority == "advantage"
+    assert {(m.series, m.update.gate) for m in drafts.dense(FULL)} == {
+        ("PG", "dense"),
+        ("DG", "soft"),
+    }
+
+
+def test_the_cost_to_a_target_counts_the_screen_and_the_kept_rows():
+    screen = drafts.Screen("8 bits", "quantised", {}, 0.25)
+    nothing = Estimate(0.0, 0.0, 1)
+    reach = Reach({0: Cost(1000.0, 30.0)}, 1)
+    one = measured.Measured(screen, 0.03, nothing, nothing, nothing, nothing, reach)
+    # A quarter of 1000 forwards, then 30 forwards and 30 backwards that cost 2 each.
+    assert one.cost(2) == 250 + 3 * 30
+    assert measured.dense_cost(2, Cost(1000.0, 1000.0)) == 3000
+
+
+@pytest.fixture(scope="module")
+def full_records():
+    """Agreement 1 for the first tenth of the steps and then 0.5; errors halve every 1000 steps."""
+    made = []
+    cells = [(s.series, rate) for s in drafts.screens(FULL) for rate in FULL.rates]
+    for series, rate in [*cells, ("PG", 1.0), ("DG", 1.0)]:
+        half = 2000 if series == "PG" else 1000
+        for seed in range(2):
+            for step in logged(FULL):
+                paid = 100 * step, round(100 * step * rate)
+                values = dict.fromkeys(("online error", "test error"), 0.5 ** (step / half))
+                if rate < 1:
+                    values["kept agreement"] = 1.0 if step <= 1000 else 0.5
+                made += [
+                    Record("mnist", series, rate, seed, step, *paid, name, value)
+                    for name, value in values.items()
+                ]
+    return records.frame(made, part="mnist")
+
+
+def test_the_analysis_tells_agreement_error_and_cost(full_records):
+    found = analysis.analyse(full_records, FULL)
+    lines = {(h.series, h.metric, h.x): h for h in found.headline}
+    training = lines["8 bits", "kept agreement over training", 0.03]
+    # Each value counts with its steps, though most values stand at the beginning.
+    assert training.ours == pytest.approx(0.1 * 1 + 0.9 * 0.5)
+    assert lines["8 bits", "kept agreement at the end", 0.03].ours == 0.5
+    assert lines["8 bits", "test error at the end", 0.03].ours == pytest.approx(0.5**10)
+    needed = 100 * 1000 * math.log2(20)
+    cost = "counted cost to 5% test error, c = 2"
+    assert lines["8 bits", cost, 0.1].ours == pytest.approx(needed * (0.25 + 3 * 0.1), rel=1e-3)
+    assert lines["exact", cost, 0.03].ours == pytest.approx(needed * 1.09, rel=1e-3)
+    assert lines["PG", cost, 1.0].ours == pytest.approx(2 * needed * 3, rel=1e-3)
+    assert not any(series.startswith("noise") and metric == cost for series, metric, _ in lines)
+    paper = lines["DG-K 3%", "online error", "1M forward passes"]
+    assert (paper.figure, paper.paper, paper.ours) == (
+        "Kondo Fig 1",
+        0.0236,
+        pytest.approx(0.5**10),
+    )
+    assert sum(h.paper is not None for h in found.headline) == 1
+    assert len(found.findings) == 2
+    assert "advantage only has the least counted cost" in found.findings[0]
+
+
+def test_a_small_run_records_agreement_of_every_screen(folder):
+    table = records.read(folder / runner.RECORDS)
+    kept = table[table["metric"] == "kept agreement"]
+    chosen = quick("small", None)
+    assert set(kept["series"]) == {screen.series for screen in drafts.screens(chosen)}
+    assert set(table["series"]) - set(kept["series"]) == {"PG", "DG"}
+    assert kept["value"].between(0, 1).all()
+    assert (kept[kept["series"] == "exact"]["value"] == 1).all()
+    assert (kept[kept["series"] == "2 bits"]["value"] < 1).any()
+    last = kept[kept["step"] == 20]
+    assert set(last["backward"]) == {200}
+    assert (folder / "digits.png").stat().st_size > 1000
+    with (folder / runner.HEADLINE).open() as file:
+        assert all(row["paper"] == "" for row in csv.DictReader(file))

@@ -1,0 +1,45 @@
+import io
+import math
+
+from rich.console import Console
+
+from kondo.lab.studies import table
+from kondo.lab.studies.study import headline
+from lab.studies import toy
+
+
+def printed(content):
+    console = Console(file=io.StringIO(), width=table.WIDTH)
+    console.print(content)
+    return console.file.getvalue()
+
+
+def test_the_headline_fits_and_loses_no_number():
+    lines = [
+        headline(
+            "Kondo Fig 2 and more of it",
+            "DG-K 3% [soft], a name as long as they come",
+            "speed-up to 5% test error at cost ratio 4",
+            1_000_000,
+            paper=0.0236123,
+            ours=0.0241987,
+            se=0.000678,
+            seeds=30,
+        ),
+        headline("Fig 3", "PG", "error", "all", ours=math.nan),
+    ]
+    text = printed(table.headline(lines))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "1e+06  0.02361  0.0242 ±0.00068     30  matches" in text
+    assert "[soft]" in text
+    assert text.splitlines()[-1].split() == ["Fig", "3", "PG", "error", "all", "-", "-", "1"]
+
+
+def test_studies_are_listed_with_paper_and_claim():
+    text = printed(table.studies([toy.study(paper="Fig [1]")]))
+    assert text.splitlines()[-1].split() == ["toy", "Fig", "[1]", "Counting", "works."]
+
+
+def test_the_claim_gets_most_of_the_width():
+    text = printed(table.studies([toy.study(paper="Figures " * 20, claim="It works. " * 20)]))
+    assert text.splitlines()[0].index("claim") < 40
