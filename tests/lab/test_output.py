@@ -111,3 +111,9 @@ def test_commit_is_that_of_the_package_and_says_when_files_differ(tmp_path, monk
     assert output.commit() == git("rev-parse", "HEAD")
     source.write_text("second")
     assert output.commit() == git("rev-parse", "HEAD") + "+changes"
+
+
+def test_a_copy_without_history_is_told_its_commit(monkeypatch):
+    monkeypatch.setenv("KONDO_COMMIT", "abc123")
+
+    assert output.commit() == "abc123"

@@ -98,8 +98,11 @@ def commit() -> str | None:
     """Return the commit this package was run from, "+changes" added if files differ from it.
 
     None where the package is not itself under version control: an installed copy may lie inside
-    some other project's repository, whose commit would say nothing.
+    some other project's repository, whose commit would say nothing. The environment variable
+    KONDO_COMMIT tells it where files were copied without their history, as into a container.
     """
+    if told := os.environ.get("KONDO_COMMIT"):
+        return told
     here = Path(__file__)
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
