@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BROWSER := $(VENV)/.browser
 PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench bench-lab clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
@@ -22,6 +22,9 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench_step.py
+
+bench-lab: $(READY)
+	$(BIN)/python benchmarks/bench_lab.py
 
 # torch is asked for by its exact pin before anything that depends on it: the constraint then finds
 # the build at hand, and nothing later in the install can widen the choice.

@@ -14,6 +14,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 DATA = Path(__file__).resolve().parent / "data"
 
@@ -37,7 +38,8 @@ def draw(path: Path) -> Path:
     first = lines[0]
     figure.suptitle(
         f"Populations (p50, bars p20 to p80) and one process per seed (lines across)\n"
-        f"{first['device']}, torch {first['torch']}, commit {first['commit']}, {first['date']}",
+        f"{first['device']}, torch {first['torch']},\n"
+        f"commit {first['commit']}, {first['date']}",
         fontsize=8,
     )
     figure.tight_layout()
@@ -76,6 +78,8 @@ def _panel(axis: Axes, lines: list[Line]) -> None:
     sizes = sorted({_members(line) for line in lines if line["contender"].startswith("pop")})
     axis.set(xscale="log", yscale="log", xlabel="members (log)")
     axis.set_xticks(sizes, [str(size) for size in sizes])
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.minorticks_off()
     axis.grid(alpha=0.25)
     axis.legend(fontsize=7)

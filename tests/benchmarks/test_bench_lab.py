@@ -192,21 +192,18 @@ def test_time_is_shared_out_to_members_and_steps(scripts):
     assert asked == [[5, 5]] * 8  # by the slower process: 0.5 s of steps of 0.1 s
 
 
-def test_targets_name_the_best_arrangement(scripts, capsys, quick_run):
-    bench_lab, harness, *_ = scripts
-    _, lines = quick_run
-    numbers = dict.fromkeys(("speedup_p50", "step_ms_p50"), float)
-    rows = [
-        harness.Row(**{k: numbers.get(k, str)(v) for k, v in line.items()})
-        for line in lines
-        if line["model"] == "reversal"
-    ]
-    best = max(
-        (row for row in rows if row.config.startswith("DG,") and row.contender[:3] == "pop"),
-        key=lambda row: row.speedup_p50,
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.8, "met"), (1.1, "MISSED")])
+def test_targets_name_the_best_population(scripts, capsys, seconds, verdict):
+    """Plain 5 s a member-step; the population of 2 takes 2 s and that of 4 `seconds`."""
+    bench_lab, harness, _, lab_jobs, _ = scripts
+    contenders = bench_lab.contenders_for(
+        "reversal", "DG", lab_jobs.QUICK, shapes=[(2, 1)], max_members=4
     )
-    bench_lab.print_targets(rows)
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2
-    assert best.contender in said[0]
-    assert said[0].endswith("met" if best.speedup_p50 >= 5 else "MISSED")
+    findings = [[lab_jobs.Finding(100, 5.0, 0.0, 1.0)] * 2] * 3
+    samples = [[[5.0]], [[2.0]], [[seconds]]]
+    where = harness.environment(CPU, "commit")
+    bench_lab.print_targets(bench_lab.summarise(contenders, findings, samples, where))
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"Target, reversal, DG: {5 / seconds:.2f}x")
+    assert "(population-4/2x1, p50)" in said
+    assert said.endswith(f": {verdict}")

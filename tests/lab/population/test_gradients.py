@@ -290,9 +290,10 @@ def test_bandit_advantages_are_reward_minus_the_baseline(baseline):
 
 
 def test_sequence_advantages_are_centred_by_prompt_and_equal_rewards_leave_nothing():
-    program = toys.sequence_program()
-    rewards = torch.tensor([[[0.1] * 4, [1.0, 0.0, 0.0, 0.0], [0.7] * 4]])
-    rolled = {"rewards": rewards, "log_probs": torch.zeros(1, 12, 3)}
+    program = toys.sequence_program(num_prompts=2, num_answers=10)
+    rewards = torch.tensor([[[0.6] * 10, [1.0] * 5 + [0.0] * 5]])
+    assert rewards[0, 0].mean() != rewards[0, 0, 0]  # the mean of ten times 0.6 is rounded
+    rolled = {"rewards": rewards, "log_probs": torch.zeros(1, 20, 3)}
     advantages = program.advantages(Update(), rolled)
-    expected = torch.tensor([0.0] * 4 + [0.75, -0.25, -0.25, -0.25] + [0.0] * 4)
-    assert torch.equal(advantages, expected.view(1, 12, 1).expand(1, 12, 3))
+    expected = torch.tensor([0.0] * 10 + [0.5] * 5 + [-0.5] * 5)
+    assert torch.equal(advantages, expected.view(1, 20, 1).expand(1, 20, 3))

@@ -1,6 +1,7 @@
 """Draft screens: the gate sees the old, the rounded or the narrower network, nothing else."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -169,16 +170,30 @@ def test_a_screen_one_step_old_is_the_policy():
 
 @drafts
 def test_a_run_goes_on_from_its_state(kind):
-    whole, first, second = (population_of(DRAFTS[kind]) for _ in range(3))
+    update = dataclasses.replace(DRAFTS[kind], draft=5)  # the copy of step 6 is then 2 steps old
+    whole, first, second = (population_of(update) for _ in range(3))
     for _ in range(7):
         whole.step()
-    for _ in range(4):
         first.step()
     second.load_state_dict(copy.deepcopy(first.state_dict()))
+    seen = [seen_by(population) for population in (whole, second)]
     for _ in range(3):
+        whole.step()
         second.step()
+    for expected, found in zip(*seen, strict=True):
+        assert torch.equal(found, expected)
     for name, value in whole.parameters.items():
         assert torch.equal(second.parameters[name], value)
+
+
+def test_what_has_the_same_shapes_is_screened_together():
+    def program(screen, draft):
+        return Update(gate="top", rate=RATE, screen=screen, draft=draft).program
+
+    assert program("stale", 10) == program("stale", 100)
+    assert program("quantised", 2) == program("quantised", 8)
+    assert program("narrow", 2) != program("narrow", 3)
+    assert len({program(screen, 2) for screen in DRAFTS}) == 3
 
 
 @drafts

@@ -65,14 +65,16 @@ def test_the_last_interval_is_whole():
     steps = logged(10_000, FULL)
     assert steps == sorted(set(steps))
     assert steps[-2:] == [9750, 10_000]
+    assert logged(3000, FULL)[-2:] == [2925, 3000]
     assert steps[:3] == [1, 2, 3]
 
 
 def test_the_front_holds_those_that_nobody_beats():
     free, cheap, dear = point("free", 10, 0.5), point("cheap", 100, 0.2), point("dear", 1000, 0.1)
     beaten = point("beaten", 500, 0.3)
-    equal = point("equal", 1000, 0.2)
-    assert points.front([dear, beaten, equal, cheap, free]) == [free, cheap, dear]
+    same_cost, same_error = point("same cost", 1000, 0.2), point("same error", 2000, 0.1)
+    others = [same_error, beaten, same_cost]
+    assert points.front([dear, *others, cheap, free]) == [free, cheap, dear]
 
 
 def test_a_cost_is_forward_plus_c_times_backward():

@@ -189,6 +189,7 @@ def test_history_has_each_arms_mean_and_deviation():
 def test_every_rule_draws_the_same_number_of_rewards(settings, rule):
     settings = dataclasses.replace(settings, steps=20)
     trainer = run.Trainer(settings, bandit.gamble(0.5), rule, (1.0,), torch.device("cpu"))
+    assert trainer.num_actions * rule.repeats * trainer.num_steps == 20 * 100
     for _ in range(trainer.num_steps):
         trainer.step()
     assert {record.forward for record in trainer.records("part", "series")} == {20 * 100}

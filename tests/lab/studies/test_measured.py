@@ -77,6 +77,24 @@ def test_learners_have_the_gradient_they_are_timed_for(shape):
             assert_close(parameter.grad, gradient)
 
 
+def test_only_an_exact_screen_pays_a_forward_for_every_row(monkeypatch):
+    work = build(BANDIT, learning_rate=1e-3, device=torch.device("cpu"))
+    rollout, forward = work.rollout(), work.policy.log_prob
+    seen = []
+    monkeypatch.setattr(
+        work.policy,
+        "log_prob",
+        lambda rows: (seen.append(len(rows["actions"])), forward(rows))[1],
+        raising=False,
+    )
+    calls = {}
+    for name, learner in run.learners(work, 0.1).items():
+        seen.clear()
+        learner(rollout)
+        calls[name] = list(seen)
+    assert calls == {PG: [40], DG: [40], FREE: [4], EXACT: [40, 4]}
+
+
 def test_speed_ups_are_ratios_to_the_pg_of_the_same_round():
     """PG 8 s, ours 2 s; c = 3 and a quarter kept: counted 1 / (1/4) and 4 / (1 + 1)."""
     turn = run._Turn
@@ -122,7 +140,7 @@ def test_a_stopped_part_leaves_nothing():
 def test_rounds_are_the_seeds_asked_for():
     assert settings("small", 7).rounds == settings("full", 7).rounds == 7
     full = settings("full", None)
-    assert len({shape.name for shape in full.shapes}) == 16
+    assert len({shape.name for shape in full.shapes}) == 17
 
 
 @pytest.fixture

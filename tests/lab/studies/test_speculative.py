@@ -9,7 +9,7 @@ import torch
 from kondo.lab import progress
 from kondo.lab.population.member import Update
 from kondo.lab.studies import records, runner
-from kondo.lab.studies.speculative import STUDY, agreement, analysis, drafts, measured
+from kondo.lab.studies.speculative import STUDY, agreement, analysis, drafts, points
 from kondo.lab.studies.speculative.run import logged
 from kondo.lab.studies.speculative.settings import settings
 from kondo.lab.studies.statistics import Cost, Estimate, Reach
@@ -140,10 +140,10 @@ def test_the_cost_to_a_target_counts_the_screen_and_the_kept_rows():
     screen = drafts.Screen("8 bits", "quantised", {}, 0.25)
     nothing = Estimate(0.0, 0.0, 1)
     reach = Reach({0: Cost(1000.0, 30.0)}, 1)
-    one = measured.Measured(screen, 0.03, nothing, nothing, nothing, nothing, reach)
+    one = points.Point(screen, 0.03, nothing, nothing, nothing, nothing, reach)
     # A quarter of 1000 forwards, then 30 forwards and 30 backwards that cost 2 each.
     assert one.cost(2) == 250 + 3 * 30
-    assert measured.dense_cost(2, Cost(1000.0, 1000.0)) == 3000
+    assert points.dense_cost(2, Cost(1000.0, 1000.0)) == 3000
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +187,10 @@ def test_the_analysis_tells_agreement_error_and_cost(full_records):
         pytest.approx(0.5**10),
     )
     assert sum(h.paper is not None for h in found.headline) == 1
-    assert len(found.findings) == 2
-    assert "advantage only has the least counted cost" in found.findings[0]
+    assert "exact 55% / 0.0977%, noise 0.3 55% / 0.0977%" in found.findings[0]
+    least = "mnist, rate 3%: advantage only gets every seed to 5% test error for the least"
+    assert found.findings[1].startswith(least)
+    assert set(found.figures) == {"mnist-3", "mnist-10"}
 
 
 def test_a_small_run_records_agreement_of_every_screen(folder):
@@ -202,6 +204,6 @@ def test_a_small_run_records_agreement_of_every_screen(folder):
     assert (kept[kept["series"] == "2 bits"]["value"] < 1).any()
     last = kept[kept["step"] == 20]
     assert set(last["backward"]) == {200}
-    assert (folder / "digits.png").stat().st_size > 1000
+    assert (folder / "digits-10.png").stat().st_size > 1000
     with (folder / runner.HEADLINE).open() as file:
         assert all(row["paper"] == "" for row in csv.DictReader(file))

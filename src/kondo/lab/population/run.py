@@ -71,9 +71,10 @@ def train(
         histories = state["histories"]
         for population, saved in zip(several, state["populations"], strict=True):
             population.load_state_dict(saved)
-    # A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier parts
-    # must be gone before new ones are recorded, not whenever Python finds the time.
-    gc.collect()
+    if context.device.type == "cuda":
+        # A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier
+        # parts must be gone before new ones are recorded, not whenever Python finds the time.
+        gc.collect()
     streams = [_stream(context.device) for _ in several]
     done = several[0].num_steps
     while done < num_steps:

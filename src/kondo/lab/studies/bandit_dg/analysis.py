@@ -98,7 +98,7 @@ def _figure_lines(
     steps: list[int],
     eta: float,
 ) -> list[Headline]:
-    """Return each series' number at each step, and whether they stand in the paper's order."""
+    """Return each series' number at each step, and whether they end in the paper's order."""
     lines = []
     for metric, order in orders.items():
         for step in steps:
@@ -112,8 +112,8 @@ def _figure_lines(
                 )
                 for name, value in found.items()
             ]
-            means = {name: value.mean for name, value in found.items()}
-            lines.append(ordering(figure, metric, step, paper=order, ours=means))
+        means = {name: value.mean for name, value in found.items()}
+        lines.append(ordering(figure, metric, steps[-1], paper=order, ours=means))
     return lines
 
 

@@ -119,7 +119,7 @@ def _gap(settings: Settings, context: Context) -> Iterator[Record]:
 def _single(settings: Settings, context: Context) -> Iterator[Record]:
     """Figure 5: one bandit, sampled gradients, normalised steps."""
     draws = Draws(range(settings.seeds), context.device)
-    shown = _spaced(settings.single_steps, 30)
+    shown = _spaced(settings.single_steps, 15)
     for name, loss in losses(settings.eta).items():
         logits = torch.zeros(settings.seeds, settings.arms, dtype=torch.float64)
         logits = logits.to(context.device)
@@ -142,7 +142,7 @@ def _table(settings: Settings, context: Context) -> Iterator[Record]:
     """Figure 6: many bandits at once, exact gradients, normalised steps; DG at several eta."""
     draws = Draws(range(settings.table_seeds), context.device)
     start = draws.normal("table", 0, settings.contexts, settings.table_arms).double()
-    shown = _spaced(settings.table_steps, 30)
+    shown = _spaced(settings.table_steps, 20)
     directions: dict[tuple[str, float], Callable[[Tensor], Tensor]] = {
         (PG, settings.eta): partial(exact_gradient, loss=kondo.losses.pg),
         (CE, settings.eta): label_gradient,

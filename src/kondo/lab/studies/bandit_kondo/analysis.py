@@ -38,6 +38,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if "cosine" in there:
         lines += _cosine_lines(records, settings)
         findings.append(_cosine_finding(records, settings))
+        figures["cosine"] = _cosine_figure(records, settings)
     if {"moments", "cosine", "first-success"} <= there:
         figures["prop1"] = _gradient_figure(records, settings)
     return Analysis(headline=lines, figures=figures, findings=findings)
@@ -223,10 +224,15 @@ def _cosine_finding(records: pd.DataFrame, settings: Settings) -> str:
 
 
 def _gradient_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 3, width=3.9, height=3.2)
+    figure, axes = plotting.grid(1, 2)
     _draw_variance(axes[0, 0], records, settings)
-    _draw_cosine(axes[0, 1], records, settings)
-    _draw_passes(axes[0, 2], records, settings)
+    _draw_passes(axes[0, 1], records, settings)
+    return figure
+
+
+def _cosine_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 1, width=5.4, height=3.6)
+    _draw_cosine(axes[0, 0], records, settings)
     return figure
 
 
@@ -290,7 +296,7 @@ def _draw_passes(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
     ax.set_title(f"passes to cosine {settings.cosine_target:g}")
     ax.set_xlabel("p, probability of the correct arm")
     ax.set_ylabel("backward passes")
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="upper right")
 
 
 def _ranking_figure(records: pd.DataFrame, settings: Settings) -> Figure:

@@ -28,9 +28,7 @@ def logged(num_steps: int, settings: Settings) -> list[int]:
     """Return the logged steps: dense at first, then regular, so that the last error is a mean."""
     regular = max(1, num_steps // settings.linear_points)
     spaced = run.log_spaced(num_steps, settings.log_points)
-    # Nothing is logged inside the last interval: the final error is the mean over all of it.
-    early = [step for step in spaced if step <= num_steps - regular]
-    return sorted({*early, *range(regular, num_steps, regular), num_steps})
+    return sorted({*spaced, *range(regular, num_steps, regular), num_steps})
 
 
 def _images(settings: Settings, context: Context) -> Iterable[Record]:

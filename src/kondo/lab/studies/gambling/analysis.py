@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,8 @@ SHOWN = (1.0, 10.0)
 HELD, LOST = 0.1, 0.5
 """A rule held if it never ended above the one, and was lost if it ended above the other."""
 PLACES = {"two-arms": "one noisy arm", "equal-noise": "equal noise"}
+FEW = 10
+"""A share is not compared where fewer lucky draws are expected in all: none says nothing."""
 DASHES = ("-", "--", ":", "-.")
 
 Weight = Callable[[np.ndarray], np.ndarray]
@@ -66,6 +69,9 @@ def _luck_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     lines = []
     for p in settings.luck_probs:
         for ratio in settings.ratios:
+            theory = bandit.luck(p, ratio)
+            if 0 < theory * settings.luck_samples * settings.seeds < FEW:
+                continue
             metric = "share of lucky draws"
             found = statistics.final(records, "luck", f"p={p:g}", metric, setting=ratio)
             lines.append(
@@ -74,7 +80,7 @@ def _luck_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                     f"p={p:g}",
                     "Pr(U > 0 | bad arm)",
                     ratio,
-                    paper=bandit.luck(p, ratio),
+                    paper=theory,
                     ours=found.mean,
                     se=found.se,
                     seeds=found.seeds,
@@ -155,7 +161,7 @@ def weights(settings: Settings) -> dict[str, Weight]:
         return lambda chi: (chi > price).astype(float)
 
     def logistic(chi: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-np.clip(chi, -500, 500)))  # exp beyond it overflows; the end is 0
+        return np.asarray(1 / (1 + np.exp(-np.clip(chi, -500, 500))))  # exp overflows beyond
 
     gates = {rules.priced(price).name: above(price) for price in settings.prices}
     return {"PG": np.ones_like, "DG": logistic, **gates}
@@ -220,7 +226,7 @@ def _mitigation_findings(records: pd.DataFrame, settings: Settings) -> list[str]
     ]
 
 
-def _style(name: str, settings: Settings) -> dict[str, str]:
+def _style(name: str, settings: Settings) -> dict[str, Any]:
     prices = [rules.priced(price).name for price in settings.prices]
     if name in prices:
         return {"color": "#d55e00", "linestyle": DASHES[prices.index(name) % len(DASHES)]}
@@ -247,7 +253,7 @@ def _draw_ends(
 
 
 def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 3, width=3.5, height=3.1)
+    figure, axes = plotting.grid(1, 3, width=3.3, height=3.0)
     _draw_luck(axes[0, 0], records, settings)
     names = [rule.name for rule in base_rules(settings)]
     for ax, (part, title) in zip(axes[0, 1:], PLACES.items(), strict=True):
@@ -257,7 +263,7 @@ def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
             colour = _style(name, settings)["color"]
             ax.plot(settings.ratios, expected, "o", color=colour, markersize=3)
         ax.set_title(f"{title} (dots: theory)")
-    axes[0, 1].legend(fontsize=7)
+    axes[0, 2].legend(fontsize=7, loc="upper left")
     return figure
 
 
@@ -294,7 +300,7 @@ def _mitigation_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     """Draw every rule's final number as a table of shades, darker is worse."""
     ends = _ends(records, settings)
     height = 0.2 * len(ends) + 0.9
-    figure, axes = plotting.grid(1, 2, width=3.9, height=height)
+    figure, axes = plotting.grid(1, 2, width=3.4, height=height)
     titles = {"mitigations": "noisy arm is worse", "good-gamble": "noisy arm is better"}
     for ax, (part, title) in zip(axes[0], titles.items(), strict=True):
         table = np.array([parts[part] for parts in ends.values()])

@@ -75,9 +75,11 @@ def rest_point(
 
     The logit of the good arm over the bad one moves by 2 pi_0 pi_1 (A_0 - A_1), where
     A_a = E[w(U l) U | a]. From pi_1 = 1/2 the bad arm's probability follows the sign of A_0 - A_1
-    to the first zero; 0 or 1 if there is none; 1/2 if nothing is kept there. A gate at price 0 has a closed form: with
-    h(x) = phi(x) - x Phi(-x) and a sure good arm, A_0 - A_1 = pi_1 Delta - sigma h(pi_0 Delta /
-    sigma), which is below 0 everywhere once sigma / Delta > 1 / h(0) = sqrt(2 pi) = 2.51.
+    to the first zero; 0 or 1 if there is none; 1/2 if nothing is kept there.
+
+    A gate at price 0 has a closed form: with h(x) = phi(x) - x Phi(-x) and a sure good arm,
+    A_0 - A_1 = pi_1 Delta - sigma h(pi_0 Delta / sigma), which is below 0 everywhere once
+    sigma / Delta > 1 / h(0) = sqrt(2 pi) = 2.51.
 
     Args:
         weight: of a sample, by its delight.

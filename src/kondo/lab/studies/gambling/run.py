@@ -16,7 +16,8 @@ from kondo.lab.studies.gambling.rules import Rule, Samples
 from kondo.lab.studies.gambling.settings import Settings
 from kondo.lab.studies.study import Context, Part, Record, Stopped
 
-FINAL, AVERAGE, PAID = "bad arms at the end", "bad arms on average", "backward passes per reward"
+FINAL = "bad arms at the end"
+"""Probability of all arms but the best, mean over the last steps: regret in units of Delta."""
 
 
 def base_rules(settings: Settings) -> list[Rule]:
@@ -176,8 +177,7 @@ class Trainer:
         self.history = History(members, len(arms.means), device)
         self.done = 0
         self.paid = torch.zeros(members, dtype=torch.int64, device=device)
-        self.bad_total = torch.zeros(members, dtype=torch.float64, device=device)
-        self.bad_tail = torch.zeros_like(self.bad_total)
+        self.bad_tail = torch.zeros(members, dtype=torch.float64, device=device)
 
     def _spread(self, numbers: Tensor) -> Tensor:
         """Give every noise level the numbers [S, n] of its seed: [P, n] float64."""
@@ -222,10 +222,8 @@ class Trainer:
         )
 
     def _note(self, probs: Tensor, paid: Tensor) -> None:
-        bad = 1 - probs[:, self.arms.best]
-        self.bad_total += bad
         if self.done >= self.num_steps - self._tail:
-            self.bad_tail += bad
+            self.bad_tail += 1 - probs[:, self.arms.best]
         self.paid += paid.sum(dim=1)
 
     @property
@@ -235,22 +233,16 @@ class Trainer:
     def records(self, part: str, series: str) -> Iterator[Record]:
         """Return the final numbers of every member."""
         rewards = self.rewards_per_step * self.done
-        measured = {
-            FINAL: self.bad_tail / self._tail,
-            AVERAGE: self.bad_total / self.done,
-            PAID: self.paid / rewards,
-        }
         seeds = self.settings.seeds
-        for metric, values in measured.items():
-            for member, value in enumerate(values.tolist()):
-                yield Record(
-                    part=part,
-                    series=series,
-                    setting=self.ratios[member // seeds],
-                    seed=member % seeds,
-                    step=self.done,
-                    forward=rewards,
-                    backward=int(self.paid[member]),
-                    metric=metric,
-                    value=value,
-                )
+        for member, value in enumerate((self.bad_tail / self._tail).tolist()):
+            yield Record(
+                part=part,
+                series=series,
+                setting=self.ratios[member // seeds],
+                seed=member % seeds,
+                step=self.done,
+                forward=rewards,
+                backward=int(self.paid[member]),
+                metric=FINAL,
+                value=value,
+            )

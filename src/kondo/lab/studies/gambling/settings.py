@@ -43,8 +43,8 @@ def settings(size: Size, seeds: int | None) -> Settings:
     if size == "small":
         return Settings(
             seeds=seeds or 4,
-            steps=120,
-            learning_rate=0.15,
+            steps=60,
+            learning_rate=0.2,
             luck_samples=2000,
             ratios=(0.0, 1.0, 10.0),
             few_ratios=(0.0, 10.0),

@@ -37,7 +37,7 @@ LEFT_OUT = "left out, gigaflops of a dense step"
 
 # A step shorter than this is run several times a turn: one sample of it would be mostly noise.
 MIN_TURN_SECONDS = 0.05
-MAX_SAMPLES_PER_TURN = 5
+MAX_SAMPLES_PER_TURN = 3
 WARM_UP_TURNS = 2
 
 Learner = Callable[[Rollout], kondo.Report | None]

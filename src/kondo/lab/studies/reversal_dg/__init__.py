@@ -14,7 +14,7 @@ STUDY = Study(
         "grows more slowly with the length and with the vocabulary."
     ),
     differences=(
-        "Figure 9 has 3 seeds a point where the paper has 30, and fewer points.",
+        "Figure 9 has 2 seeds a point where the paper has 30, and two points a line.",
         "Adam 1e-4, 2 layers, 2 heads, feed-forward 256: inferred from fits, not stated.",
         "PMPO's alpha = 0.6, beta = 0.1 and PPO's clip 0.1, beta = 0.1 as in the paper's Figure "
         "13; how they were tuned is not known.",

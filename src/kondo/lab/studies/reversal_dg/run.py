@@ -17,8 +17,8 @@ def parts(settings: Settings) -> list[Part]:
     """Return the study's parts."""
     return [
         Part(name="curves", run=partial(_curves, settings), work=20),
-        Part(name="lengths", run=partial(_lengths, settings), work=150),
-        Part(name="vocabularies", run=partial(_vocabularies, settings), work=100),
+        Part(name="vocabularies", run=partial(_vocabularies, settings), work=40),
+        Part(name="lengths", run=partial(_lengths, settings), work=90),
     ]
 
 

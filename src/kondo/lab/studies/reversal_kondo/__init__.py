@@ -18,10 +18,10 @@ STUDY = Study(
         "Ties are kept, as in the author's code; the gate with an exact count is a series of its "
         "own. Zero-advantage sequences take places in the quantile and are not paid for.",
         "Adam 1e-4, 2 layers, 2 heads, feed-forward 256: inferred from fits, not stated.",
-        "Figure 10 tries every third length with 5 seeds and interpolates to where the reward is "
+        "Figure 10 tries every third length with 3 seeds and interpolates to where the reward is "
         "0.75; the paper's lengths and seeds are not known.",
         "PMPO's alpha = 0.6, beta = 0.1 and PPO's clip 0.1, beta = 0.1 are the values of the DG "
-        "paper's Figure 13; a grid of PMPO's is shown.",
+        "paper's Figure 13; a grid of PMPO's, and other learning rates of the gate, are shown.",
         "float32 products on the GPU are TF32.",
     ),
     version=1,

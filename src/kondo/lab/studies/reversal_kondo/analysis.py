@@ -1,4 +1,4 @@
-"""Records -> Figures 8 and 10, speed-ups at growing (H, M), vocabularies, PMPO's grid."""
+"""Records -> Figures 8 and 10, speed-ups at growing (H, M), vocabularies, and what was tried."""
 
 import math
 
@@ -47,8 +47,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if "vocabularies" in there:
         lines += _vocabulary_lines(records, settings)
         figures["vocabulary"] = _vocabulary_figure(records, settings)
-    if "pmpo" in there:
-        lines += _pmpo_lines(records, settings)
+    if "tried" in there:
+        lines += _tried_lines(records, settings)
     return Analysis(headline=lines, figures=figures, findings=findings, frontier=frontier)
 
 
@@ -189,7 +189,10 @@ def _length_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     end = _logged(records, "lengths")[-1]
     for series in _all_series(settings):
         known = paper.FIG_10[series] if _full(settings) else {}
+        shortest = min(settings_of(records, "lengths", series))
         for forward in known or [float(end)]:
+            if known and known[forward] < shortest:
+                continue  # below what was run
             found = longest(records, series, forward)
             lines.append(
                 headline(
@@ -322,18 +325,20 @@ def _vocabulary_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     return figure
 
 
-def _pmpo_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    names = sorted(records[records["part"] == "pmpo"]["series"].unique())
+def _tried_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    names = sorted(records[records["part"] == "tried"]["series"].unique())
+    steps = [settings.tried_steps // 4, settings.tried_steps // 2, settings.tried_steps]
     return [
         headline(
             "beyond the paper",
             name,
             ONLINE,
-            settings.grid_steps,
+            step,
             ours=found.mean,
             se=found.se,
             seeds=found.seeds,
         )
         for name in names
-        for found in [statistics.final(records, "pmpo", name, ONLINE)]
+        for step in steps
+        for found in [statistics.at(records, "tried", name, ONLINE, step)]
     ]

@@ -1,8 +1,9 @@
-"""Four parts: learning curves, lengths, vocabularies, and PMPO's grid.
+"""Four parts: learning curves, lengths, vocabularies, and what was tried beside.
 
 Each length and each vocabulary is a population of its own shape; those of a part run side by side.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -34,9 +35,9 @@ def parts(settings: Settings) -> list[Part]:
     """Return the study's parts."""
     return [
         Part(name="curves", run=partial(_curves, settings), work=100),
-        Part(name="lengths", run=partial(_lengths, settings), work=250),
-        Part(name="vocabularies", run=partial(_vocabularies, settings), work=60),
-        Part(name="pmpo", run=partial(_pmpo, settings), work=20),
+        Part(name="lengths", run=partial(_lengths, settings), work=180),
+        Part(name="vocabularies", run=partial(_vocabularies, settings), work=25),
+        Part(name="tried", run=partial(_tried, settings), work=15),
     ]
 
 
@@ -110,30 +111,35 @@ def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
             populations,
             context,
             part="vocabularies",
-            num_steps=settings.num_steps,
-            log_steps=_fortieths(settings.num_steps),
+            num_steps=settings.vocabulary_steps,
+            log_steps=_fortieths(settings.vocabulary_steps),
         )
 
 
-def _pmpo(settings: Settings, context: Context) -> Iterable[Record]:
-    """What PMPO's two numbers do, since the paper's own values are not known for sure."""
-    compared = {
+def _tried(settings: Settings, context: Context) -> Iterable[Record]:
+    """What is not known of the paper's runs: PMPO's two numbers, the gate's learning rate."""
+    grid = {
         f"PMPO alpha {preferred:g} beta {beta:g}": Update(
             loss="pmpo", preferred=preferred, beta=beta
         )
         for preferred in settings.preferred
         for beta in settings.betas
     }
-    members = _members(settings, compared, settings.sweep_seeds)
+    members = _members(settings, grid, settings.sweep_seeds)
+    for rate in settings.tried_learning_rates:
+        faster = dataclasses.replace(settings, learning_rate=rate)
+        name = f"{updates.percent(settings.rate)} lr {rate:g}"
+        gated = {name: updates.kondo(settings.rate)}
+        members += _members(faster, gated, settings.sweep_seeds)
     with matmul_precision(settings.precision):
         return train(
             reversals.population(
                 context, members, length=settings.length, num_tokens=2, reward="to_first_error"
             ),
             context,
-            part="pmpo",
-            num_steps=settings.grid_steps,
-            log_steps=_fortieths(settings.grid_steps),
+            part="tried",
+            num_steps=settings.tried_steps,
+            log_steps=_fortieths(settings.tried_steps),
         )
 
 

@@ -17,17 +17,20 @@ class Settings:
     """H of Figure 8, and of the vocabulary sweep."""
     num_seeds: int = 10
     """Of Figure 8."""
-    sweep_seeds: int = 5
-    """Of Figure 10, the vocabulary and PMPO's grid."""
-    baseline_lengths: tuple[int, ...] = (6, 9, 12, 15, 18, 21, 24)
+    sweep_seeds: int = 3
+    """Of Figure 10, the vocabularies and what was tried."""
+    baseline_lengths: tuple[int, ...] = (12, 15, 18, 21)
     """H tried with PG, PPO and PMPO in Figure 10."""
-    delight_lengths: tuple[int, ...] = (12, 15, 18, 21, 24, 27, 30, 33, 36)
+    delight_lengths: tuple[int, ...] = (18, 21, 24, 27, 30, 33)
     """H tried with DG and DG-K in Figure 10."""
-    vocabularies: tuple[int, ...] = (2, 5, 10, 20)
+    vocabularies: tuple[int, ...] = (4, 8, 16)
+    vocabulary_steps: int = 5_000
     preferred: tuple[float, ...] = (0.3, 0.5, 0.6, 0.8)
-    """PMPO's alpha in its grid."""
+    """PMPO's alpha, tried with each beta."""
     betas: tuple[float, ...] = (0.0, 0.1, 0.3)
-    grid_steps: int = 3_000
+    tried_learning_rates: tuple[float, ...] = (2e-4, 3e-4)
+    """Of the gate at `rate`."""
+    tried_steps: int = 2_000
     precision: str = "high"
     """Of float32 products on a GPU: TF32."""
 
@@ -41,9 +44,11 @@ SMALL = Settings(
     baseline_lengths=(2, 3),
     delight_lengths=(2, 4),
     vocabularies=(2, 3),
+    vocabulary_steps=60,
     preferred=(0.5,),
     betas=(0.1,),
-    grid_steps=40,
+    tried_learning_rates=(2e-3,),
+    tried_steps=40,
 )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from kondo.lab.studies import statistics
 from kondo.lab.studies.speculative import drafts, drawing
 from kondo.lab.studies.speculative.drafts import EXACT
-from kondo.lab.studies.speculative.measured import ONLINE, TEST, Measured, dense_cost, measure
+from kondo.lab.studies.speculative.points import ONLINE, TEST, Point, dense_cost, measure
 from kondo.lab.studies.speculative.settings import Settings
 from kondo.lab.studies.study import Analysis, Headline, headline
 
@@ -33,20 +33,24 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     lines += _screen_costs(settings)
     if part == "mnist":
         lines += [_paper_line(one) for one in found if _is_papers(one)]
+    by_rate = [[one for one in found if one.rate == rate] for rate in settings.rates]
     return Analysis(
         headline=lines,
-        figures={part: drawing.figure(records, found, dense, settings, COST_RATIO)},
-        findings=[
-            _finding([one for one in found if one.rate == r], settings) for r in settings.rates
-        ],
+        figures={
+            f"{part}-{100 * own[0].rate:g}": drawing.figure(
+                records, own, dense, settings, COST_RATIO
+            )
+            for own in by_rate
+        },
+        findings=[text for own in by_rate for text in _findings(own, settings)],
     )
 
 
-def _is_papers(one: Measured) -> bool:
+def _is_papers(one: Point) -> bool:
     return one.screen.series == EXACT and math.isclose(one.rate, PAPER_RATE)
 
 
-def _paper_line(one: Measured) -> Headline:
+def _paper_line(one: Point) -> Headline:
     mean, se, seeds = one.online
     return headline(
         "Kondo Fig 1",
@@ -64,7 +68,7 @@ def _cost_name(settings: Settings) -> str:
     return f"counted cost to {100 * settings.target:g}% test error, c = {COST_RATIO:g}"
 
 
-def _lines(one: Measured, settings: Settings) -> list[Headline]:
+def _lines(one: Point, settings: Settings) -> list[Headline]:
     """Return a screen's lines at a rate; x is the rate."""
     line = partial(headline, "beyond the paper", one.screen.series)
     estimates = {
@@ -122,26 +126,26 @@ def _screen_costs(settings: Settings) -> list[Headline]:
     ]
 
 
-def _finding(found: Sequence[Measured], settings: Settings) -> str:
-    """Return what screens cheaper than the policy bring at one rate."""
-    exact = next(one for one in found if one.screen.series == EXACT)
-    told = [
-        f"{one.screen.series} keeps {100 * one.agreement.mean:.3g}% of the exact rows and ends at "
-        f"{100 * one.test.mean:.3g}% test error"
+def _findings(found: Sequence[Point], settings: Settings) -> list[str]:
+    """Return what the screens keep and reach at one rate, and which is cheapest."""
+    place = f"{settings.images}, rate {100 * found[0].rate:g}%"
+    told = ", ".join(
+        f"{one.screen.series} {100 * one.agreement.mean:.3g}% / {100 * one.test.mean:.3g}%"
         for one in found
-        if one.screen.series != EXACT
+    )
+    first = f"{place}: share of the exact rows kept / test error at the end: {told}."
+    target = f"{100 * settings.target:g}% test error"
+    costs = {
+        one.screen.series: one.cost(COST_RATIO)
+        for one in found
+        if one.reach.reached == one.reach.seeds and not math.isnan(one.cost(COST_RATIO))
+    }
+    if not costs:
+        return [first, f"{place}: no screen with a known cost got every seed to {target}."]
+    best = min(costs, key=lambda series: costs[series])
+    exact = f", exact at {costs[EXACT]:,.0f}" if EXACT in costs else ""
+    return [
+        first,
+        f"{place}: {best} gets every seed to {target} for the least counted cost, "
+        f"{costs[best]:,.0f} forward passes{exact} (c = {COST_RATIO:g}).",
     ]
-    able = [one for one in found if one.reach.reached == one.reach.seeds]
-    priced = [one for one in able if not math.isnan(one.cost(COST_RATIO))]
-    text = (
-        f"{settings.images}, rate {100 * exact.rate:g}%: the exact screen ends at "
-        f"{100 * exact.test.mean:.3g}% test error; {'; '.join(told)}."
-    )
-    if not priced:
-        return f"{text} No screen got every seed to {100 * settings.target:g}% test error."
-    best = min(priced, key=lambda one: one.cost(COST_RATIO))
-    return (
-        f"{text} Of those that get every seed to {100 * settings.target:g}% test error, "
-        f"{best.screen.series} has the least counted cost, {best.cost(COST_RATIO):,.0f} forward "
-        f"passes; exact: {exact.cost(COST_RATIO):,.0f}."
-    )

@@ -1,4 +1,4 @@
-"""One row of panels per rate: agreement over training, error by agreement, cost by screen cost."""
+"""One figure per rate: agreement over training, error by agreement, cost by screen cost."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo.lab.studies import plotting, statistics
-from kondo.lab.studies.speculative.measured import AGREEMENT, Measured
+from kondo.lab.studies.speculative.points import AGREEMENT, Point
 from kondo.lab.studies.speculative.settings import Settings
 
 # Okabe and Ito's colours, a marker each; the screens of a family differ by their dash.
@@ -26,24 +26,23 @@ DENSE_COLOUR = "#999999"
 
 def figure(
     records: pd.DataFrame,
-    found: Sequence[Measured],
+    found: Sequence[Point],
     dense: Mapping[str, tuple[float, int]],
     settings: Settings,
     ratio: float,
 ) -> Figure:
-    """Draw all rates."""
-    drawn, axes = plotting.grid(len(settings.rates), 3, width=4.6, height=3.9)
-    for rate, row in zip(settings.rates, axes, strict=True):
-        own = [one for one in found if one.rate == rate]
-        _draw_agreement(row[0], records, own, settings)
-        _draw_error(row[1], own)
-        _draw_cost(row[2], own, dense, settings, ratio)
-        row[0].set_title(f"rate {100 * rate:g}%: kept rows")
+    """Draw the screens at one rate."""
+    drawn, axes = plotting.grid(1, 3, width=4.4, height=4.2)
+    _draw_agreement(axes[0, 0], records, found, settings)
+    _draw_error(axes[0, 1], found)
+    _draw_cost(axes[0, 2], found, dense, settings, ratio)
+    lines = axes[0, 0].get_legend_handles_labels()
+    drawn.legend(*lines, loc="outside lower center", ncols=8, fontsize=7)
     return drawn
 
 
 def _draw_agreement(
-    ax: Axes, records: pd.DataFrame, found: Sequence[Measured], settings: Settings
+    ax: Axes, records: pd.DataFrame, found: Sequence[Point], settings: Settings
 ) -> None:
     for one, dash in zip(found, _dashes(found), strict=True):
         screen = one.screen
@@ -56,13 +55,12 @@ def _draw_agreement(
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("step (log scale)")
     ax.set_ylabel("share of the exact rows kept")
-    ax.legend(fontsize=6.5, ncols=2)
+    ax.set_title(f"rate {100 * found[0].rate:g}%: kept rows")
 
 
-def _draw_error(ax: Axes, found: Sequence[Measured]) -> None:
+def _draw_error(ax: Axes, found: Sequence[Point]) -> None:
     for one in found:
-        x, y = one.agreement.mean, one.test.mean
-        _mark(ax, one, x, y)
+        _mark(ax, one, one.agreement.mean, one.test.mean)
     plotting.log_percent(ax, "test error at the end")
     ax.set_xlabel("share of the exact rows kept, over training")
     ax.set_title("error by agreement")
@@ -70,7 +68,7 @@ def _draw_error(ax: Axes, found: Sequence[Measured]) -> None:
 
 def _draw_cost(
     ax: Axes,
-    found: Sequence[Measured],
+    found: Sequence[Point],
     dense: Mapping[str, tuple[float, int]],
     settings: Settings,
     ratio: float,
@@ -78,7 +76,9 @@ def _draw_cost(
     for one in found:
         cost = one.cost(ratio)
         if not math.isnan(cost):
-            _mark(ax, one, one.screen.cost, cost)
+            reach = one.reach
+            some = f" ({reach.reached} of {reach.seeds})" if reach.reached < reach.seeds else ""
+            _mark(ax, one, one.screen.cost, cost, some)
     for series, (cost, _) in dense.items():
         ax.axhline(cost, color=DENSE_COLOUR, linestyle="--", linewidth=1)
         ax.annotate(f"{series}, no screen", (0, cost), fontsize=7, va="bottom")
@@ -89,13 +89,14 @@ def _draw_cost(
     ax.set_title(f"counted cost to {100 * settings.target:g}% test error, c = {ratio:g}")
 
 
-def _mark(ax: Axes, one: Measured, x: float, y: float) -> None:
+def _mark(ax: Axes, one: Point, x: float, y: float, note: str = "") -> None:
     colour, marker = LOOKS[one.screen.family]
     ax.plot([x], [y], marker, color=colour)
-    ax.annotate(one.screen.series, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
+    name = one.screen.series + note
+    ax.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
 
 
-def _dashes(found: Sequence[Measured]) -> list[object]:
+def _dashes(found: Sequence[Point]) -> list[object]:
     """Return a dash for each, in turn within its family."""
     seen: dict[str, int] = {}
     dashes: list[object] = []

@@ -18,13 +18,11 @@ def parts(settings: Settings) -> list[Part]:
 
 
 def logged(settings: Settings) -> list[int]:
-    """Return the logged steps: dense at first, then regular."""
+    """Return the logged steps: dense at first, then regular, so that what is last is a mean."""
     num_steps = settings.num_steps
     regular = max(1, num_steps // settings.linear_points)
-    # Nothing is logged inside the last interval: what is final is the mean over all of it.
     spaced = run.log_spaced(num_steps, settings.log_points)
-    early = [step for step in spaced if step <= num_steps - regular]
-    return sorted({*early, *range(regular, num_steps, regular), num_steps})
+    return sorted({*spaced, *range(regular, num_steps, regular), num_steps})
 
 
 def _train(settings: Settings, context: Context) -> Iterable[Record]:

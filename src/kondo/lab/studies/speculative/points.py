@@ -11,7 +11,7 @@ from kondo.lab.studies.statistics import Cost, Estimate, Reach
 AGREEMENT, ONLINE, TEST = "kept agreement", "online error", "test error"
 
 
-class Measured(NamedTuple):
+class Point(NamedTuple):
     """Means over seeds."""
 
     screen: Screen
@@ -39,12 +39,10 @@ def dense_cost(ratio: float, paid: Cost) -> float:
     return (1 + ratio) * paid.forward
 
 
-def measure(
-    records: pd.DataFrame, part: str, screen: Screen, rate: float, target: float
-) -> Measured:
+def measure(records: pd.DataFrame, part: str, screen: Screen, rate: float, target: float) -> Point:
     """Return the numbers of a screen at a rate."""
     last, series = statistics.final, screen.series
-    return Measured(
+    return Point(
         screen,
         rate,
         _over_training(statistics.select(records, part, series, AGREEMENT, setting=rate)),

@@ -1,0 +1,134 @@
+"""What a gate looks at: priorities and their noise. Losses are in test_gradients."""
+
+import functools
+
+import pytest
+import torch
+
+import kondo
+from kondo.lab.population.member import Update
+from lab.population import toys
+from tolerances import assert_close
+
+SEEDS = (0, 1, 2)
+
+
+def begun(update, program=None):
+    """A population that has decided on its first step."""
+    members = [toys.member(update, seed=seed) for seed in SEEDS]
+    population = toys.population(program or toys.bandit_program(batch=30), members)
+    population.begin_step()
+    return population
+
+
+@pytest.mark.parametrize(
+    ("name", "priority"),
+    [
+        ("delight", kondo.delight),
+        ("advantage", kondo.priorities.advantage),
+        ("abs_advantage", kondo.priorities.abs_advantage),
+        ("surprisal", kondo.priorities.surprisal),
+        ("additive", functools.partial(kondo.priorities.additive, alpha=0.25)),
+    ],
+)
+def test_gates_look_at_the_named_priority(name, priority):
+    population = begun(Update(gate="top", rate=0.2, priority=name, alpha=0.25))
+    for number in range(len(SEEDS)):
+        advantages, weight, order, kept = toys.decision_of(population, number)
+        log_probs = population.rolled["log_probs"][number, :, 0]
+        expected = kondo.Gate(rate=0.2)(priority(log_probs, advantages[:, 0])).keep
+        assert torch.equal(weight[:, 0].bool(), expected)
+        assert sorted(order[:kept].tolist()) == expected.nonzero()[:, 0].tolist()
+
+
+def test_a_sequences_delight_is_the_sum_of_its_tokens():
+    program = toys.sequence_program(num_prompts=10)
+    population = begun(Update(gate="top", rate=0.25), program)
+    for number in range(len(SEEDS)):
+        advantages, weight, _, _ = toys.decision_of(population, number)
+        chi = (-population.rolled["log_probs"][number] * advantages).sum(dim=1)
+        assert torch.equal(weight[:, 0].bool(), kondo.Gate(rate=0.25)(chi).keep)
+
+
+def test_what_costs_just_the_price_is_not_bought():
+    right = Update(gate="price", priority="advantage", baseline="zero", price=1.0)
+    cheaper = Update(gate="price", priority="advantage", baseline="zero", price=0.5)
+    assert begun(right).groups[0].decisions[0].kept.tolist() == [0, 0, 0]
+    population = begun(cheaper)
+    rewards = population.rolled["rewards"].flatten(1).sum(dim=1)
+    assert population.groups[0].decisions[0].kept.tolist() == rewards.tolist()
+    assert (rewards > 0).all()
+
+
+def test_a_uniform_priority_keeps_every_row_as_often():
+    population = begun(Update(gate="top", rate=0.2, priority="uniform"))
+    counts = torch.zeros(len(SEEDS), 30)
+    for _ in range(100):
+        population.begin_step()
+        counts += population.groups[0].decisions[0].weight.squeeze(2)
+    assert (counts.sum(dim=1) == 600).all()
+    error = (100 * 0.2 * 0.8) ** 0.5
+    assert ((counts - 20).abs() < 5 * error).all()
+
+
+def soft_input(population, number):
+    """What a soft gate at temperature 1 has looked at."""
+    return torch.logit(toys.decision_of(population, number)[1][:, 0])
+
+
+def test_delight_noise_is_a_multiple_of_the_batchs_own_deviation():
+    program = toys.bandit_program(batch=2000)
+    clean = begun(Update(gate="soft"), program)
+    noisy = begun(Update(gate="soft", delight_noise=0.5), program)
+    for number in range(len(SEEDS)):
+        chi = soft_input(clean, number)
+        noise = soft_input(noisy, number) - chi
+        relative = float(noise.std() / chi.std())
+        assert abs(relative - 0.5) < 5 * 0.5 / (2 * 2000) ** 0.5
+        assert abs(float(noise.mean())) < 5 * float(noise.std()) / 2000**0.5
+        correlation = torch.corrcoef(torch.stack([noise, chi]))[0, 1]
+        assert abs(float(correlation)) < 5 / 2000**0.5
+
+
+def test_logit_noise_reaches_the_surprisal_and_not_the_advantage():
+    clean = begun(Update(gate="soft"))
+    noisy = begun(Update(gate="soft", logit_noise=0.5))
+    drawn = noisy.draws.normal("logit noise", 1, 30, 4)
+    for number in range(len(SEEDS)):
+        advantages = toys.decision_of(noisy, number)[0]
+        assert torch.equal(advantages, toys.decision_of(clean, number)[0])
+        logits = noisy.rolled["distribution"][number] + 0.5 * drawn[number]
+        seen = logits.log_softmax(dim=-1).gather(1, noisy.rolled["actions"][number])
+        expected = torch.sigmoid(-seen * advantages)
+        assert_close(toys.decision_of(noisy, number)[1], expected)
+        assert not torch.equal(expected, toys.decision_of(clean, number)[1])
+
+
+def test_members_without_noise_are_untouched_by_noisy_neighbours():
+    levels = (0.0, 0.5)
+    members = [toys.member(Update(gate="soft", delight_noise=level)) for level in levels]
+    population = toys.population(toys.bandit_program(), members)
+    alone = toys.population(toys.bandit_program(), members[:1])
+    population.begin_step()
+    alone.begin_step()
+    weights = [
+        toys.decision_of(population, toys.place(population, member))[1] for member in members
+    ]
+    assert_close(weights[0], toys.decision_of(alone, 0)[1])
+    assert not torch.isclose(weights[0], weights[1]).any()
+
+
+def test_held_out_images_are_counted_in_parts():
+    program = toys.bandit_program()
+    population = toys.population(program, [toys.member(Update(), seed=seed) for seed in SEEDS])
+    # More than a part of a thousand, and not a multiple of it.
+    data = program.task.data
+    program.task.data = data._replace(
+        test_images=data.test_images.repeat(60, 1), test_labels=data.test_labels.repeat(60)
+    )
+    found = program.evaluate(population.parameters)["test error"]
+    images, labels = program.task.test_inputs.double(), program.task.test_labels
+    assert len(labels) == 1200
+    for number in range(len(SEEDS)):
+        guess = toys.single(program, population.parameters, number)(images).argmax(dim=1)
+        assert_close(found[number], (guess != labels).double().mean(), dtype=torch.float32)
