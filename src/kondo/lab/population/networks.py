@@ -137,30 +137,18 @@ class StackedTransformer:
         """
         members, groups, repeats, length = answers.shape
         prompt_length = prompts.shape[-1]
+        asked = self._embed(parameters, prompts, start=0).flatten(1, 2)
         read = answers[..., :-1]  # the last token is predicted, never read
-        hidden = torch.cat(
-            [
-                self._embed(parameters, prompts, start=0).flatten(1, 2),
-                self._embed(parameters, read, start=prompt_length).flatten(1, 3),
-            ],
-            dim=1,
-        )
-        read_prompts = groups * prompt_length  # places of the prompts' tokens; answers follow
-        for layer in range(self.num_layers):
-            mixed = _norm(hidden, parameters[f"{layer}.attention_norm"])
-            mixed = torch.bmm(mixed, self._scaled_qkv(parameters, layer))
-            of_prompts, of_answers = mixed[:, :read_prompts], mixed[:, read_prompts:]
-            prompt = self._heads(of_prompts, members * groups, 1, prompt_length)
-            parts = [_attend(prompt)]
+        told = self._embed(parameters, read, start=prompt_length).flatten(1, 3)
+        for layer in self._layers(parameters):
+            prompt = self._heads(layer.mix(asked), members * groups, 1, prompt_length)
+            asked = layer.finish(asked, _attend(prompt).reshape(asked.shape))
             if length > 1:
-                answer = self._heads(of_answers, members * groups, repeats, length - 1)
-                parts.append(_attend(answer, prompt))
-            attended = torch.cat([part.reshape(members, -1, self.width) for part in parts], dim=1)
-            hidden = self._finish_layer(parameters, layer, hidden, attended)
-        of_prompts, of_answers = hidden[:, :read_prompts], hidden[:, read_prompts:]
-        last = of_prompts.reshape(members, groups, prompt_length, -1)[:, :, -1]
+                answer = self._heads(layer.mix(told), members * groups, repeats, length - 1)
+                told = layer.finish(told, _attend(answer, prompt).reshape(told.shape))
+        last = asked.view(members, groups, prompt_length, -1)[:, :, -1]
         first = torch.bmm(last, parameters["head"])[:, :, None, None]  # [P, G, 1, 1, M]
-        rest = torch.bmm(of_answers, parameters["head"])
+        rest = torch.bmm(told, parameters["head"])
         rest = rest.view(members, groups, repeats, length - 1, self.num_tokens)
         logits = torch.cat([first.expand(-1, -1, repeats, -1, -1), rest], dim=3)
         return logits.log_softmax(dim=-1).gather(-1, answers.unsqueeze(-1)).squeeze(-1)
@@ -178,14 +166,13 @@ class StackedTransformer:
         """
         members, groups, repeats, length, _ = uniform.shape
         prompt_length = self.prompt_length
-        layers = [self._sampler_layer(parameters, layer) for layer in range(self.num_layers)]
+        layers = self._layers(parameters)
         hidden = self._embed(parameters, prompts, start=0).flatten(1, 2)
         caches = []
         for layer in layers:
-            mixed = torch.bmm(_normalised(hidden), layer.qkv)
-            prompt = self._heads(mixed, members * groups, 1, prompt_length)
+            prompt = self._heads(layer.mix(hidden), members * groups, 1, prompt_length)
             attended = _attend(prompt).reshape(members, -1, self.width)
-            hidden = layer.finish(hidden, attended)
+            hidden = layer.finish_in_place(hidden, attended)
             past = torch.stack([prompt.key, prompt.value]).squeeze(3)  # [2, P x G, heads, Hp, d]
             past = past.repeat_interleave(repeats, 1)
             caches.append(F.pad(past, (0, 0, 0, length - 1)))
@@ -207,7 +194,7 @@ class StackedTransformer:
     def _read(
         self,
         parameters: Parameters,
-        layers: Sequence["_SamplerLayer"],
+        layers: Sequence["_Layer"],
         token: Tensor,
         caches: Sequence[Tensor],
         position: int,
@@ -216,43 +203,36 @@ class StackedTransformer:
         placed = parameters["tokens"] + parameters["positions"][:, position : position + 1]
         hidden = placed.gather(1, token.unsqueeze(-1).expand(-1, -1, self.width))
         members, rows, width = hidden.shape
+        places = torch.arange(caches[0].shape[3], device=token.device)
+        # All places are multiplied and the later ones masked: products of one size at every token.
+        later = torch.where(places > position, -math.inf, 0.0).to(hidden.dtype)
         for layer, cache in zip(layers, caches, strict=True):
-            mixed = torch.bmm(_normalised(hidden), layer.qkv)
-            mixed = mixed.view(members * rows, 3, self.num_heads, -1)
+            mixed = layer.mix(hidden).view(members * rows, 3, self.num_heads, -1)
             cache[:, :, :, position] = mixed[:, 1:].transpose(0, 1)
-            key, value = cache[:, :, :, : position + 1].flatten(1, 2)  # [P x N x heads, t, d]
+            key, value = cache.flatten(1, 2)  # [P x N x heads, Hp + Ha - 1, d]
             query = mixed[:, 0].reshape(-1, 1, key.shape[-1])
-            weight = torch.bmm(query, key.transpose(1, 2)).softmax(dim=-1)
+            weight = (torch.bmm(query, key.transpose(1, 2)) + later).softmax(dim=-1)
             attended = torch.bmm(weight, value)
-            hidden = layer.finish(hidden, attended.reshape(members, rows, width))
+            hidden = layer.finish_in_place(hidden, attended.reshape(members, rows, width))
         return hidden
 
-    def _scaled_qkv(self, parameters: Parameters, layer: int) -> Tensor:
-        """Return the weights of query, key and value, the query's divided by sqrt(D / heads)."""
-        qkv = parameters[f"{layer}.qkv"]
-        scale = torch.ones_like(qkv[0, 0])
+    def _layers(self, parameters: Parameters) -> list["_Layer"]:
+        """Return the layers' weights in the form that needs the fewest operations per token."""
+        scale = torch.ones_like(parameters["0.qkv"][0, 0])
         scale[: self.width] /= math.sqrt(self.width / self.num_heads)
-        return qkv * scale
-
-    def _sampler_layer(self, parameters: Parameters, layer: int) -> "_SamplerLayer":
-        """Return one layer's weights in the form that needs the fewest operations per token."""
-        attention_norm = parameters[f"{layer}.attention_norm"].transpose(1, 2)  # [P, D, 1]
-        ff_norm = parameters[f"{layer}.ff_norm"].transpose(1, 2)
-        qkv = attention_norm * self._scaled_qkv(parameters, layer)
-        out, down = parameters[f"{layer}.out"], parameters[f"{layer}.down"]
-        return _SamplerLayer(qkv, out, ff_norm * parameters[f"{layer}.up"], down)
+        layers = []
+        for layer in range(self.num_layers):
+            weight = {name: parameters[f"{layer}.{name}"] for name in _Layer._fields}
+            attention_norm = parameters[f"{layer}.attention_norm"].transpose(1, 2)  # [P, D, 1]
+            weight["qkv"] = attention_norm * weight["qkv"] * scale
+            weight["up"] = parameters[f"{layer}.ff_norm"].transpose(1, 2) * weight["up"]
+            layers.append(_Layer(**weight))
+        return layers
 
     def _heads(self, mixed: Tensor, groups: int, repeats: int, length: int) -> "_Heads":
         """Return query, key and value, each [groups, heads, repeats, length, D / heads]."""
         mixed = mixed.reshape(groups, repeats, length, 3, self.num_heads, -1)
         return _Heads(*mixed.permute(3, 0, 4, 1, 2, 5))
-
-    def _finish_layer(
-        self, parameters: Parameters, layer: int, hidden: Tensor, attended: Tensor
-    ) -> Tensor:
-        hidden = torch.baddbmm(hidden, attended, parameters[f"{layer}.out"])
-        fed = torch.bmm(_norm(hidden, parameters[f"{layer}.ff_norm"]), parameters[f"{layer}.up"])
-        return torch.baddbmm(hidden, fed.relu(), parameters[f"{layer}.down"])
 
     def _embed(self, parameters: Parameters, tokens: Tensor, *, start: int) -> Tensor:
         """Return [P, ..., L, D] of tokens [P, ..., L], which stand at `start` and after it."""
@@ -267,16 +247,29 @@ class StackedTransformer:
         return embedded + positions.view(positions.shape[0], *lead, *positions.shape[1:])
 
 
-class _SamplerLayer(NamedTuple):
-    """One layer's weights with the norms' factors and the scale of attention multiplied in."""
+class _Layer(NamedTuple):
+    """One layer's weights, each [P, in, out].
+
+    The norms' factors are multiplied into `qkv` and `up`, the scale of attention into the query's
+    part of `qkv`: once for the weights instead of once for every token.
+    """
 
     qkv: Tensor
     out: Tensor
     up: Tensor
     down: Tensor
 
+    def mix(self, hidden: Tensor) -> Tensor:
+        """Return query, key and value, [P, n, 3 D]."""
+        return torch.bmm(_normalised(hidden), self.qkv)
+
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Add attention and feed-forward to the residual stream, in place."""
+        """Return the residual stream with attention and feed-forward added."""
+        hidden = torch.baddbmm(hidden, attended, self.out)
+        return torch.baddbmm(hidden, torch.bmm(_normalised(hidden), self.up).relu(), self.down)
+
+    def finish_in_place(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Add them to `hidden` itself, where nothing is differentiated."""
         hidden.baddbmm_(attended, self.out)
         return hidden.baddbmm_(torch.bmm(_normalised(hidden), self.up).relu_(), self.down)
 
@@ -294,10 +287,6 @@ def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
 
 def _normalised(hidden: Tensor) -> Tensor:
     return F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6)
-
-
-def _norm(hidden: Tensor, weight: Tensor) -> Tensor:
-    return _normalised(hidden) * weight
 
 
 class _Heads(NamedTuple):
@@ -326,7 +315,8 @@ def _attend(own: _Heads, before: _Heads | None = None) -> Tensor:
         shared = shared @ before.key.squeeze(2).transpose(-1, -2)
         shared = shared.view(groups, heads, repeats, length, -1)
         weight = torch.cat([shared, scores], dim=-1).softmax(dim=-1)
-        of_shared, of_own = weight[..., :-length], weight[..., -length:]
+        # One cut, not two slices: the gradient then comes back in one piece.
+        of_shared, of_own = torch.split(weight, [before.key.shape[-2], length], dim=-1)
         past = of_shared.reshape(groups, heads, repeats * length, -1) @ before.value.squeeze(2)
         attended = past.view_as(own.value) + of_own @ own.value
     return attended.permute(0, 2, 3, 1, 4)

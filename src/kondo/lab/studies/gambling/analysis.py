@@ -263,7 +263,7 @@ def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
             colour = _style(name, settings)["color"]
             ax.plot(settings.ratios, expected, "o", color=colour, markersize=3)
         ax.set_title(f"{title} (dots: theory)")
-    axes[0, 2].legend(fontsize=7, loc="upper left")
+    axes[0, 2].legend(fontsize=7, loc="upper left", ncols=2)
     return figure
 
 
