@@ -266,7 +266,8 @@ class _Layer(NamedTuple):
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Return the residual stream with attention and feed-forward added."""
         hidden = torch.baddbmm(hidden, attended, self.out)
-        return torch.baddbmm(hidden, torch.bmm(_normalised(hidden), self.up).relu(), self.down)
+        # In place: the product does not need its result for the gradient.
+        return torch.baddbmm(hidden, torch.bmm(_normalised(hidden), self.up).relu_(), self.down)
 
     def finish_in_place(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Add them to `hidden` itself, where nothing is differentiated."""

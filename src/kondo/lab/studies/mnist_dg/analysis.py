@@ -25,14 +25,14 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     figures: dict[str, Figure] = {}
     if 1 in there:
         lines += _curve_lines(records, settings)
-        figures["fig2"] = _curves_figure(records, settings)
+        figures["fig2-learning-curves"] = _curves_figure(records, settings)
     if there:
         lines += _sample_lines(records, settings, there)
-        figures["fig3"] = _samples_figure(records, settings, there)
+        figures["fig3-samples-per-image"] = _samples_figure(records, settings, there)
     probed = [samples for samples in there if samples in (1, max(settings.samples))]
     if probed:
         lines += _cosine_lines(records, settings, probed)
-        figures["fig4"] = _cosine_figure(records, settings, probed)
+        figures["fig4-directions"] = _cosine_figure(records, settings, probed)
     findings = [_finding(records, settings)] if 1 in there else []
     return Analysis(headline=lines, figures=figures, findings=findings)
 

@@ -31,20 +31,20 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     frontier: list[FrontierPoint] = []
     if "curves" in there:
         lines += _curve_lines(records, settings) + _speed_lines(records, settings)
-        figures["fig1"] = _curves_figure(records, settings)
-        figures["fig3"] = _speed_figure(records, settings)
+        figures["fig1-learning-curves"] = _curves_figure(records, settings)
+        figures["fig3-speed-up"] = _speed_figure(records, settings)
         frontier += _curve_frontier(records, settings)
         findings.append(_speed_finding(records, settings))
     if "rates" in there:
         lines += _rate_lines(records, settings)
-        figures["fig2"] = _rates_figure(records, settings)
+        figures["fig2-rates"] = _rates_figure(records, settings)
         frontier += _rate_frontier(records, settings)
     if "noise" in there:
         lines += _noise_lines(records, settings)
-        figures["fig4"] = _noise_figure(records, settings)
+        figures["fig4-noise"] = _noise_figure(records, settings)
     if "priorities" in there:
         lines += _priority_lines(records, settings)
-        figures["fig5"] = _priorities_figure(records, settings)
+        figures["fig5-priorities"] = _priorities_figure(records, settings)
     return Analysis(headline=lines, figures=figures, findings=findings, frontier=frontier)
 
 

@@ -25,13 +25,13 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     findings: list[str] = []
     if "curves" in there:
         lines += _curve_lines(records, settings)
-        figures["fig8"] = _curves_figure(records, settings)
+        figures["fig8-learning-curves"] = _curves_figure(records, settings)
     sweeps = [part for part in SWEEPS if part in there]
     for part in sweeps:
         lines += _sweep_lines(records, settings, part)
         findings.append(_finding(records, part))
     if sweeps:
-        figures["fig9"] = _sweeps_figure(records, settings, sweeps)
+        figures["fig9-lengths-and-vocabularies"] = _sweeps_figure(records, settings, sweeps)
     return Analysis(headline=lines, figures=figures, findings=findings)
 
 

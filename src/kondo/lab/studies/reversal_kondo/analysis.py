@@ -37,18 +37,18 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     frontier: list[FrontierPoint] = []
     if "curves" in there:
         lines += _curve_lines(records, settings)
-        figures["fig8"] = _curves_figure(records, settings)
+        figures["fig8-learning-curves"] = _curves_figure(records, settings)
         findings.append(_ties_finding(records, settings))
         frontier += _frontier(records, settings)
     if "lengths" in there:
         lines += _length_lines(records, settings)
-        figures["fig10"] = _lengths_figure(records, settings)
+        figures["fig10-lengths"] = _lengths_figure(records, settings)
     if {"lengths", "vocabularies"} <= there:
         lines += _speed_lines(records, settings)
-        figures["speed-up"] = _speed_figure(records, settings)
+        figures["speed-up-by-backward-cost"] = _speed_figure(records, settings)
     if "vocabularies" in there:
         lines += _vocabulary_lines(records, settings)
-        figures["vocabulary"] = _vocabulary_figure(records, settings)
+        figures["vocabularies"] = _vocabulary_figure(records, settings)
     if "tried" in there:
         lines += _tried_lines(records, settings)
     return Analysis(headline=lines, figures=figures, findings=findings, frontier=frontier)
