@@ -232,3 +232,25 @@ def test_a_single_population_is_a_list_of_one(tmp_path):
     assert run.train(one, context(tmp_path), **options) == run.train(
         [listed], context(tmp_path), **options
     )
+
+
+def test_a_run_that_crashes_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
+    options = {"part": "p", "num_steps": 8, "log_steps": [2, 5]}
+    expected = run.train(bandits(), context(tmp_path), **options)
+    monkeypatch.setattr(run, "CHECKPOINT_SECONDS", -1.0)
+
+    class CrashError(Exception):
+        pass
+
+    class Broken(User):
+        def progress(self, share, note):
+            if share > 5 / 8:
+                raise CrashError
+            super().progress(share, note)
+
+    with pytest.raises(CrashError):
+        run.train(bandits(), context(tmp_path, Broken()), **options)
+    again = User()
+    found = run.train(bandits(), context(tmp_path, again), **options)
+    assert_same(found, expected, toys.CPU)
+    assert again.shares[0] > 5 / 8

@@ -25,8 +25,8 @@ def record(**changes):
 
 def test_a_number_of_the_paper_stands_beside_ours_at_its_place():
     table = records.frame(
-        "curves",
-        [
+        part="curves",
+        records=[
             record(seed=0, value=0.4),
             record(seed=1, value=0.6),
             record(seed=0, step=20, forward=2000, value=0.1),
@@ -44,8 +44,8 @@ def test_a_number_of_the_paper_stands_beside_ours_at_its_place():
 
 def test_finals_are_those_of_each_setting():
     table = records.frame(
-        "noise",
-        [
+        part="noise",
+        records=[
             record(part="noise", setting=setting, step=step, value=setting + step)
             for setting in (0.0, 1.0)
             for step in (1, 2)
@@ -58,7 +58,7 @@ def test_finals_are_those_of_each_setting():
 @pytest.mark.parametrize(
     ("errors", "expected"),
     [
-        ({0: 1.0, 1: 1.1, 2: 1.4}, 1.5),  # 1.25 lies halfway between 1.1 and 1.4
+        ({0: 2.0, 1: 2.2, 2: 2.6}, 1.75),  # 2.5 lies three quarters of the way to 2.6
         ({0: 1.0, 1: 2.0}, 0.25),
         ({0: 1.0, 1: 1.2}, math.inf),
     ],
@@ -71,7 +71,7 @@ def test_noise_is_borne_until_the_error_has_grown_by_the_factor(errors, expected
 @pytest.mark.parametrize(
     ("errors", "expected"),
     [
-        ({10: 0.05, 20: 0.45}, 15.0),
+        ({10: 0.05, 20: 0.85}, 12.5),
         ({10: 0.05, 20: 0.1}, 20),  # the longest there is
         ({10: 0.3, 20: 0.9}, 0.0),
         ({10: 0.3, 20: 0.15, 30: 0.35}, 25.0),  # an unlucky shorter one does not count against it

@@ -71,6 +71,16 @@ def test_many_samples_come_closer_to_the_exact_gradient_than_one():
     assert gaps[1] < 0.5 * gaps[0]
 
 
+def test_looking_aside_puts_the_steps_own_experience_back():
+    # Programs recorded later would otherwise read the probe's.
+    one = population([Update()])
+    one.step()
+    rolled, decisions = one.rolled, [group.decisions for group in one.groups]
+    cosine_gaps(one)
+    assert one.rolled is rolled
+    assert all(group.decisions is own for group, own in zip(one.groups, decisions, strict=True))
+
+
 def test_looking_aside_changes_nothing():
     watched, left_alone = population([Update(gate="soft")]), population([Update(gate="soft")])
     for _ in range(3):

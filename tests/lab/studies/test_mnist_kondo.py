@@ -79,8 +79,8 @@ def test_all_advantage_is_the_mix_without_surprisal(small):
 
 def test_passes_are_infinite_for_a_seed_that_never_arrives():
     table = records.frame(
-        "curves",
-        [record("PG", 0, 10, 0.2), record("PG", 0, 20, 0.05), record("PG", 1, 10, 0.2)],
+        part="curves",
+        records=[record("PG", 0, 10, 0.2), record("PG", 0, 20, 0.05), record("PG", 1, 10, 0.2)],
     )
     assert analysis.passes(table, "PG").tolist() == [[2000.0, 60.0], [math.inf, math.inf]]
 
@@ -104,7 +104,7 @@ def test_the_learning_rate_is_chosen_by_the_seeds_that_are_not_reported():
             (1, 3e-3, 0.2),
         )
     ]
-    table = records.frame("rates", rows)
+    table = records.frame(part="rates", records=rows)
     assert analysis.best_learning_rate(table, "DG-K 3%", few) == 1e-3
 
 

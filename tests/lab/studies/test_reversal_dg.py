@@ -40,8 +40,8 @@ def test_a_fresh_policy_gets_half_of_the_tokens_right(small):
 
 def test_the_average_error_weighs_a_point_by_the_steps_before_it():
     table = records.frame(
-        "lengths",
-        [
+        part="lengths",
+        records=[
             Record("lengths", "DG", 10.0, 0, step, 100 * step, 100 * step, "online error", value)
             for step, value in ((10, 1.0), (40, 0.2))
         ],

@@ -22,8 +22,8 @@ def small(tmp_path_factory):
 def lengths(values):
     """Records of DG from {(seed, length): errors at steps 1, 2, ...}."""
     return records.frame(
-        "lengths",
-        [
+        part="lengths",
+        records=[
             Record(
                 part="lengths",
                 series="DG",

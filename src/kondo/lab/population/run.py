@@ -5,6 +5,7 @@ population leaves most of the device idle, and several fill it.
 """
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -23,6 +24,8 @@ Probe = Callable[[Population], dict[str, Tensor]]
 
 LOOK_EVERY = 20
 """Steps between two looks at the user's wish to stop."""
+CHECKPOINT_SECONDS = 300.0
+"""Between two checkpoints of a long run: what a crash can cost."""
 
 
 def side_by_side(
@@ -52,7 +55,8 @@ def train(
     """Train to `num_steps` and return the records of every logged step.
 
     `online error` is the mean of 1 - reward since the previous logged step. Resumes from
-    context.checkpoint if it is there; writes it and raises Stopped when the user stops.
+    context.checkpoint if it is there; writes it every few minutes, and when the user stops, to
+    raise Stopped then.
 
     Args:
         populations: one, or several that share `num_steps`.
@@ -76,7 +80,7 @@ def train(
         # parts must be gone before new ones are recorded, not whenever Python finds the time.
         gc.collect()
     streams = [_stream(context.device) for _ in several]
-    done = several[0].num_steps
+    done, saved_at = several[0].num_steps, time.monotonic()
     while done < num_steps:
         for population, stream in zip(several, streams, strict=True):
             with _on(stream):
@@ -92,18 +96,27 @@ def train(
                     history.append(_measure(population, evaluated, probe))
         if done % LOOK_EVERY == 0 or done in log_at:
             context.progress(done / num_steps, _note(histories))
-            if context.stopped() and done < num_steps:
-                if context.device.type == "cuda":
-                    # The file is written from another stream than the steps are queued on.
-                    torch.cuda.synchronize(context.device)
-                states = [population.state_dict() for population in several]
-                save(context.checkpoint, {"populations": states, "histories": histories})
-                raise Stopped(part)
+            stopped = context.stopped()
+            if done < num_steps and (stopped or time.monotonic() - saved_at > CHECKPOINT_SECONDS):
+                _checkpoint(context, several, histories)
+                saved_at = time.monotonic()
+                if stopped:
+                    raise Stopped(part)
     return [
         record
         for population, history in zip(several, histories, strict=True)
         for record in _records(part, population, history)
     ]
+
+
+def _checkpoint(
+    context: Context, several: Sequence[Population], histories: list[list[dict[str, Any]]]
+) -> None:
+    if context.device.type == "cuda":
+        # The file is written from another stream than the steps are queued on.
+        torch.cuda.synchronize(context.device)
+    states = [population.state_dict() for population in several]
+    save(context.checkpoint, {"populations": states, "histories": histories})
 
 
 def _measure(population: Population, evaluated: bool, probe: Probe | None) -> dict[str, Any]:

@@ -134,7 +134,8 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
     """Run the parts that are not finished; return whether the user stopped before the last."""
     todo = [part for part in parts if not _file(order, part).exists()]
     if len(todo) < len(parts):
-        console.print(f"Resuming {order.out}: {len(parts) - len(todo)} of {len(parts)} parts done.")
+        finished = f"{len(parts) - len(todo)} of {len(parts)} parts done"
+        console.print(f"Resuming {order.out}: {finished}.", soft_wrap=True, highlight=False)
     work, done = sum(part.work for part in todo), 0.0
     stop = threading.Event()
     with stop_on_interrupt(stop), progress.show_pieces(console) as show:

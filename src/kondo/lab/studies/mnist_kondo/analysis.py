@@ -107,8 +107,9 @@ def speed_up(baseline: np.ndarray, own: np.ndarray, ratio: float) -> Estimate:
         return np.asarray(paid[..., 0] + ratio * paid[..., 1] if ratio else paid[..., 0])
 
     draws = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
-    spread = np.median(cost(baseline[draws]), axis=1) / np.median(cost(own[draws]), axis=1)
-    value = float(np.median(cost(baseline)) / np.median(cost(own)))
+    with np.errstate(invalid="ignore"):  # where neither arrives the ratio is NaN
+        spread = np.median(cost(baseline[draws]), axis=1) / np.median(cost(own[draws]), axis=1)
+        value = float(np.median(cost(baseline)) / np.median(cost(own)))
     return Estimate(
         value, float(np.std(spread)) if np.isfinite(spread).all() else math.nan, len(own)
     )
@@ -382,5 +383,6 @@ def _priorities_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     axes[0][1].set_xlabel("weight of surprisal in the mix")
     for ax in axes[0]:
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
-        ax.legend(fontsize=8)
+    axes[0][0].legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    axes[0][1].legend(fontsize=8)
     return figure
