@@ -134,6 +134,12 @@ def test_lines_of_a_figure_stand_together_wherever_they_are_in_the_file(tmp_path
     assert [cells[0] for _, cells in rows(page)] == ["PG", "DG", "DG < DG-K 3% < PG", "DG"]
 
 
+def test_a_number_without_bound_is_shown_and_not_compared(tmp_path):
+    line = ("Fig 4", "DG", "noise borne", "", "0.5", "inf", "", "10", "differs")
+    page = written([write_folder(tmp_path / "a", manifest(), [line])], tmp_path)
+    assert "<td>0.5</td><td>∞</td><td></td>" in page
+
+
 def test_study_shows_claim_findings_differences_and_manifest(page):
     text = Elements(study(page, "study-mnist-kondo")).text
     facts = manifest()

@@ -310,6 +310,8 @@ def _number(value: float) -> str:
     """Four digits; whole numbers in full, with thousands set apart."""
     if math.isnan(value):
         return "none"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
     whole = value.is_integer() or abs(value) >= 1e3
     return f"{value:,.0f}" if whole and abs(value) < 1e12 else f"{value:.4g}"
 
@@ -333,7 +335,7 @@ def _with_error(value: float, se: float | None) -> str:
 
 
 def _relative(line: Headline) -> str:
-    if not line.paper or math.isnan(line.ours):
+    if not line.paper or not math.isfinite(line.ours):
         return ""
     percent = round(100 * (line.ours - line.paper) / abs(line.paper))
     return f"{percent:+d}%" if percent else "0%"
