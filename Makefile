@@ -52,4 +52,4 @@ $(BROWSER): | $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist kondo-demo* .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist kondo-demo* kondo-runs report.html .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
