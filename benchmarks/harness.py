@@ -185,14 +185,14 @@ def inspect(
     model.zero_grad(set_to_none=True)
     hook = model.register_forward_hook(watch)
     try:
-        find_peak = _peak_bytes_cuda if device.type == "cuda" else _peak_bytes_cpu
+        find_peak = peak_bytes_cuda if device.type == "cuda" else peak_bytes_cpu
         peak, report = find_peak(contender.step, held)
     finally:
         hook.remove()
     return Inspection(rows=counted, peak_memory_mb=peak / 2**20, report=report)
 
 
-def _peak_bytes_cuda(
+def peak_bytes_cuda(
     step: Callable[[], kondo.Report | None], _held: Iterable[Tensor]
 ) -> tuple[int, kondo.Report | None]:
     torch.cuda.synchronize()
@@ -202,7 +202,7 @@ def _peak_bytes_cuda(
     return torch.cuda.max_memory_allocated(), report
 
 
-def _peak_bytes_cpu(
+def peak_bytes_cpu(
     step: Callable[[], kondo.Report | None], held: Iterable[Tensor]
 ) -> tuple[int, kondo.Report | None]:
     """Add up the allocator's own events, as max_memory_allocated does on CUDA.

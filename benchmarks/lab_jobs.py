@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from harness import _peak_bytes_cpu, _peak_bytes_cuda, synchronise
+from harness import peak_bytes_cpu, peak_bytes_cuda, synchronise
 from kondo.lab import seeds
 from kondo.lab.policies import MLP, Transformer
 from kondo.lab.population.member import Member, Update
@@ -112,7 +112,7 @@ def seconds_of(learner: Loop | Population, steps: int, device: torch.device) -> 
 
 def inspect(job: Job, built: dict[Job, Loop | Population], device: torch.device) -> Finding:
     """Build a job's learner and keep it; check its gradient, count its rows, warm it up."""
-    find_peak = _peak_bytes_cuda if device.type == "cuda" else _peak_bytes_cpu
+    find_peak = peak_bytes_cuda if device.type == "cuda" else peak_bytes_cpu
     learner = built[job] = build(job, device)
     error = 0.0
     if isinstance(learner, Population):

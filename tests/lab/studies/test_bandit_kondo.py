@@ -86,7 +86,7 @@ def test_stopped_early_the_parts_that_are_there_are_analysed(small):
     table = records.read(small[1] / "records.csv.gz")
     settings = registry.find("bandit-kondo").settings("small", None)
     found = analysis.analyse(table[table["part"] == "ranking"], settings)
-    assert set(found.figures) == {"prop2"}
+    assert set(found.figures) == {"prop2-mixing-threshold"}
 
 
 def test_closed_forms_are_the_sums_they_stand_for():

@@ -26,19 +26,21 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     figures: dict[str, Figure] = {}
     if "gap" in there:
         lines += _gap_lines(records, settings)
-        figures["prop1"] = _gap_figure(records, settings)
+        figures["prop1-cosine-gap"] = _gap_figure(records, settings)
     if "single" in there:
         lines += _single_lines(records, settings)
-        figures["fig5"] = _curves(records, "single", (PG, DG), settings.eta, GAP_TO_PG)
+        figures["fig5-one-context"] = _curves(records, "single", (PG, DG), settings.eta, GAP_TO_PG)
         findings.append(_single_finding(records, settings))
     if "table" in there:
         lines += _table_lines(records, settings)
-        figures["fig6"] = _curves(records, "table", (PG, DG, CE), settings.eta, GAP_TO_CE)
+        figures["fig6-many-contexts"] = _curves(
+            records, "table", (PG, DG, CE), settings.eta, GAP_TO_CE
+        )
     if "search" in there:
         lines += _search_lines(records, settings)
         findings.append(_search_finding(records, settings))
     if {"table", "search"} <= there:
-        figures["eta"] = _eta_figure(records, settings)
+        figures["prop2-eta"] = _eta_figure(records, settings)
     return Analysis(headline=lines, figures=figures, findings=findings)
 
 

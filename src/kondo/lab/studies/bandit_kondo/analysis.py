@@ -29,7 +29,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     figures: dict[str, Figure] = {}
     if "ranking" in there:
         lines += _ranking_lines(records, settings)
-        figures["prop2"] = _ranking_figure(records, settings)
+        figures["prop2-mixing-threshold"] = _ranking_figure(records, settings)
         findings.append(_ranking_finding(settings))
     if "moments" in there:
         lines += _moment_lines(records, settings)
@@ -38,9 +38,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if "cosine" in there:
         lines += _cosine_lines(records, settings)
         findings.append(_cosine_finding(records, settings))
-        figures["cosine"] = _cosine_figure(records, settings)
+        figures["prop1-cosine"] = _cosine_figure(records, settings)
     if {"moments", "cosine", "first-success"} <= there:
-        figures["prop1"] = _gradient_figure(records, settings)
+        figures["prop1-variance-and-passes"] = _gradient_figure(records, settings)
     return Analysis(headline=lines, figures=figures, findings=findings)
 
 

@@ -44,7 +44,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _claim_lines(records, settings)
         findings.append(_rest_finding(records, settings))
     if {"luck", *PLACES} <= there:
-        figures["gambling"] = _sweep_figure(records, settings)
+        figures["noise-sweep"] = _sweep_figure(records, settings)
     many = [f"many-arms-{gamblers}" for gamblers in settings.gamblers]
     if set(many) <= there:
         for part in many:

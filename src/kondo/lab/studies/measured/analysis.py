@@ -75,9 +75,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         return Analysis(headline=[], figures={}, findings=_left_out(records))
     gain = step_gain()
     bandits = [shape for shape in shapes if isinstance(shape, BanditShape)]
-    figures = {"per_step": _step_figure(records, shapes)}
+    figures = {"speed-up-per-step": _step_figure(records, shapes)}
     if bandits:
-        figures["to_quality"] = _quality_figure(records, bandits, gain)
+        figures["speed-up-to-quality"] = _quality_figure(records, bandits, gain)
     return Analysis(
         headline=[line for shape in shapes for line in _lines(records, shape, gain)],
         figures=figures,
