@@ -134,5 +134,5 @@ def test_the_closed_form_weights_are_those_of_the_loss():
 
 def test_the_run_leaves_figures_and_tables(small):
     names = {path.name for path in small[1].iterdir()}
-    figures = {"prop1.png", "fig5.png", "fig6.png", "eta.png"}
+    figures = {"fig5-one-context.png", "fig6-many-contexts.png", "prop2-eta.png"}
     assert figures | {"headline.csv", "curves.csv", "manifest.json"} <= names

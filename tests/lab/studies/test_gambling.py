@@ -73,7 +73,7 @@ def test_a_critic_holds_and_capping_surprisal_does_not(small):
 
 def test_the_run_leaves_figures_and_tables(small):
     names = {path.name for path in small[1].iterdir()}
-    assert {"gambling.png", "many-arms.png", "mitigations.png", "headline.csv"} <= names
+    assert {"noise-sweep.png", "many-arms.png", "mitigations.png", "headline.csv"} <= names
 
 
 def h(x):
