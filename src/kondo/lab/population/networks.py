@@ -179,12 +179,19 @@ class StackedTransformer:
         hidden = hidden.view(members, groups, prompt_length, -1)[:, :, -1]
         hidden = hidden.repeat_interleave(repeats, 1)  # [P, N, D]
         gumbel = -torch.log(-torch.log(uniform.flatten(1, 2)))  # [P, N, Ha, M]
+        # Every read multiplies all places of the cache and masks those after its own: products of
+        # one size, whatever the token.
+        places = torch.arange(prompt_length + length - 1, device=prompts.device)
+        later = torch.where(places > places.unsqueeze(1), -math.inf, 0.0).to(hidden.dtype)
         tokens, logits = [], []
         for place in range(length):
             logits.append(torch.bmm(hidden, parameters["head"]))
             tokens.append((logits[-1] + gumbel[:, :, place]).argmax(dim=-1))
             if place < length - 1:
-                hidden = self._read(parameters, layers, tokens[-1], caches, prompt_length + place)
+                position = prompt_length + place
+                hidden = self._read(
+                    parameters, layers, tokens[-1], caches, position, later[position]
+                )
         answers = torch.stack(tokens, dim=2)  # [P, N, Ha]
         log_probs = torch.stack(logits, dim=2).log_softmax(dim=-1)
         log_probs = log_probs.gather(-1, answers.unsqueeze(-1)).squeeze(-1)
@@ -198,14 +205,15 @@ class StackedTransformer:
         token: Tensor,
         caches: Sequence[Tensor],
         position: int,
+        later: Tensor,
     ) -> Tensor:
-        """Return the last layer's output [P, N, D] after one more token [P, N] of every row."""
+        """Return the last layer's output [P, N, D] after one more token [P, N] of every row.
+
+        `later`, [Hp + Ha - 1], is minus infinity after `position` and 0 elsewhere.
+        """
         placed = parameters["tokens"] + parameters["positions"][:, position : position + 1]
         hidden = placed.gather(1, token.unsqueeze(-1).expand(-1, -1, self.width))
         members, rows, width = hidden.shape
-        places = torch.arange(caches[0].shape[3], device=token.device)
-        # All places are multiplied and the later ones masked: products of one size at every token.
-        later = torch.where(places > position, -math.inf, 0.0).to(hidden.dtype)
         for layer, cache in zip(layers, caches, strict=True):
             mixed = layer.mix(hidden).view(members * rows, 3, self.num_heads, -1)
             cache[:, :, :, position] = mixed[:, 1:].transpose(0, 1)
