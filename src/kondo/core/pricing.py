@@ -13,7 +13,7 @@ from torch import Tensor
 # Odd multipliers of the splitmix64 finaliser, as signed 64-bit integers.
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 # A step stores at most this many values in the rolling window; beyond it, evenly spaced order
 # statistics stand for the rest, each with the weight of the values it replaces.
@@ -73,10 +73,17 @@ def lottery(position: Tensor, *, salt: Tensor) -> Tensor:
     The salt is a float; its bits enter the hash, so different tied values draw different lots.
     """
     bits = salt.double().view(torch.int64)
-    mixed = (position + bits) * _GOLDEN
-    mixed = (mixed ^ _shift_right(mixed, 30)) * _MIX_1
-    mixed = (mixed ^ _shift_right(mixed, 27)) * _MIX_2
-    return mixed ^ _shift_right(mixed, 31)
+    return mix_bits((position + bits) * GOLDEN)
+
+
+def mix_bits(bits: Tensor) -> Tensor:
+    """Return splitmix64's finaliser of int64 bits: each bit of the result depends on all of them.
+
+    Multiples of GOLDEN, one per place, become independent-looking numbers.
+    """
+    bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
+    return bits ^ _shift_right(bits, 31)
 
 
 def _shift_right(bits: Tensor, places: int) -> Tensor:

@@ -12,10 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Odd multipliers of the splitmix64 finaliser, as signed 64-bit integers.
-_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX_2 = 0x94D049BB133111EB - (1 << 64)
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+from kondo.core.pricing import GOLDEN, mix_bits
 
 
 class Draws:
@@ -36,7 +33,7 @@ class Draws:
     def __init__(self, seeds: Sequence[int], device: torch.device | str = "cpu"):
         if any(seed < 0 for seed in seeds):
             raise ValueError(f"seeds must be >= 0, got {list(seeds)}.")
-        self.keys = _hash(torch.tensor(list(seeds), dtype=torch.int64, device=device))
+        self.keys = mix_bits(torch.tensor(list(seeds), dtype=torch.int64, device=device))
 
     def part(self, members: slice) -> "Draws":
         """Return the random sources of some of the members."""
@@ -53,7 +50,7 @@ class Draws:
         """
         bits = self._bits(stream, step, math.prod(shape))
         # The top 23 bits, in the middle of their cell: with 24 the last cell would round to 1.
-        cells = _shift_right(bits, 41).float()
+        cells = (bits >> 41 & 0x7FFFFF).float()
         return cells.add_(0.5).mul_(2.0**-23).view(len(self.keys), *shape)
 
     def normal(self, stream: str, step: int | Tensor, *shape: int) -> Tensor:
@@ -73,17 +70,6 @@ class Draws:
 
     def _bits(self, stream: str, step: int | Tensor, count: int) -> Tensor:
         name = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "big")
-        state = _hash(_hash(self.keys + (name - (1 << 63))) + step)
+        state = mix_bits(mix_bits(self.keys + (name - (1 << 63))) + step)
         place = torch.arange(1, count + 1, device=self.keys.device)
-        return _hash(state.unsqueeze(1) + place * _GOLDEN)
-
-
-def _hash(bits: Tensor) -> Tensor:
-    """Return splitmix64's finaliser of int64 bits."""
-    bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
-    bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
-    return bits ^ _shift_right(bits, 31)
-
-
-def _shift_right(bits: Tensor, places: int) -> Tensor:
-    return (bits >> places) & ((1 << (64 - places)) - 1)  # int64 >> repeats the sign bit
+        return mix_bits(state.unsqueeze(1) + place * GOLDEN)

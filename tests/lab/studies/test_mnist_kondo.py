@@ -71,7 +71,7 @@ def test_noise_of_size_zero_is_no_noise(small):
     assert by_way["DG, delight noise"] == by_way["DG, logit noise"]
 
 
-def test_all_advantage_is_the_mix_without_surprisal(small):
+def test_every_mix_is_run(small):
     table = small[1][small[1]["part"] == "priorities"]
     one = analysis.finals(table, "priorities", "additive mix")
     assert set(one) == set(SMALL.mixes)

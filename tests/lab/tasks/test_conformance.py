@@ -8,7 +8,7 @@ from kondo.lab.tasks.bandits import ImageBandit, KArmedBandit, TabularBandit
 from kondo.lab.tasks.images import Images
 from kondo.lab.tasks.reversal import ReversalTask
 from kondo.lab.tasks.sequences import BitParity, KeyValue, SubsequenceMatch
-from lab.tasks import oracle
+from oracles import tasks as oracle
 from tolerances import assert_close
 
 CREDITS = ["to_first_error", "bag_of_tokens"]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from kondo.lab.draws import Draws
 from kondo.lab.tasks.reversal import ReversalTask
 from kondo.lab.tasks.sequences import BitParity, KeyValue, SubsequenceMatch
-from lab.tasks import oracle
+from oracles import tasks as oracle
 
 
 @given(data=st.data())

@@ -212,11 +212,9 @@ def _weighted(
     """Return the weighted loss, summed over members, divided by the full batch's N x T."""
     total = rolled["log_probs"][0].numel()
     sampled, advantages, weight = rolled["log_probs"], decision.advantages, decision.weight
-    positive = (advantages > 0).double().mean(dim=(1, 2)).to(sampled.dtype)
     if rows is not None:
         sampled, advantages = _gather(sampled, rows), _gather(advantages, rows)
         weight = None if weight is None else _gather(weight, rows)
-    members = log_probs.shape[0]
     units, good, old = (t.reshape(-1, t.shape[-1]) for t in (log_probs, advantages, sampled))
     match update.loss:
         case "pg":
@@ -225,7 +223,9 @@ def _weighted(
             terms = losses.ppo(units, good, old, clip=update.clip, beta=update.beta)
         case "pmpo":
             terms = losses.pmpo(units, good, alpha=update.preferred)
-            share = positive.repeat_interleave(units.shape[0] // members).unsqueeze(1)
+            # Of the whole batch, whatever was kept of it.
+            share = (decision.advantages > 0).double().mean(dim=(1, 2)).to(units.dtype)
+            share = share.repeat_interleave(units.shape[0] // log_probs.shape[0]).unsqueeze(1)
             terms = terms / torch.where(good > 0, share, 1 - share)
             terms = terms + update.beta * (old - units)
         case _:

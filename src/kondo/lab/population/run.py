@@ -174,6 +174,13 @@ def matmul_precision(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def log_and_regular(num_steps: int, *, log_points: int, regular_points: int) -> list[int]:
+    """Return logged steps: dense at first, then regular, so that what is last is a mean."""
+    regular = max(1, num_steps // regular_points)
+    spaced = log_spaced(num_steps, log_points)
+    return sorted({*spaced, *range(regular, num_steps, regular), num_steps})
+
+
 def log_spaced(num_steps: int, points: int) -> list[int]:
     """Return about `points` steps from 1 to num_steps, evenly spaced in their logarithm."""
     exponents = (point / (points - 1) for point in range(points))

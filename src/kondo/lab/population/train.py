@@ -100,12 +100,11 @@ class _Group:
         self.order: Tensor | None = None
         self._programs: dict[int, Captured] = {}
 
-    def decide(self, program: Program, rolled: Rolled, step: Tensor) -> Tensor:
-        """Choose the rows of every rule; return how many each member keeps, [p]."""
+    def decide(self, program: Program, rolled: Rolled, step: Tensor) -> None:
+        """Choose the rows of every rule."""
         self.decisions = [rule.decide(program, rolled, step) for rule in self.rules]
         orders = [decision.order for decision in self.decisions if decision.order is not None]
         self.order = torch.cat(orders) if orders else None
-        return torch.cat([decision.kept for decision in self.decisions])
 
     def train(self, population: "Population", num_rows: int) -> None:
         """Update on the first `num_rows` rows of every member, by a program of that size."""

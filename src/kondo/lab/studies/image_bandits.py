@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
+
 from kondo.lab.population.member import Member
 from kondo.lab.population.programs import BanditProgram
 from kondo.lab.population.run import side_by_side
@@ -11,6 +13,12 @@ from kondo.lab.studies.study import Context
 from kondo.lab.tasks.bandits import ImageBandit
 
 Data = Literal["mnist", "digits"]
+
+
+def task(data: Data, device: torch.device) -> ImageBandit:
+    """Return the bandit of these images."""
+    make = ImageBandit.mnist if data == "mnist" else ImageBandit.digits
+    return make(device=device)
 
 
 def populations(
@@ -23,6 +31,5 @@ def populations(
     samples: int = 1,
 ) -> list[Population]:
     """Return populations of MLP policies on the images, to be trained side by side."""
-    make = ImageBandit.mnist if data == "mnist" else ImageBandit.digits
-    program = BanditProgram(make(device=context.device), width=width, batch=batch, samples=samples)
+    program = BanditProgram(task(data, context.device), width=width, batch=batch, samples=samples)
     return side_by_side(program, members, context.device)

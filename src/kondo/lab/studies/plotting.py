@@ -18,6 +18,8 @@ from kondo.lab import figures
 from kondo.lab.output import atomically
 from kondo.lab.studies.statistics import Estimate
 
+Axis = Literal["step", "forward", "backward"]
+"""What a curve of `statistics.curve` can be drawn against."""
 MAX_BYTES = 200_000
 """Of a figure's file: results are kept under version control."""
 DPIS = (160, 130, 100, 80)
@@ -60,7 +62,7 @@ def line(
     series: str,
     among: Sequence[str],
     *,
-    x: Literal["step", "forward", "backward"] = "forward",
+    x: Axis = "forward",
     **options: Any,
 ) -> None:
     """Draw a curve of `statistics.curve` with a band of one standard error.

@@ -25,10 +25,10 @@ def parts(settings: Settings) -> list[Part]:
 
 
 def logged(num_steps: int, settings: Settings) -> list[int]:
-    """Return the logged steps: dense at first, then regular, so that the last error is a mean."""
-    regular = max(1, num_steps // settings.linear_points)
-    spaced = run.log_spaced(num_steps, settings.log_points)
-    return sorted({*spaced, *range(regular, num_steps, regular), num_steps})
+    """Return the logged steps of a task."""
+    return run.log_and_regular(
+        num_steps, log_points=settings.log_points, regular_points=settings.linear_points
+    )
 
 
 def _images(settings: Settings, context: Context) -> Iterable[Record]:

@@ -161,12 +161,15 @@ def _curve_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierP
 
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 3)
-    for ax, x, metric in zip(
-        axes[0], ("forward", "backward", "forward"), (ONLINE, ONLINE, TEST), strict=True
-    ):
+    panels: tuple[tuple[plotting.Axis, str], ...] = (
+        ("forward", ONLINE),
+        ("backward", ONLINE),
+        ("forward", TEST),
+    )
+    for ax, (x, metric) in zip(axes[0], panels, strict=True):
         for name in _series(settings):
             curve = statistics.curve(records, "curves", name, metric)
-            plotting.line(ax, curve, name, _series(settings), x=x)  # type: ignore[arg-type]
+            plotting.line(ax, curve, name, _series(settings), x=x)
             known = paper.FIG_1.get(name) if _full(settings) and metric == ONLINE else None
             if known and x == "forward":
                 ax.plot(list(known), list(known.values()), "x", color="black", markersize=4)
@@ -256,7 +259,8 @@ def _rate_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPo
 def _rates_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2)
     names = [updates.percent(rate) for rate in settings.rates]
-    for ax, x in zip(axes[0], ("forward", "backward"), strict=True):
+    passes: tuple[plotting.Axis, ...] = ("forward", "backward")
+    for ax, x in zip(axes[0], passes, strict=True):
         for place, series in enumerate(names):
             chosen = best_learning_rate(records, series, settings)
             curve = statistics.curve(
@@ -265,7 +269,7 @@ def _rates_figure(records: pd.DataFrame, settings: Settings) -> Figure:
             shade = 0.15 + 0.75 * place / max(1, len(names) - 1)
             colour = plotting.sequential(shade)
             label = f"{series} (lr {chosen:g})"
-            plotting.line(ax, curve, label, [label], x=x, color=colour, linestyle="-")  # type: ignore[arg-type]
+            plotting.line(ax, curve, label, [label], x=x, color=colour, linestyle="-")
         plotting.log_percent(ax, ONLINE)
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(plotting.counts)

@@ -1,5 +1,6 @@
 """Four parts: learning curves, rates, noise, priorities."""
 
+import dataclasses
 from collections.abc import Iterable
 from functools import partial
 
@@ -79,7 +80,6 @@ def _rates(settings: Settings, context: Context) -> Iterable[Record]:
 
 def _noise(settings: Settings, context: Context) -> Iterable[Record]:
     """Figure 4: noise on delight, or on the logits it is computed from. Setting: its size."""
-    ways = (("delight noise", "delight_noise"), ("logit noise", "logit_noise"))
     levels = {"delight noise": settings.delight_noises, "logit noise": settings.logit_noises}
     members = [
         Member(
@@ -87,17 +87,23 @@ def _noise(settings: Settings, context: Context) -> Iterable[Record]:
             seed=seed,
             learning_rate=settings.learning_rate,
             setting=level,
-            update=Update(gate=gate, rate=rate, **{field: level}),  # type: ignore[arg-type]
+            update=_noisy(update, way, level),
         )
-        for way, field in ways
-        for name, gate, rate in (
-            ("DG", "soft", 1.0),
-            (updates.percent(settings.rate), "top", settings.rate),
+        for way in levels
+        for name, update in (
+            ("DG", updates.DG),
+            (updates.percent(settings.rate), updates.kondo_count(settings.rate)),
         )
         for level in levels[way]
         for seed in range(settings.sweep_seeds)
     ]
     return _sweep(settings, context, "noise", members)
+
+
+def _noisy(update: Update, way: str, level: float) -> Update:
+    if way == "delight noise":
+        return dataclasses.replace(update, delight_noise=level)
+    return dataclasses.replace(update, logit_noise=level)
 
 
 def _priorities(settings: Settings, context: Context) -> Iterable[Record]:

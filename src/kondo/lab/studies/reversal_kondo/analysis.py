@@ -151,11 +151,12 @@ def _frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPoint]:
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2, width=5.2, height=4)
     names = [*_all_series(settings), _exact(settings)]
-    for ax, x in zip(axes[0], ("step", "backward"), strict=True):
+    drawn_by: tuple[plotting.Axis, ...] = ("step", "backward")
+    for ax, x in zip(axes[0], drawn_by, strict=True):
         for name, colour in zip(names, plotting.WHEEL, strict=False):
             curve = statistics.curve(records, "curves", name, ONLINE)
             dash = "-" if name in delightful(settings) else (0, (4, 1.5))
-            plotting.line(ax, curve, name, names, x=x, color=colour, linestyle=dash)  # type: ignore[arg-type]
+            plotting.line(ax, curve, name, names, x=x, color=colour, linestyle=dash)
             points = paper.FIG_8.get(name, {}) if _full(settings) and x == "step" else {}
             ax.plot(list(points), list(points.values()), "x", color=colour, markersize=4)
         plotting.log_percent(ax, "sequence error")

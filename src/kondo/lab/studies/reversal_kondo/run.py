@@ -4,11 +4,12 @@ Each length and each vocabulary is a population of its own shape; those of a par
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from kondo.lab.population.member import Member, Update
 from kondo.lab.population.run import log_spaced, matmul_precision, train
+from kondo.lab.population.train import Population
 from kondo.lab.studies import reversals, updates
 from kondo.lab.studies.reversal_kondo.settings import Settings
 from kondo.lab.studies.study import Context, Part, Record
@@ -48,23 +49,17 @@ def _curves(settings: Settings, context: Context) -> Iterable[Record]:
     compared[f"{updates.percent(settings.rate)}, {EXACT_COUNT}"] = exact
     # One population per method: their programs differ in size, and overlap on a GPU.
     populations = [
-        reversals.population(
-            context,
-            _members(settings, {name: update}, settings.num_seeds),
-            length=settings.length,
-            num_tokens=2,
-            reward="to_first_error",
-        )
+        _population(settings, context, _members(settings, {name: update}, settings.num_seeds))
         for name, update in compared.items()
     ]
-    with matmul_precision(settings.precision):
-        return train(
-            populations,
-            context,
-            part="curves",
-            num_steps=settings.num_steps,
-            log_steps=_fine(settings.num_steps),
-        )
+    return _train(
+        settings,
+        context,
+        "curves",
+        populations,
+        settings.num_steps,
+        log_steps=_fine(settings.num_steps),
+    )
 
 
 def _lengths(settings: Settings, context: Context) -> Iterable[Record]:
@@ -78,42 +73,23 @@ def _lengths(settings: Settings, context: Context) -> Iterable[Record]:
         if length in settings.delight_lengths:
             compared |= delightful(settings)
         members = _members(settings, compared, settings.sweep_seeds, setting=length)
-        populations.append(
-            reversals.population(
-                context, members, length=length, num_tokens=2, reward="to_first_error"
-            )
-        )
-    with matmul_precision(settings.precision):
-        return train(
-            populations,
-            context,
-            part="lengths",
-            num_steps=settings.num_steps,
-            log_steps=_fortieths(settings.num_steps),
-        )
+        populations.append(_population(settings, context, members, length=length))
+    return _train(settings, context, "lengths", populations, settings.num_steps)
 
 
 def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
     """How the gates do as the vocabulary grows. Setting: M."""
     compared = {"PG": updates.PG} | delightful(settings)
     populations = [
-        reversals.population(
+        _population(
+            settings,
             context,
             _members(settings, compared, settings.sweep_seeds, setting=num_tokens),
-            length=settings.length,
             num_tokens=num_tokens,
-            reward="to_first_error",
         )
         for num_tokens in settings.vocabularies
     ]
-    with matmul_precision(settings.precision):
-        return train(
-            populations,
-            context,
-            part="vocabularies",
-            num_steps=settings.vocabulary_steps,
-            log_steps=_fortieths(settings.vocabulary_steps),
-        )
+    return _train(settings, context, "vocabularies", populations, settings.vocabulary_steps)
 
 
 def _tried(settings: Settings, context: Context) -> Iterable[Record]:
@@ -131,16 +107,46 @@ def _tried(settings: Settings, context: Context) -> Iterable[Record]:
         name = f"{updates.percent(settings.rate)} lr {rate:g}"
         gated = {name: updates.kondo(settings.rate)}
         members += _members(faster, gated, settings.sweep_seeds)
+    population = _population(settings, context, members)
+    return _train(settings, context, "tried", [population], settings.tried_steps)
+
+
+def _train(
+    settings: Settings,
+    context: Context,
+    part: str,
+    populations: list[Population],
+    num_steps: int,
+    *,
+    log_steps: Sequence[int] | None = None,
+) -> list[Record]:
+    """Train the populations of a part, logged at every fortieth of the way unless told."""
+    fortieths = [num_steps * place // 40 for place in range(1, 41)]
     with matmul_precision(settings.precision):
         return train(
-            reversals.population(
-                context, members, length=settings.length, num_tokens=2, reward="to_first_error"
-            ),
+            populations,
             context,
-            part="tried",
-            num_steps=settings.tried_steps,
-            log_steps=_fortieths(settings.tried_steps),
+            part=part,
+            num_steps=num_steps,
+            log_steps=fortieths if log_steps is None else log_steps,
         )
+
+
+def _population(
+    settings: Settings,
+    context: Context,
+    members: list[Member],
+    *,
+    length: int | None = None,
+    num_tokens: int = 2,
+) -> Population:
+    return reversals.population(
+        context,
+        members,
+        length=settings.length if length is None else length,
+        num_tokens=num_tokens,
+        reward="to_first_error",
+    )
 
 
 def _members(
@@ -167,7 +173,3 @@ def _fine(num_steps: int) -> list[int]:
     """Return every 20th step of the first fifth, where errors fall, and then fewer and fewer."""
     early = max(1, num_steps // 500)
     return [*range(early, num_steps // 5, early), *log_spaced(num_steps, 80)]
-
-
-def _fortieths(num_steps: int) -> list[int]:
-    return [num_steps * place // 40 for place in range(1, 41)]

@@ -6,10 +6,10 @@ from functools import partial
 from kondo.lab.population import run
 from kondo.lab.population.programs import BanditProgram
 from kondo.lab.population.train import Population
+from kondo.lab.studies import image_bandits
 from kondo.lab.studies.speculative import agreement, drafts
 from kondo.lab.studies.speculative.settings import Settings
 from kondo.lab.studies.study import Context, Part, Record
-from kondo.lab.tasks.bandits import ImageBandit
 
 
 def parts(settings: Settings) -> list[Part]:
@@ -18,16 +18,14 @@ def parts(settings: Settings) -> list[Part]:
 
 
 def logged(settings: Settings) -> list[int]:
-    """Return the logged steps: dense at first, then regular, so that what is last is a mean."""
-    num_steps = settings.num_steps
-    regular = max(1, num_steps // settings.linear_points)
-    spaced = run.log_spaced(num_steps, settings.log_points)
-    return sorted({*spaced, *range(regular, num_steps, regular), num_steps})
+    """Return the logged steps."""
+    return run.log_and_regular(
+        settings.num_steps, log_points=settings.log_points, regular_points=settings.linear_points
+    )
 
 
 def _train(settings: Settings, context: Context) -> Iterable[Record]:
-    bandit = ImageBandit.mnist if settings.images == "mnist" else ImageBandit.digits
-    task = bandit(device=context.device)
+    task = image_bandits.task(settings.images, context.device)
     program = BanditProgram(task, width=settings.width, batch=settings.batch)
     # One population per number of rows trained on: on a GPU they overlap.
     populations: list[Population] = [
