@@ -20,8 +20,15 @@ def small(tmp_path_factory):
 
 def test_every_figure_is_drawn_and_every_method_compared(small):
     found, table = small
-    assert list(found.figures) == ["fig8-learning-curves", "fig9-lengths-and-vocabularies"]
-    assert set(table["series"]) == {"PG", "PPO", "PMPO", "DG"}
+    assert list(found.figures) == [
+        "fig8-learning-curves",
+        "fig9-learning-rate-0.001",
+        "fig9-learning-rate-0.0003",
+    ]
+    methods = ("PG", "PPO", "PMPO", "DG")
+    slower = {f"{name}, lr 0.0003" for name in methods}
+    assert set(table[table["part"] == "curves"]["series"]) == set(methods)
+    assert set(table[table["part"] == "lengths"]["series"]) == {*methods, *slower}
     assert {line.figure for line in found.headline} == {
         "DG Fig 8",
         "DG Fig 9a",

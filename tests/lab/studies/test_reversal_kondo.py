@@ -45,6 +45,7 @@ def test_every_figure_is_drawn(small):
     assert list(small[0].figures) == [
         "fig8-learning-curves",
         "fig10-lengths",
+        "fig10-slow",
         "speed-up-by-backward-cost",
         "vocabularies",
     ]

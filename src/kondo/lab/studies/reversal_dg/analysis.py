@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from kondo.lab.studies import plotting, statistics
 from kondo.lab.studies.comparison import against_paper, finals, settings_of
 from kondo.lab.studies.reversal_dg import paper
-from kondo.lab.studies.reversal_dg.run import COMPARED
+from kondo.lab.studies.reversal_dg.run import COMPARED, at_learning_rate
 from kondo.lab.studies.reversal_dg.settings import Settings
 from kondo.lab.studies.statistics import Estimate
 from kondo.lab.studies.study import Analysis, Headline, headline, ordering
@@ -28,10 +28,13 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         figures["fig8-learning-curves"] = _curves_figure(records, settings)
     sweeps = [part for part in SWEEPS if part in there]
     for part in sweeps:
-        lines += _sweep_lines(records, settings, part)
-        findings.append(_finding(records, part))
-    if sweeps:
-        figures["fig9-lengths-and-vocabularies"] = _sweeps_figure(records, settings, sweeps)
+        for learning_rate in settings.sweep_learning_rates:
+            names = {name: at_learning_rate(name, settings, learning_rate) for name in COMPARED}
+            lines += _sweep_lines(records, settings, part, names)
+            findings.append(_finding(records, part, names))
+    for learning_rate in settings.sweep_learning_rates if sweeps else ():
+        drawn = _sweeps_figure(records, settings, sweeps, learning_rate)
+        figures[f"fig9-learning-rate-{learning_rate:g}"] = drawn
     return Analysis(headline=lines, figures=figures, findings=findings)
 
 
@@ -77,16 +80,19 @@ def exponent(found: dict[float, Estimate]) -> float:
     return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
 
 
-def _sweep_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[Headline]:
+def _sweep_lines(
+    records: pd.DataFrame, settings: Settings, part: str, names: dict[str, str]
+) -> list[Headline]:
+    """Return a sweep's lines at one learning rate; `names` are method -> series."""
     figure = SWEEPS[part][0]
     lines = []
-    ends = {name: finals(records, part, name) for name in COMPARED}
-    for name, found in ends.items():
+    ends = {series: finals(records, part, series) for series in names.values()}
+    for name, series in names.items():
         known = _known(settings, part).get(name, {})
         lines += [
             headline(
                 figure,
-                name,
+                series,
                 f"{ONLINE} at the end",
                 setting,
                 paper=known.get(setting),
@@ -94,37 +100,35 @@ def _sweep_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[H
                 se=value.se,
                 seeds=value.seeds,
             )
-            for setting, value in found.items()
+            for setting, value in ends[series].items()
         ]
-    hardest = max(ends["DG"])
-    means = {name: found[hardest].mean for name, found in ends.items()}
+    hardest = max(ends[names["DG"]])
+    means = {series: found[hardest].mean for series, found in ends.items()}
+    slopes = {series: exponent(averages(records, part, series)) for series in ends}
+    others = [[names["DG"], names[name]] for name in ("PG", "PPO", "PMPO")]
     lines += [
-        ordering(figure, f"{ONLINE} at the end", hardest, paper=["DG", name], ours=means)
-        for name in ("PG", "PPO", "PMPO")
+        ordering(figure, f"{ONLINE} at the end", hardest, paper=pair, ours=means) for pair in others
     ]
-    slopes = {name: exponent(averages(records, part, name)) for name in COMPARED}
     lines += [
         headline(
             AVERAGES[part],
-            name,
+            series,
             "exponent of the average error",
             "",
             ours=slope,
             seeds=settings.sweep_seeds,
         )
-        for name, slope in slopes.items()
+        for series, slope in slopes.items()
     ]
-    lines += [
-        ordering(AVERAGES[part], "exponent", "", paper=["DG", name], ours=slopes)
-        for name in ("PG", "PPO", "PMPO")
-    ]
+    lines += [ordering(AVERAGES[part], "exponent", "", paper=pair, ours=slopes) for pair in others]
     return lines
 
 
-def _finding(records: pd.DataFrame, part: str) -> str:
-    hardest = max(settings_of(records, part, "DG"))
+def _finding(records: pd.DataFrame, part: str, names: dict[str, str]) -> str:
+    hardest = max(settings_of(records, part, names["DG"]))
     told = ", ".join(
-        f"{name} {100 * finals(records, part, name)[hardest].mean:.1f}%" for name in COMPARED
+        f"{series} {100 * finals(records, part, series)[hardest].mean:.1f}%"
+        for series in names.values()
     )
     return f"Error at the end, {SWEEPS[part][1]} = {hardest:g}: {told}."
 
@@ -143,15 +147,19 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     return figure
 
 
-def _sweeps_figure(records: pd.DataFrame, settings: Settings, sweeps: list[str]) -> Figure:
+def _sweeps_figure(
+    records: pd.DataFrame, settings: Settings, sweeps: list[str], learning_rate: float
+) -> Figure:
+    """Draw the error at the end (above) and on average (below) at one learning rate."""
     figure, axes = plotting.grid(2, len(sweeps))
     for column, part in enumerate(sweeps):
         final, average = axes[0][column], axes[1][column]
         for name, colour in zip(COMPARED, plotting.WHEEL, strict=False):
-            plotting.by_setting(final, finals(records, part, name), name, colour=colour)
+            series = at_learning_rate(name, settings, learning_rate)
+            plotting.by_setting(final, finals(records, part, series), name, colour=colour)
             points = _known(settings, part).get(name, {})
             final.plot(list(points), list(points.values()), "x", color=colour, markersize=7)
-            found = averages(records, part, name)
+            found = averages(records, part, series)
             plotting.by_setting(
                 average, found, f"{name}, exponent {exponent(found):.2f}", colour=colour
             )
@@ -162,5 +170,5 @@ def _sweeps_figure(records: pd.DataFrame, settings: Settings, sweeps: list[str])
         for ax in (final, average):
             ax.set_xlabel(SWEEPS[part][1])
             ax.legend(fontsize=8)
-    axes[0][0].set_title("crosses: the paper")
+    axes[0][0].set_title(f"learning rate {learning_rate:g} (crosses: the paper)")
     return figure

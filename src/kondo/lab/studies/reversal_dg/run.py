@@ -13,6 +13,11 @@ from kondo.lab.studies.study import Context, Part, Record
 COMPARED = {"PG": updates.PG, "PPO": updates.PPO, "PMPO": updates.PMPO, "DG": updates.DG}
 
 
+def at_learning_rate(name: str, settings: Settings, learning_rate: float) -> str:
+    """Return a method's series; a learning rate other than Figure 8's is part of the name."""
+    return name if learning_rate == settings.learning_rate else f"{name}, lr {learning_rate:g}"
+
+
 def parts(settings: Settings) -> list[Part]:
     """Return the study's parts."""
     return [
@@ -27,7 +32,7 @@ def _curves(settings: Settings, context: Context) -> Iterable[Record]:
     step = max(1, settings.curve_steps // 50)
     with matmul_precision(settings.precision):
         return train(
-            _population(settings, context, settings.length, 2, settings.num_seeds),
+            _population(context, settings.length, 2, _members(settings, settings.num_seeds)),
             context,
             part="curves",
             num_steps=settings.curve_steps,
@@ -38,7 +43,7 @@ def _curves(settings: Settings, context: Context) -> Iterable[Record]:
 def _lengths(settings: Settings, context: Context) -> Iterable[Record]:
     """Figure 9 (a, c): M = 2. Setting: H."""
     populations = [
-        _population(settings, context, length, 2, settings.sweep_seeds, setting=length)
+        _population(context, length, 2, _swept(settings, length))
         for length in sorted(settings.lengths, reverse=True)
     ]
     return _sweep(settings, context, "lengths", populations)
@@ -47,9 +52,7 @@ def _lengths(settings: Settings, context: Context) -> Iterable[Record]:
 def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
     """Figure 9 (b, d): H = 10. Setting: M."""
     populations = [
-        _population(
-            settings, context, settings.length, num_tokens, settings.sweep_seeds, setting=num_tokens
-        )
+        _population(context, settings.length, num_tokens, _swept(settings, num_tokens))
         for num_tokens in sorted(settings.vocabularies, reverse=True)
     ]
     return _sweep(settings, context, "vocabularies", populations)
@@ -68,26 +71,40 @@ def _sweep(
         )
 
 
-def _population(
+def _swept(settings: Settings, setting: float) -> list[Member]:
+    return [
+        member
+        for learning_rate in settings.sweep_learning_rates
+        for member in _members(
+            settings, settings.sweep_seeds, learning_rate=learning_rate, setting=setting
+        )
+    ]
+
+
+def _members(
     settings: Settings,
-    context: Context,
-    length: int,
-    num_tokens: int,
     num_seeds: int,
     *,
+    learning_rate: float | None = None,
     setting: float = float("nan"),
-) -> Population:
-    members = [
+) -> list[Member]:
+    learning_rate = settings.learning_rate if learning_rate is None else learning_rate
+    return [
         Member(
-            series=name,
+            series=at_learning_rate(name, settings, learning_rate),
             seed=seed,
-            learning_rate=settings.learning_rate,
+            learning_rate=learning_rate,
             update=update,
             setting=setting,
         )
         for name, update in COMPARED.items()
         for seed in range(num_seeds)
     ]
+
+
+def _population(
+    context: Context, length: int, num_tokens: int, members: list[Member]
+) -> Population:
     return reversals.population(
         context, members, length=length, num_tokens=num_tokens, reward="bag_of_tokens"
     )

@@ -1,9 +1,11 @@
 """Records -> Figures 8 and 10, speed-ups at growing (H, M), vocabularies, and what was tried."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo.lab.studies import plotting, statistics, updates
@@ -24,6 +26,7 @@ SOLVED = 0.25
 """A length counts as solved where the error is below this, the reward above 0.75."""
 SOLVED_SO_FAR = "longest length with mean reward above 0.75 so far"
 SOLVED_NOW = "longest length with reward above 0.75 at that moment"
+FIG_10_PARTS = ("lengths", "shorter")
 SPEED_COSTS = (0, 1, 2, 4, 8)
 TARGETS = (SOLVED, 0.05)
 
@@ -43,6 +46,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if "lengths" in there:
         lines += _length_lines(records, settings)
         figures["fig10-lengths"] = _lengths_figure(records, settings)
+    if "slow" in there:
+        lines += _slow_lines(records, settings)
+        figures["fig10-slow"] = _slow_figure(records, settings)
     if {"lengths", "vocabularies"} <= there:
         lines += _speed_lines(records, settings)
         figures["speed-up-by-backward-cost"] = _speed_figure(records, settings)
@@ -169,19 +175,25 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 
 
 def longest(
-    records: pd.DataFrame, series: str, forward: float, *, average: bool
+    records: pd.DataFrame,
+    series: str,
+    forward: float,
+    *,
+    average: bool,
+    parts: Sequence[str] = FIG_10_PARTS,
 ) -> Estimate | None:
     """Return the longest length solved after that many forward passes, mean over seeds.
 
     Args:
         average: judge by the mean reward since the start of training, which reproduces the paper's
             figure, instead of by the reward at that moment.
+        parts: whose lengths are looked at together.
 
     Returns:
         None if some seed solves not even the shortest length that was run.
     """
     chosen = records[
-        (records["part"] == "lengths")
+        records["part"].isin(parts)
         & (records["series"] == series)
         & (records["metric"] == ONLINE)
         & (records["forward"] <= forward)
@@ -231,36 +243,75 @@ def _length_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     return lines
 
 
+def _slow_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    """Return Figure 10 at the lower learning rate, judged at the moment."""
+    end = _logged(records, "slow")[-1]
+    return [
+        headline(
+            "Kondo Fig 10",
+            f"{series}, lr {settings.slow_learning_rate:g}",
+            SOLVED_NOW,
+            forward,
+            paper=known.get(forward),
+            ours=found.mean,
+            se=found.se,
+            seeds=found.seeds,
+        )
+        for series in _all_series(settings)
+        for known in [paper.FIG_10[series] if _full(settings) else {}]
+        for forward in known or [float(end)]
+        for found in [longest(records, series, forward, average=False, parts=["slow"])]
+        if found is not None
+    ]
+
+
 def _lengths_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2, width=4.8, height=4)
-    logged = _logged(records, "lengths")
+    _draw_longest(axes[0][0], records, settings, average=True, parts=FIG_10_PARTS)
+    _draw_ends(axes[0][1], records, settings, parts=FIG_10_PARTS)
+    return figure
+
+
+def _slow_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 2, width=4.8, height=4)
+    _draw_longest(axes[0][0], records, settings, average=False, parts=["slow"])
+    _draw_ends(axes[0][1], records, settings, parts=["slow"])
+    axes[0][0].set_title(f"learning rate {settings.slow_learning_rate:g}")
+    return figure
+
+
+def _draw_longest(
+    ax: Axes, records: pd.DataFrame, settings: Settings, *, average: bool, parts: Sequence[str]
+) -> None:
     for name, colour in zip(_all_series(settings), plotting.WHEEL, strict=False):
         found = {
             float(forward): value
-            for forward in logged
-            if (value := longest(records, name, forward, average=True)) is not None
+            for forward in _logged(records, parts[0])
+            if (value := longest(records, name, forward, average=average, parts=parts)) is not None
         }
-        axes[0][0].plot(
-            list(found), [value.mean for value in found.values()], color=colour, label=name
-        )
-        plotting.band(
-            axes[0][0],
-            list(found),
-            [value.mean for value in found.values()],
-            [value.se for value in found.values()],
-            colour=colour,
-        )
+        means = [value.mean for value in found.values()]
+        errors = [value.se for value in found.values()]
+        ax.plot(list(found), means, color=colour, label=name)
+        plotting.band(ax, list(found), means, errors, colour=colour)
         points = paper.FIG_10[name] if _full(settings) else {}
-        axes[0][0].plot(list(points), list(points.values()), "x", color=colour)
-        plotting.by_setting(axes[0][1], finals(records, "lengths", name), name, colour=colour)
-    axes[0][0].xaxis.set_major_formatter(plotting.counts)
-    axes[0][0].set_xlabel("forward passes (crosses: the paper)")
-    axes[0][0].set_ylabel(SOLVED_SO_FAR)
-    axes[0][1].set_xlabel("length H")
-    axes[0][1].set_ylabel("sequence error at the end")
-    axes[0][1].axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
-    axes[0][0].legend(fontsize=8)
-    return figure
+        ax.plot(list(points), list(points.values()), "x", color=colour)
+    ax.xaxis.set_major_formatter(plotting.counts)
+    ax.set_xlabel("forward passes (crosses: the paper)")
+    ax.set_ylabel(SOLVED_SO_FAR if average else SOLVED_NOW)
+    ax.legend(fontsize=8)
+
+
+def _draw_ends(
+    ax: Axes, records: pd.DataFrame, settings: Settings, *, parts: Sequence[str]
+) -> None:
+    for name, colour in zip(_all_series(settings), plotting.WHEEL, strict=False):
+        found: dict[float, Estimate] = {}
+        for part in parts:
+            found |= finals(records, part, name)
+        plotting.by_setting(ax, found, name, colour=colour)
+    ax.set_xlabel("length H")
+    ax.set_ylabel("sequence error at the end")
+    ax.axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
 
 
 def _speed(

@@ -1,4 +1,4 @@
-"""Four parts: learning curves, lengths, vocabularies, and what was tried beside.
+"""Six parts: learning curves, lengths (three times), vocabularies, and what was tried beside.
 
 Each length and each vocabulary is a population of its own shape; those of a part run side by side.
 """
@@ -37,6 +37,8 @@ def parts(settings: Settings) -> list[Part]:
     return [
         Part(name="curves", run=partial(_curves, settings), work=100),
         Part(name="lengths", run=partial(_lengths, settings), work=180),
+        Part(name="shorter", run=partial(_shorter, settings), work=40),
+        Part(name="slow", run=partial(_slow, settings), work=80),
         Part(name="vocabularies", run=partial(_vocabularies, settings), work=25),
         Part(name="tried", run=partial(_tried, settings), work=15),
     ]
@@ -64,17 +66,47 @@ def _curves(settings: Settings, context: Context) -> Iterable[Record]:
 
 def _lengths(settings: Settings, context: Context) -> Iterable[Record]:
     """Figure 10: every method at the lengths around the longest it can solve. Setting: H."""
-    lengths = sorted({*settings.baseline_lengths, *settings.delight_lengths}, reverse=True)
+    return _by_length(
+        settings, context, "lengths", settings.baseline_lengths, settings.delight_lengths
+    )
+
+
+def _shorter(settings: Settings, context: Context) -> Iterable[Record]:
+    """Figure 10, the lengths solved early in training. Setting: H."""
+    return _by_length(
+        settings,
+        context,
+        "shorter",
+        settings.short_baseline_lengths,
+        settings.short_delight_lengths,
+    )
+
+
+def _slow(settings: Settings, context: Context) -> Iterable[Record]:
+    """Figure 10 at a lower learning rate. Setting: H."""
+    slower = dataclasses.replace(
+        settings, learning_rate=settings.slow_learning_rate, sweep_seeds=settings.slow_seeds
+    )
+    return _by_length(slower, context, "slow", settings.slow_lengths, settings.slow_lengths)
+
+
+def _by_length(
+    settings: Settings,
+    context: Context,
+    part: str,
+    baseline_lengths: Sequence[int],
+    delight_lengths: Sequence[int],
+) -> list[Record]:
     populations = []
-    for length in lengths:
+    for length in sorted({*baseline_lengths, *delight_lengths}, reverse=True):
         compared: dict[str, Update] = {}
-        if length in settings.baseline_lengths:
+        if length in baseline_lengths:
             compared |= baselines()
-        if length in settings.delight_lengths:
+        if length in delight_lengths:
             compared |= delightful(settings)
         members = _members(settings, compared, settings.sweep_seeds, setting=length)
         populations.append(_population(settings, context, members, length=length))
-    return _train(settings, context, "lengths", populations, settings.num_steps)
+    return _train(settings, context, part, populations, settings.num_steps)
 
 
 def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:

@@ -23,6 +23,14 @@ class Settings:
     """H tried with PG, PPO and PMPO in Figure 10."""
     delight_lengths: tuple[int, ...] = (18, 21, 24, 27, 30, 33)
     """H tried with DG and DG-K in Figure 10."""
+    short_baseline_lengths: tuple[int, ...] = (6, 9)
+    """Shorter H for PG, PPO and PMPO: those solved early in training."""
+    short_delight_lengths: tuple[int, ...] = (12, 15)
+    """Shorter H for DG and DG-K."""
+    slow_learning_rate: float = 3e-5
+    """Tried in Figure 10, as the paper does not tell its own."""
+    slow_lengths: tuple[int, ...] = (9, 15, 21, 27)
+    slow_seeds: int = 2
     vocabularies: tuple[int, ...] = (4, 8, 16)
     vocabulary_steps: int = 5_000
     preferred: tuple[float, ...] = (0.3, 0.5, 0.6, 0.8)
@@ -43,6 +51,11 @@ SMALL = Settings(
     sweep_seeds=1,
     baseline_lengths=(2, 3),
     delight_lengths=(2, 4),
+    short_baseline_lengths=(1,),
+    short_delight_lengths=(3,),
+    slow_learning_rate=3e-4,
+    slow_lengths=(2, 4),
+    slow_seeds=1,
     vocabularies=(2, 3),
     vocabulary_steps=60,
     preferred=(0.5,),
@@ -57,4 +70,6 @@ def settings(size: Size, num_seeds: int | None) -> Settings:
     chosen = Settings() if size == "full" else SMALL
     if num_seeds is None:
         return chosen
-    return dataclasses.replace(chosen, num_seeds=num_seeds, sweep_seeds=num_seeds)
+    return dataclasses.replace(
+        chosen, num_seeds=num_seeds, sweep_seeds=num_seeds, slow_seeds=num_seeds
+    )
