@@ -49,14 +49,9 @@ def _curves(settings: Settings, context: Context) -> Iterable[Record]:
         context,
         part="curves",
         num_steps=settings.num_steps,
-        log_steps=sorted({*log_spaced(settings.log_every, 8), *_early(settings), *every}),
+        log_steps=[*log_spaced(settings.log_every, 8), *every],
         evaluate_steps=every,
     )
-
-
-def _early(settings: Settings) -> range:
-    fine = settings.log_every // 5
-    return range(fine, settings.early_steps + 1, fine)
 
 
 def _rates(settings: Settings, context: Context) -> Iterable[Record]:

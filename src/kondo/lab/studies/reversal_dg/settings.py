@@ -21,7 +21,7 @@ class Settings:
     """Of Figure 9."""
     sweep_learning_rates: tuple[float, ...] = (1e-4, 3e-5)
     """Of Figure 9. The paper does not tell; the lower one was chosen by one seed at M = 50."""
-    lengths: tuple[int, ...] = (10, 25, 50)
+    lengths: tuple[int, ...] = (10, 50)
     vocabularies: tuple[int, ...] = (10, 20, 30, 50)
     precision: str = "high"
     """Of float32 products on a GPU: TF32."""
