@@ -14,7 +14,7 @@ STUDY = Study(
         "grows more slowly with the length and with the vocabulary."
     ),
     differences=(
-        "Figure 9 has 2 seeds a point where the paper has 30, and two lengths and four vocabularies.",
+        "Figure 9 has 2 seeds a point where the paper has 30, two lengths and four vocabularies.",
         "Adam 1e-4, 2 layers, 2 heads, feed-forward 256: inferred from fits, not stated. Figure 9 "
         "is run with 3e-5 as well, which one seed at M = 50 had shown to be nearer the paper.",
         "PMPO's alpha = 0.6, beta = 0.1 and PPO's clip 0.1, beta = 0.1 as in the paper's Figure "
