@@ -287,10 +287,11 @@ def _stage_shares(taken: Samples) -> dict[str, float]:
 
 
 def write_csv(path: Path, lines: Sequence[Row]) -> None:
-    """Write rows under the schema, numbers to six digits."""
+    """Write rows under the schema, and the further columns of their kind, numbers to six digits."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    columns = [field.name for field in dataclasses.fields(lines[0])] if lines else COLUMNS
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         for line in lines:
             cells = dataclasses.asdict(line)

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kondo
 import zoo
+from kondo.engine.compact import MicroBatch
 from oracles import engine as oracle
 from tolerances import assert_close
 
@@ -94,6 +95,65 @@ def test_a_kept_token_pays_for_its_whole_row():
     gate = kondo.Gate(rate=1 / (zoo.N * zoo.T))
     report = kondo.backward(log_prob, batch, torch.ones(zoo.N), gate=gate, unit="token")
     assert (report.kept, report.rows_trained, report.tokens_trained) == (1, 1, zoo.T)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_every_row_pays_where_every_row_has_a_kept_token(micro_batch):
+    weight = torch.ones(5, 4, requires_grad=True)
+    surprise = torch.tensor([3.0, 0.1, 0.1, 0.1]).expand(5, 4)
+    report = kondo.backward(
+        lambda rows: -weight[rows] * surprise[rows],
+        torch.arange(5),
+        torch.ones(5),
+        gate=kondo.Gate(price=1.0),
+        unit="token",
+        micro_batch=micro_batch,
+    )
+    assert (report.kept, report.rows_trained, report.tokens_trained) == (5, 5, 20)
+
+
+def test_a_compaction_of_ones_own_may_flatten_and_its_counts_are_reported():
+    """One value per kept token, [K], with the rows log_prob itself understands."""
+    _, log_prob, batch = zoo.build("lstm")
+    advantages = torch.linspace(1.0, 2.0, zoo.N, dtype=torch.float64)
+    calls = []
+
+    def flat(batch, advantages, selection, *, loss_inputs, size):
+        calls.append((sorted(loss_inputs), size))
+        for row in selection.rows.tolist():
+            columns = selection.keep[row].nonzero().squeeze(1)
+            yield MicroBatch(
+                rows=(batch[0][row : row + 1], columns),
+                advantages=advantages[row].expand(len(columns)),
+                loss_inputs={name: value[row, columns] for name, value in loss_inputs.items()},
+                keep=selection.keep[row, columns],
+                weight=selection.weight[row, columns],
+                num_rows=1,
+                num_tokens=int(columns.max()) + 1,
+            )
+
+    def flat_log_prob(rows):
+        if not isinstance(rows, tuple):
+            return log_prob(rows)
+        ids, columns = rows
+        return log_prob([ids])[0, columns]
+
+    old = {"old_log_probs": log_prob(batch).detach() + 0.01}
+    options = {"unit": "token", "loss": kondo.losses.ppo, "loss_inputs": old}
+    gate, parameters = kondo.Gate(rate=0.2), list(log_prob.__self__.parameters())
+    kondo.backward(log_prob, batch, advantages, gate=gate, **options)
+    expected = [p.grad.clone() for p in parameters]
+    for p in parameters:
+        p.grad = None
+    report = kondo.backward(
+        flat_log_prob, batch, advantages, gate=gate, compact=flat, micro_batch=3, **options
+    )
+    assert calls == [(["old_log_probs"], 3)]
+    for p, grad in zip(parameters, expected, strict=True):
+        assert_close(p.grad, grad)
+    assert report.kept == 7
+    assert report.rows_trained == report.calls < zoo.N
+    assert report.rows_trained < report.tokens_trained < report.rows_trained * zoo.T
 
 
 def test_priority_decides_what_is_kept():

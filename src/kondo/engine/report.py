@@ -43,7 +43,8 @@ class Report:
     tokens_seen: int
     """Elements of log_probs that count."""
     tokens_trained: int
-    """Elements that count in the trained rows: what the backward was paid for."""
+    """What the backward was paid for: elements that count in the trained rows, or, where the
+    compaction cuts rows, tokens that entered the forward."""
     calls: int
     """Forward/backward calls made, one per micro-batch."""
     seconds: dict[str, float]

@@ -16,7 +16,7 @@ from kondo.core._checks import check_float
 from kondo.core.delight import delight
 from kondo.core.diagnostics import diagnostics
 from kondo.engine import rows
-from kondo.engine.compact import MicroBatch, micro_batches
+from kondo.engine.compact import Compact, MicroBatch, micro_batches
 from kondo.engine.differentiate import BackwardFn, Loss, differentiate
 from kondo.engine.report import Report, StageClock
 from kondo.engine.screen import LogProb, devices_of, screen_log_probs
@@ -45,6 +45,7 @@ def backward(
     priority: Priority = delight,
     screen_chunk: int | None = None,
     backward_fn: BackwardFn = Tensor.backward,
+    compact: Compact | None = None,
 ) -> Report:
     """Add to `.grad` the gradient of the gated loss, differentiating only what is kept.
 
@@ -76,6 +77,8 @@ def backward(
         screen_chunk: rows per screening forward; by default four micro-batches.
         backward_fn: how to differentiate a loss; `lambda loss: scaler.scale(loss).backward()` for
             gradient scaling, `accelerator.backward` for Accelerate.
+        compact: another compaction of the kept rows, called like
+            `kondo.engine.compact.micro_batches`; its micro-batches go to log_prob.
 
     Returns:
         A `Report`. If nothing was kept `report.empty` is True, `.grad` is untouched, and the
@@ -125,21 +128,23 @@ def backward(
             mask=mask,
             generator=generator,
         )
-    compact = _Counted(
-        micro_batches(batch, advantages, chosen, loss_inputs=loss_inputs, size=micro_batch)
+    if compact is None:
+        compact = micro_batches
+    counted = _Counted(
+        compact(batch, advantages, chosen, loss_inputs=loss_inputs, size=micro_batch)
         if chosen.rows.numel()
         else ()
     )
     total = differentiate(
         log_prob,
-        _timed(compact, clock),
+        _timed(counted, clock),
         loss=loss,
         denominator=_denominator(denominator, chosen),
         backward_fn=backward_fn,
         clock=clock,
     )
     diagnose = partial(_diagnose, chosen, eta=getattr(gate, "eta", 0.0) or 1.0)
-    return _report(chosen, compact, total, clock, diagnose)
+    return _report(chosen, counted, total, clock, diagnose)
 
 
 def _diagnose(chosen: Selection, *, eta: float) -> dict[str, float]:
@@ -155,11 +160,13 @@ class _Counted:
         self._micros = micros
         self.calls = 0
         self.rows = 0
+        self.tokens: int | Tensor = 0
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for micro in self._micros:
             self.calls += 1
-            self.rows += micro.keep.shape[0]
+            self.rows += micro.num_rows
+            self.tokens = micro.num_tokens + self.tokens
             yield micro
 
 
@@ -176,7 +183,7 @@ def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
 
 def _report(
     chosen: Selection,
-    compact: _Counted,
+    counted: _Counted,
     total: Tensor,
     clock: StageClock,
     diagnose: Callable[[], dict[str, float]],
@@ -186,7 +193,7 @@ def _report(
             chosen.unit_mask.sum(),
             chosen.gate.keep.sum(),
             chosen.mask.sum(),
-            chosen.mask[chosen.rows].sum(),
+            torch.as_tensor(counted.tokens, device=chosen.mask.device),
             total.to(chosen.mask.device),
         )
         # One device sync; float64 holds every count below 2^53.
@@ -200,10 +207,10 @@ def _report(
         price=float(chosen.gate.price),
         loss=loss,
         rows_seen=chosen.mask.shape[0],
-        rows_trained=compact.rows,
+        rows_trained=counted.rows,
         tokens_seen=int(tokens_seen),
         tokens_trained=int(tokens_trained),
-        calls=compact.calls,
+        calls=counted.calls,
         seconds=clock.seconds(),
         _diagnose=diagnose,
     )

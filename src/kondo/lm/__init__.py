@@ -1,0 +1,28 @@
+"""Causal language models on the engine: rows of tokens, cut, packed, and read only where kept."""
+
+from kondo.lm.budget import BudgetGate
+from kondo.lm.guard import Guarded
+from kondo.lm.head import Head, token_entropy, token_log_probs
+from kondo.lm.model import CausalLM
+from kondo.lm.pack import Pack
+from kondo.lm.rows import TokenRows
+from kondo.lm.screens import agreement, draft, gradient_cosine, quantised, stale, truncated
+from kondo.lm.step import backward
+
+__all__ = [
+    "BudgetGate",
+    "CausalLM",
+    "Guarded",
+    "Head",
+    "Pack",
+    "TokenRows",
+    "agreement",
+    "backward",
+    "draft",
+    "gradient_cosine",
+    "quantised",
+    "stale",
+    "token_entropy",
+    "token_log_probs",
+    "truncated",
+]

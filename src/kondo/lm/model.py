@@ -1,0 +1,343 @@
+"""A causal language model as a policy: log-probs of the tokens it sampled, and only those.
+
+    ids -> backbone -> hidden states -> those that predict a wanted token -> head -> log-probs
+
+The backbone sees rows that are cut after the last wanted token and packed (see `pack`); the head
+sees wanted tokens only, and logits never exist all at once (see `head`). Terms that a model adds to
+its own loss, such as the balance of a mixture's router, are no part of ours.
+"""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from kondo.core._checks import expand_rows
+from kondo.engine.compact import MicroBatch
+from kondo.engine.screen import no_trace
+from kondo.engine.select import Selection
+from kondo.lm.attention import VarlenSwitch, varlen_fault
+from kondo.lm.head import Backend, Head, token_log_probs
+from kondo.lm.pack import Layout, Pack, packs
+from kondo.lm.parts import bend_of, separate, without_adapters
+from kondo.lm.rows import TokenRows
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class CausalLM:
+    """Adapter from a causal language model to `log_prob`, for `kondo.lm.backward`.
+
+    Args:
+        model: a Hugging Face causal LM, also inside PEFT; or, with `head`, any backbone: a module
+            (input_ids, attention_mask=..., position_ids=...) -> hidden states [B, T, D], or an
+            object with last_hidden_state. It must be causal: padding is on the right, and a row's
+            hidden states may depend on nothing but its tokens up to there.
+        head: what turns hidden states into logits: a linear layer or a `Head`. None takes the
+            model's own, and compares a few logits with the model's: one forward of three tokens.
+        temperature: of the sampling; divides the logits.
+        max_tokens: most tokens of a forward; a longer row is alone in it.
+        attention: "varlen" lays rows end to end, without padding; "padded" side by side, with
+            rows of like length together; "auto" takes "varlen" on CUDA in half precision where the
+            model's attention allows it, else "padded".
+        head_backend: see `kondo.lm.head.token_log_probs`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> class Bigram(nn.Embedding):
+        ...     def forward(self, input_ids, attention_mask, position_ids):
+        ...         return super().forward(input_ids)
+        >>> lm = CausalLM(Bigram(10, 4), head=nn.Linear(4, 10))
+        >>> rows = TokenRows(
+        ...     input_ids=torch.tensor([[3, 1, 4], [1, 5, 0]]),
+        ...     attention_mask=torch.tensor([[1, 1, 1], [1, 1, 0]]),
+        ...     completion_mask=torch.tensor([[0, 1, 1], [0, 1, 0]]),
+        ... )
+        >>> (lm.log_prob(rows) < 0).int().tolist()  # exactly 0 outside the completion
+        [[0, 1, 1], [0, 1, 0]]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        head: nn.Module | Head | None = None,
+        temperature: float = 1.0,
+        max_tokens: int = 16_384,
+        attention: Literal["auto", "varlen", "padded"] = "auto",
+        head_backend: Backend = "auto",
+    ):
+        _check_options(temperature, max_tokens, attention)
+        self.module = model
+        self.temperature = float(temperature)
+        self.max_tokens = max_tokens
+        self.attention = attention
+        self.head_backend: Backend = head_backend
+        base = without_adapters(model)
+        self.backbone, self._head = (base, head) if head is not None else separate(base)
+        self._bend = bend_of(base) if head is None else {}
+        self._hugging_face = hasattr(getattr(self.backbone, "config", None), "_attn_implementation")
+        self._switch = VarlenSwitch(self.backbone) if self._hugging_face else None
+        self._faults: dict[tuple[str, torch.dtype], str | None] = {}
+        if head is None:
+            self._compare_logits(base)
+        if attention == "varlen" and (fault := self._varlen_fault()):
+            raise ValueError(
+                f'attention "varlen" must fit the model, got {type(model).__name__}: {fault}; use '
+                f'attention="auto" or "padded".'
+            )
+
+    @property
+    def head(self) -> Head:
+        """What turns hidden states into logits, with the weights as they are now."""
+        if isinstance(self._head, Head):
+            return self._head
+        layer = self._head
+        return Head(layer.weight, getattr(layer, "bias", None), **self._bend)  # type: ignore[arg-type]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the backbone's first parameter is, and the packs go."""
+        return next(self.backbone.parameters()).device
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below this have an embedding, where it can be found, and a logit."""
+        embedding = getattr(self.backbone, "get_input_embeddings", lambda: None)()
+        known = getattr(embedding, "num_embeddings", self.head.weight.shape[0])
+        return int(min(known, self.head.weight.shape[0]))
+
+    @property
+    def layout(self) -> Layout:
+        """How rows lie in the packs of a call made now."""
+        if self.attention != "auto":
+            return self.attention
+        fast = self.device.type == "cuda" and self._dtype in _HALF
+        return "varlen" if fast and self._varlen_fault() is None else "padded"
+
+    def log_prob(self, rows: TokenRows | Pack) -> Tensor:
+        """Return log pi(token | tokens before it) of the tokens that were sampled.
+
+        Differentiable with respect to whatever requires grad in the model.
+
+        Args:
+            rows: `TokenRows`, N rows of S tokens; or a `Pack` with K kept tokens.
+
+        Returns:
+            float32 (float64 for a float64 model) [N, S], exactly 0 outside completion_mask; [K] for
+            a pack.
+        """
+        if isinstance(rows, Pack):
+            return self._read(rows)
+        check_rows(rows).check(self.vocab_size)
+        found = []
+        for pack in packs(
+            rows,
+            rows.completion_mask,
+            layout=self.layout,
+            max_tokens=self.max_tokens,
+            device=self.device,
+        ):
+            found.append((pack.rows, pack.columns, self._read(pack)))
+        row, column, log_probs = (torch.cat(parts) for parts in zip(*found, strict=True))
+        home = log_probs.device
+        nothing = log_probs.new_zeros(rows.input_ids.shape)
+        return nothing.index_put((row.to(home), column.to(home)), log_probs)
+
+    def compact(
+        self,
+        batch: TokenRows,
+        advantages: Tensor,
+        selection: Selection,
+        *,
+        loss_inputs: dict[str, Tensor],
+        size: int | None = None,
+    ) -> Iterator[MicroBatch]:
+        """Yield packs of the kept tokens, for `kondo.backward(..., compact=...)`.
+
+        The rows of a micro-batch are a `Pack`; everything else has one value per kept token, [K].
+
+        Args:
+            batch: N rows of S tokens.
+            advantages: [N] or [N, S].
+            selection: what was kept.
+            loss_inputs: each [N] or [N, S].
+            size: most rows of a pack.
+        """
+        shape = check_rows(batch).input_ids.shape
+
+        def at(name: str, values: Tensor, pack: Pack) -> Tensor:
+            home = values.device
+            return expand_rows(name, values, shape)[pack.rows.to(home), pack.columns.to(home)]
+
+        try:
+            for pack in packs(
+                batch,
+                selection.keep,
+                selection.rows,
+                layout=self.layout,
+                max_tokens=self.max_tokens,
+                max_rows=size,
+                device=self.device,
+            ):
+                yield MicroBatch(
+                    rows=pack,
+                    advantages=at("advantages", advantages, pack),
+                    loss_inputs={k: at(k, v, pack) for k, v in loss_inputs.items()},
+                    keep=torch.ones_like(pack.targets, dtype=torch.bool),
+                    weight=at("weight", selection.weight, pack),
+                    num_rows=pack.num_rows,
+                    num_tokens=pack.num_tokens,
+                )
+        finally:
+            if self._switch is not None:
+                self._switch.__exit__()  # also where a backward failed half-way
+
+    def _read(self, pack: Pack) -> Tensor:
+        """Run backbone and head; [K]."""
+        hidden = self._hidden(pack).flatten(0, -2)
+        return token_log_probs(
+            hidden.index_select(0, pack.read.to(hidden.device)),
+            self.head,
+            pack.targets.to(hidden.device),
+            temperature=self.temperature,
+            backend=self.head_backend,
+            check=False,  # TokenRows.check has looked
+        )
+
+    def _hidden(self, pack: Pack) -> Tensor:
+        """Run the backbone; [1, total, D] or [B, max_length, D]."""
+        if pack.layout == "varlen":
+            assert self._switch is not None  # the constructor, or layout, has seen to it
+            with self._switch:
+                hidden = _last_hidden(self.backbone(**_varlen_inputs(pack)))
+            if hidden.requires_grad:
+                self._switch.during_backward(hidden)
+            return hidden
+        if self._hugging_face:
+            return _last_hidden(self.backbone(**self._padded_inputs(pack)))
+        return _last_hidden(
+            self.backbone(
+                pack.input_ids, attention_mask=pack.attention_mask, position_ids=pack.position_ids
+            )
+        )
+
+    def _padded_inputs(self, pack: Pack) -> dict[str, Any]:
+        """Return a Hugging Face backbone's arguments.
+
+        Padding on the right comes after everything that is read, so a causal model needs no mask
+        for it, and without one it takes its fastest attention.
+        """
+        inputs = {"input_ids": pack.input_ids, "use_cache": False}
+        if not pack.own_positions:
+            return inputs
+        if "position_ids" not in inspect.signature(self.backbone.forward).parameters:
+            raise ValueError(
+                f"position_ids must be None for {type(self.backbone).__name__}, whose forward "
+                f"takes none, got a tensor; leave them out."
+            )
+        # A mask, though all padding is on the right: without one, positions that do not go up by
+        # one would be taken for rows laid end to end.
+        return inputs | {"position_ids": pack.position_ids, "attention_mask": pack.attention_mask}
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
+        return next(p.dtype for p in self.backbone.parameters() if p.is_floating_point())
+
+    def _varlen_fault(self) -> str | None:
+        """Return why rows cannot be laid end to end here; found once per device and dtype."""
+        key = (self.device.type, self._dtype)
+        if key not in self._faults:
+            self._faults[key] = varlen_fault(self.backbone) or self._try_varlen()
+        return self._faults[key]
+
+    def _try_varlen(self) -> str | None:
+        """Compare the hidden states of two short rows, end to end and side by side."""
+        ids = torch.arange(10, device=self.device).reshape(2, 5) % self.vocab_size
+        real = torch.ones_like(ids, dtype=torch.bool)
+        sampled = real.clone()
+        sampled[:, 0] = False
+        rows = TokenRows(input_ids=ids, attention_mask=real, completion_mask=sampled)
+        hidden = {}
+        for layout in ("padded", "varlen"):
+            (pack,) = packs(rows, sampled, layout=layout, max_tokens=10)
+            try:
+                with no_trace(self.backbone, ids):
+                    hidden[layout] = self._hidden(pack).flatten(0, -2)[pack.read].double()
+            except Exception as error:  # whatever a foreign model raises is the reason we look for
+                return str(error)
+        return _difference(hidden["varlen"], hidden["padded"], self._dtype)
+
+    def _compare_logits(self, base: nn.Module) -> None:
+        """Refuse a model whose logits are more than its head and the bends we know."""
+        ids = torch.arange(3, device=self.device).unsqueeze(0) % self.vocab_size
+        with no_trace(base, ids):
+            logits = base(input_ids=ids, use_cache=False).logits
+            hidden = _last_hidden(self.backbone(input_ids=ids, use_cache=False))
+            fault = _difference(_logits(hidden, self.head), logits, self._dtype)
+        if fault:
+            raise ValueError(
+                f"model must make its logits by its output layer alone, got {type(base).__name__}, "
+                f"where they differ: {fault}. Give the parts: CausalLM(backbone, head=Head(...))."
+            )
+
+
+def check_rows(rows: object) -> TokenRows:
+    """Return `rows` if they are TokenRows."""
+    if not isinstance(rows, TokenRows):
+        raise ValueError(
+            f"rows must be kondo.lm.TokenRows, got {type(rows).__name__}; make them with "
+            f"TokenRows(...) or TokenRows.join(prompt_ids, ...)."
+        )
+    return rows
+
+
+def _check_options(temperature: float, max_tokens: int, attention: str) -> None:
+    if not 0 < temperature < float("inf"):
+        raise ValueError(
+            f"temperature must be a positive number, got {temperature}; 1.0 is the model's own."
+        )
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
+    if attention not in ("auto", "varlen", "padded"):
+        raise ValueError(f'attention must be "auto", "varlen" or "padded", got {attention!r}.')
+
+
+def _logits(hidden: Tensor, head: Head) -> Tensor:
+    logits = head.scale * nn.functional.linear(hidden, head.weight, head.bias)
+    return logits if head.soft_cap is None else head.soft_cap * (logits / head.soft_cap).tanh()
+
+
+def _difference(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> str | None:
+    """Say by how much two results differ, if by more than rounding."""
+    error = float((ours.double() - theirs.double()).norm() / theirs.double().norm())
+    limit = 0.05 if dtype in _HALF else 1e-3
+    return None if error <= limit else f"results differ by {error:.2g} of their norm"
+
+
+def _varlen_inputs(pack: Pack) -> dict[str, Any]:
+    return {
+        "input_ids": pack.input_ids,
+        "position_ids": pack.position_ids,
+        "use_cache": False,
+        "cu_seq_lens_q": pack.cu_seqlens,
+        "cu_seq_lens_k": pack.cu_seqlens,
+        "max_length_q": pack.max_length,
+        "max_length_k": pack.max_length,
+    }
+
+
+def _last_hidden(output: Any) -> Tensor:
+    hidden = getattr(output, "last_hidden_state", output)
+    if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+        raise ValueError(
+            f"model must return hidden states [B, T, D], or an object with last_hidden_state, got "
+            f"{type(output).__name__}; give the backbone, without its head."
+        )
+    return hidden

@@ -1,0 +1,137 @@
+"""Rows of tokens: prompt and completion in one tensor, everything per token aligned with it.
+
+log_probs[n, t] = log pi(input_ids[n, t] | input_ids[n, :t]),  exactly 0 where completion_mask is
+False. Whatever has one value per token (screens, advantages, old log-probs) has this shape [N, S].
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenRows:
+    """N rows of S tokens: a batch for `kondo.backward`, and what `CausalLM.log_prob` reads.
+
+    Padding may stand on the left, on the right or on both sides. Shapes and dtypes are checked
+    when it is made; values, which cost a device sync, by `check`.
+
+    Example:
+        >>> import torch
+        >>> rows = TokenRows.join(
+        ...     prompt_ids=torch.tensor([[0, 5], [6, 7]]),
+        ...     prompt_mask=torch.tensor([[0, 1], [1, 1]]),
+        ...     completion_ids=torch.tensor([[1, 2, 3], [4, 0, 0]]),
+        ...     completion_mask=torch.tensor([[1, 0, 1], [1, 0, 0]]),
+        ... )
+        >>> rows.attention_mask.int().tolist()  # the tool output inside row 0 is read, not sampled
+        [[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+        >>> rows.completion_mask.int().tolist()
+        [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0]]
+    """
+
+    input_ids: Tensor
+    """int64 [N, S]."""
+    attention_mask: Tensor
+    """bool [N, S] (0/1 integers are made bool): a real token; contiguous in each row."""
+    completion_mask: Tensor
+    """bool [N, S] (0/1 integers are made bool): the policy sampled this token, and its log-prob
+    is read. May have holes, e.g. the outputs of tools."""
+    position_ids: Tensor | None = None
+    """int64 [N, S]; by default real tokens are counted from 0."""
+
+    def __post_init__(self) -> None:
+        ids = _check_integers("input_ids", self.input_ids)
+        if ids.ndim != 2:
+            raise ValueError(
+                f"input_ids must have shape [N, S], rows of tokens, got {list(ids.shape)}; use "
+                f"input_ids.unsqueeze(0) for one row."
+            )
+        object.__setattr__(self, "input_ids", ids.long())
+        for name in ("attention_mask", "completion_mask"):
+            mask = _check_integers(name, getattr(self, name), "bool, or 0 and 1 as integers")
+            object.__setattr__(self, name, _check_like(name, mask, ids).bool())
+        if self.position_ids is not None:
+            positions = _check_integers("position_ids", self.position_ids)
+            object.__setattr__(self, "position_ids", _check_like("position_ids", positions, ids))
+
+    @classmethod
+    def join(
+        cls,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        completion_ids: Tensor,
+        completion_mask: Tensor,
+    ) -> "TokenRows":
+        """Return rows of prompts [N, P], padded on the left, and completions [N, C] after them.
+
+        A completion is real up to its last sampled token: what lies in a hole of completion_mask
+        before that (the output of a tool) was read by the policy, what follows cannot matter.
+        """
+        sampled = completion_mask.bool()
+        prompt = prompt_mask.bool()
+        real = sampled.flip(1).cummax(1).values.flip(1)
+        return cls(
+            input_ids=torch.cat([prompt_ids, completion_ids], 1),
+            attention_mask=torch.cat([prompt, real], 1),
+            completion_mask=torch.cat([torch.zeros_like(prompt), sampled], 1),
+        )
+
+    def check(self, vocab_size: int) -> None:
+        """Raise a ValueError for rows that cannot be right. One device sync.
+
+        Args:
+            vocab_size: rows of the model's embedding; ids must be below it.
+        """
+        ids, real, sampled = self.input_ids, self.attention_mask, self.completion_mask
+        before = torch.nn.functional.pad(real[:, :-1], (1, 0))
+        starts = (real & ~before).sum(1)
+        suspects = {
+            "attention_mask must have a real token in every row; drop the rows that are all "
+            "padding": starts == 0,
+            "attention_mask must be contiguous in every row; prompts that were padded on the right "
+            "before a completion was joined need padding on the left": starts > 1,
+            "completion_mask must lie inside attention_mask; a sampled token is a real token": (
+                sampled & ~real
+            ).any(1),
+            "completion_mask must have a sampled token in every row: a sequence with no completion "
+            "token has no log-prob; drop the row": ~sampled.any(1),
+            "completion_mask must not hold the first real token of a row: nothing precedes it, so "
+            "no policy sampled it; put a prompt or a start token before it": (
+                sampled & ~before
+            ).any(1),
+            f"input_ids must lie in [0, {vocab_size}), the model's vocabulary, wherever "
+            f"attention_mask is True; rollout and model do not share a tokeniser": (
+                real & ((ids < 0) | (ids >= vocab_size))
+            ).any(1),
+        }
+        broken = torch.stack(list(suspects.values())).cpu()
+        for rule, where in zip(suspects, broken, strict=True):
+            if bool(where.any()):
+                first = int(where.nonzero()[0])
+                raise ValueError(
+                    f"{rule}. Got row {first}, {int(where.sum())} of {where.numel()} rows in all."
+                )
+
+
+def _check_integers(name: str, value: object, wanted: str = "integers") -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{name} must be a tensor of {wanted}, got {type(value).__name__}; wrap it with "
+            f"torch.as_tensor(...)."
+        )
+    if value.is_floating_point() or value.is_complex():
+        raise ValueError(
+            f"{name} must hold {wanted}, got {value.dtype}; convert it with {name}.long()."
+        )
+    return value
+
+
+def _check_like(name: str, value: Tensor, ids: Tensor) -> Tensor:
+    if value.shape != ids.shape:
+        raise ValueError(
+            f"{name} must have the shape of input_ids, {list(ids.shape)}, got {list(value.shape)}; "
+            f"give one value per token of prompt and completion."
+        )
+    return value

@@ -1,0 +1,180 @@
+import logging
+
+import pytest
+import torch
+
+import kondo
+import kondo.lm
+from kondo.engine.screen import screen_log_probs
+from kondo.lm.budget import BudgetGate
+from kondo.lm.guard import Guarded
+from lm.tiny import policy, token_rows
+
+
+class Exact:
+    """Rows are their own log-probs; counts the rows it is asked for."""
+
+    def __init__(self):
+        self.rows = []
+
+    def __call__(self, rows):
+        self.rows.append(rows.shape[0])
+        return rows
+
+
+@pytest.fixture
+def batch(generator):
+    true = -torch.rand(40, 3, generator=generator)
+    return true, torch.ones(40), true.flip(0).contiguous()  # advantages; a screen that is wrong
+
+
+def test_an_agreeing_screen_is_used_and_checked_now_and_then(batch):
+    true, advantages, _ = batch
+    exact = Exact()
+    guard = Guarded(exact, gate=kondo.Gate(rate=0.2), every=3)
+    nearly = true * 1.001
+    for _ in range(7):
+        assert torch.equal(guard(true, advantages, nearly), nearly)
+    assert (guard.steps, guard.checks, guard.failures, guard.exact_steps) == (7, 3, 0, 0)
+    assert exact.rows == [40] * 3
+    assert guard.trusted
+    assert guard.latest.overlap == 1.0
+
+
+def test_a_disagreeing_screen_is_replaced_with_a_warning_until_it_agrees_again(batch, caplog):
+    true, advantages, wrong = batch
+    exact = Exact()
+    guard = Guarded(exact, gate=kondo.Gate(rate=0.2), every=2)
+    with caplog.at_level(logging.WARNING, logger="kondo.lm.guard"):
+        assert torch.equal(guard(true, advantages, wrong), true)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "disagrees with the exact one" in caplog.text
+        assert not guard.trusted
+        # Between checks the verdict stands, whatever comes.
+        assert torch.equal(guard(true, advantages, true * 1.001), true)
+        assert torch.equal(guard(true, advantages, true * 1.001), true * 1.001)
+    assert "agrees again" in caplog.text
+    assert guard.trusted
+    assert (guard.steps, guard.checks, guard.failures, guard.exact_steps) == (3, 2, 1, 2)
+    assert exact.rows == [40] * 3  # a check of all rows is not computed twice
+
+
+def test_a_screen_that_goes_wrong_between_checks_is_caught_at_the_next(batch):
+    true, advantages, wrong = batch
+    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.2), every=4)
+    used = [torch.equal(guard(true, advantages, free), true) for free in [true * 1.1] + [wrong] * 4]
+    assert used == [False, False, False, False, True]
+
+
+def test_a_sample_checks_that_many_rows_and_then_screens_all(batch):
+    true, advantages, wrong = batch
+    exact = Exact()
+    guard = Guarded(exact, gate=kondo.Gate(rate=0.2), every=1, sample=25)
+    assert torch.equal(guard(true, advantages, wrong), true)
+    assert exact.rows == [25, 40]
+    small = Guarded(exact, gate=kondo.Gate(rate=0.2), sample=100)
+    small(true, advantages, wrong)
+    assert exact.rows == [25, 40, 40]
+
+
+def test_samples_differ_and_come_from_the_seed(batch):
+    true, advantages, _ = batch
+    seen = []
+
+    def exact(rows):
+        seen.append(rows[:, 0].tolist())
+        return rows
+
+    for _ in range(2):
+        guard = Guarded(exact, gate=kondo.Gate(rate=0.2), every=1, sample=10, seed=5)
+        guard(true, advantages, true)
+        guard(true, advantages, true)
+    assert seen[:2] == seen[2:]
+    assert seen[0] != seen[1]
+
+
+def test_the_limit_decides(batch):
+    true, advantages, _ = batch
+    free = true.clone()
+    order = true.sum(1).argsort()
+    free[order[7]], free[order[8]] = true[order[8]], true[order[7]]  # 7 of 8 agree: overlap 7/9
+    for limit, trusted in ((7 / 9, True), (0.78, False)):
+        guard = Guarded(Exact(), gate=kondo.Gate(rate=0.2), least_overlap=limit)
+        guard(true, advantages, free)
+        assert guard.latest.overlap == 7 / 9
+        assert guard.trusted is trusted
+
+
+def test_the_mask_counts(batch):
+    true, advantages, _ = batch
+    free = true.clone()
+    free[:, 2] = true[:, 2].flip(0)
+    mask = torch.tensor([True, True, False]).expand(40, 3)
+    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.2), every=1)
+    guard(true, advantages, free, mask=mask)
+    assert guard.latest.overlap == 1.0
+    guard(true, advantages, free)
+    assert guard.latest.overlap < 1.0
+
+
+def test_a_draft_can_be_the_free_screen(batch):
+    true, advantages, _ = batch
+    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.2))
+    assert torch.equal(guard(true, advantages, lambda rows: rows * 2), true * 2)
+
+
+def test_its_state_can_be_saved_and_loaded(batch, tmp_path):
+    true, advantages, wrong = batch
+
+    def new():
+        return Guarded(Exact(), gate=kondo.Gate(rate=0.2), every=2, sample=25)
+
+    first, second = new(), new()
+    first(true, advantages, wrong)
+    torch.save(first.state_dict(), tmp_path / "guard.pt")
+    second.load_state_dict(torch.load(tmp_path / "guard.pt", weights_only=True))
+    for guard in (first, second):
+        guard(true, advantages, wrong)
+        guard(true, advantages, true)
+    assert torch.equal(first.state_dict().pop("draws"), second.state_dict().pop("draws"))
+    assert (second.steps, second.checks, second.failures, second.exact_steps) == (3, 2, 1, 2)
+    assert second.latest == first.latest
+    with pytest.raises(ValueError, match="state must have the keys"):
+        second.load_state_dict({"steps": 1})
+
+
+@pytest.mark.parametrize("gate", [kondo.Gate(rate=0.25), BudgetGate(budget=0.25)])
+@pytest.mark.parametrize("sample", [None, 30])
+def test_it_guards_the_step_of_a_language_model(gate, sample, generator):
+    pytest.importorskip("transformers")
+    lm, rows = policy(), token_rows(generator, 40)
+    advantages = torch.randn(40, generator=generator)
+    rollout = screen_log_probs(lm.log_prob, rows)
+    wrong = torch.where(rows.completion_mask, rollout.flip(0) - 1, 0.0)
+    guard = Guarded(lm.log_prob, gate=gate, unit="token", every=1, sample=sample)
+    bound = gate.for_rows(rows) if isinstance(gate, BudgetGate) else gate
+    for free, trusted in ((rollout, True), (wrong, False)):
+        screen = guard(rows, advantages, free)
+        report = kondo.lm.backward(lm, rows, advantages, gate=bound, unit="token", screen=screen)
+        assert report.kept > 0
+        assert guard.trusted is trusted
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"every": 0}, "every must be at least 1 step, got 0"),
+        ({"least_overlap": 1.1}, r"least_overlap must lie in \[0, 1\], got 1.1"),
+        ({"sample": 0}, "sample must be at least 1 row, got 0"),
+    ],
+)
+def test_bad_options_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        Guarded(Exact(), gate=kondo.Gate(rate=0.2), **options)
+
+
+def test_a_broken_free_screen_is_an_error_and_not_a_fallback(batch):
+    true, advantages, _ = batch
+    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.2))
+    with pytest.raises(ValueError, match="NaN"):
+        guard(true, advantages, true * float("nan"))

@@ -1,0 +1,542 @@
+"""`CausalLM`: log-probs equal the model's own logits, and nothing else is computed or changed."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import kondo
+from kondo.lm import CausalLM, Head, Pack, TokenRows
+from kondo.lm import attention as attention_module
+from kondo.lm import model as lm_model
+from kondo.lm import pack as packing
+from lm import models
+from oracles import causal
+from oracles import engine as oracle
+from tolerances import assert_close
+
+LAYOUTS = ["varlen", "padded"]
+PADDINGS = ["left", "right", "both", "none"]
+
+
+def pack_of(rows, layout, **options):
+    (pack,) = packing.packs(rows, rows.completion_mask, layout=layout, max_tokens=999, **options)
+    return pack
+
+
+def to_device(rows, device):
+    fields = ("input_ids", "attention_mask", "completion_mask")
+    return TokenRows(**{name: getattr(rows, name).to(device) for name in fields})
+
+
+@pytest.mark.parametrize("max_tokens", [16_384, 13])
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("make", [models.llama, models.gpt2])
+def test_log_probs_equal_those_of_all_logits(make, padding, attention, max_tokens):
+    model, rows = models.build(make), models.rows(padding)
+    lm = CausalLM(model, attention=attention, max_tokens=max_tokens, temperature=0.7)
+    expected = causal.one_by_one(model, *models.inside(rows), temperature=0.7)
+    found = lm.log_prob(rows)
+    assert_close(found, expected)
+    assert_close(causal.padded(model, *models.inside(rows), temperature=0.7), expected)
+    assert bool((found[~rows.completion_mask] == 0).all())
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+def test_given_positions_are_used(attention):
+    model, rows = models.build(models.gpt2), models.rows("left")
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.randint(64, rows.input_ids.shape, generator=generator)
+    rows = dataclasses.replace(rows, position_ids=positions)
+    found = CausalLM(model, attention=attention).log_prob(rows)
+    assert_close(found, causal.padded(model, *models.inside(rows), position_ids=positions))
+
+
+def test_a_plain_backbone_and_head():
+    backbone, head, rows = (
+        models.Recurrent().double(),
+        nn.Linear(12, models.VOCAB).double(),
+        models.rows(),
+    )
+    ids, real, sampled = models.inside(rows)
+    hidden = backbone(ids, attention_mask=real, position_ids=ids)
+    expected = causal.token_log_probs(head(hidden), ids, sampled)
+    assert_close(CausalLM(backbone, head=head, max_tokens=20).log_prob(rows), expected)
+    given = Head(head.weight, head.bias)
+    assert_close(CausalLM(backbone, head=given).log_prob(rows), expected)
+
+
+def test_a_backbone_of_transformers_with_a_head_of_ones_own():
+    model, rows = models.build(models.qwen2), models.rows("left")
+    lm = CausalLM(model.model, head=Head(model.lm_head.weight), attention="varlen")
+    assert_close(lm.log_prob(rows), causal.one_by_one(model, *models.inside(rows)))
+
+
+class Counted:
+    """Counts the tokens that enter the backbone and the hidden states that enter the head."""
+
+    def __init__(self, lm, monkeypatch):
+        self.tokens = {True: 0, False: 0}
+        self.head_rows = {True: 0, False: 0}
+        lm.backbone.register_forward_pre_hook(self._on_forward, with_kwargs=True)
+        inner = lm_model.token_log_probs
+
+        def counting(hidden, *args, **options):
+            self.head_rows[torch.is_grad_enabled()] += hidden.shape[0]
+            return inner(hidden, *args, **options)
+
+        monkeypatch.setattr(lm_model, "token_log_probs", counting)
+
+    def _on_forward(self, _, args, options):
+        ids = args[0] if args else options["input_ids"]
+        self.tokens[torch.is_grad_enabled()] += ids.numel()
+
+
+@pytest.mark.parametrize("unit", ["sequence", "token"])
+@pytest.mark.parametrize("screened", [False, True])
+def test_what_is_cut_is_not_computed(unit, screened, monkeypatch):
+    model, rows = models.build(models.llama), models.rows("both", num_rows=8)
+    lm = CausalLM(model, attention="varlen", max_tokens=16)
+    advantages = torch.randn(8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    known = lm.log_prob(rows).detach()
+    keep = oracle.element_keep(known, advantages, rows.completion_mask, unit, 0.25)
+    needed = causal.kept_prefixes(rows.attention_mask, keep)
+    seen = causal.kept_prefixes(rows.attention_mask, rows.completion_mask)
+    count = Counted(lm, monkeypatch)
+    report = kondo.lm.backward(
+        lm,
+        rows,
+        advantages,
+        gate=kondo.Gate(rate=0.25),
+        unit=unit,
+        screen=known if screened else None,
+    )
+    assert count.tokens == {True: sum(needed), False: 0 if screened else sum(seen)}
+    assert count.head_rows[True] == int(keep.sum()) < int(rows.completion_mask.sum())
+    assert count.head_rows[False] == (0 if screened else int(rows.completion_mask.sum()))
+    assert report.tokens_trained == sum(needed) < rows.attention_mask.sum()
+    assert report.rows_trained == sum(length > 0 for length in needed)
+
+
+def test_padding_counts_as_trained_and_rows_of_like_length_share_it(monkeypatch):
+    rows = models.rows("right", num_rows=8)
+    lm = CausalLM(models.build(models.llama), attention="padded", max_tokens=24)
+    count = Counted(lm, monkeypatch)
+    report = kondo.lm.backward(
+        lm, rows, torch.ones(8), gate=kondo.Gate(rate=1.0), screen=-torch.ones(8, 12)
+    )
+    lengths = sorted(causal.kept_prefixes(rows.attention_mask, rows.completion_mask))
+    assert report.tokens_trained == count.tokens[True]
+    assert sum(lengths) <= count.tokens[True] < 8 * max(lengths)
+
+
+def test_the_models_own_attention_is_back_after_every_call():
+    model, rows = models.build(models.llama), models.rows()
+    own = model.config._attn_implementation
+    seen = []
+    model.model.layers[0].register_forward_pre_hook(
+        lambda *_: seen.append(model.config._attn_implementation)
+    )
+    lm = CausalLM(model, attention="varlen")
+    seen.clear()
+    log_probs = lm.log_prob(rows)
+    assert (seen, model.config._attn_implementation) == (["kondo_varlen"], own)
+    log_probs.sum().backward()
+    assert model.config._attn_implementation == own
+    model.generate(torch.ones(1, 2, dtype=torch.long), max_new_tokens=2)
+    assert seen[1:] == [own, own]
+
+
+def test_the_models_own_attention_is_back_after_a_call_that_failed():
+    model, rows = models.build(models.llama), models.rows()
+    own = model.config._attn_implementation
+    lm = CausalLM(model, attention="varlen")
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    hook = model.model.layers[1].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        lm.log_prob(rows)
+    assert model.config._attn_implementation == own
+    hook.remove()
+    model.gradient_checkpointing_enable()
+    hook = model.model.embed_tokens.weight.register_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        kondo.lm.backward(lm, rows, torch.ones(6), gate=kondo.Gate(rate=1.0))
+    assert model.config._attn_implementation == own
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("attention", LAYOUTS)
+def test_gradient_checkpointing(attention, reentrant):
+    """A checkpointed layer runs again in the backward, and must attend as it did before."""
+    rows, weights = models.rows("left"), torch.randn(6, 12, dtype=torch.float64)
+    model = models.build(models.llama)
+    expected = oracle.gradients(
+        model, (weights * causal.one_by_one(model, *models.inside(rows))).sum()
+    )
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    lm = CausalLM(model, attention=attention)
+    own = model.config._attn_implementation
+    calls = []
+    model.model.layers[0].self_attn.register_forward_pre_hook(lambda *_: calls.append(1))
+    (weights * lm.log_prob(rows)).sum().backward()
+    assert len(calls) == 2
+    assert model.config._attn_implementation == own
+    for name, grad in models.grads(model).items():
+        assert_close(grad, expected[name])
+
+
+def test_checkpoints_of_ones_own():
+    model, rows = models.build(models.llama), models.rows("left")
+    expected = oracle.gradients(model, causal.one_by_one(model, *models.inside(rows)).sum())
+    lm = CausalLM(model, attention="varlen")
+    layer = model.model.layers[0]
+    inner = layer.forward
+    layer.forward = lambda *args, **options: checkpoint(
+        inner, *args, use_reentrant=False, **options
+    )
+    lm.log_prob(rows).sum().backward()
+    for name, grad in models.grads(model).items():
+        assert_close(grad, expected[name])
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+def test_a_tied_head_gets_both_parts_of_its_gradient(attention):
+    model, rows = models.build(models.llama, tie_word_embeddings=True), models.rows()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    expected = oracle.gradients(model, causal.one_by_one(model, *models.inside(rows)).sum())
+    CausalLM(model, attention=attention).log_prob(rows).sum().backward()
+    for name, grad in models.grads(model).items():
+        assert_close(grad, expected[name])
+
+
+def test_the_head_is_read_when_it_is_used():
+    """Weights that were put in place of the old ones are those that count."""
+    model, rows = models.build(models.llama), models.rows()
+    lm = CausalLM(model)
+    model.lm_head.weight = nn.Parameter(0.3 * model.lm_head.weight.detach())
+    assert_close(lm.log_prob(rows), causal.one_by_one(model, *models.inside(rows)))
+
+
+def test_a_copy_has_weights_of_its_own():
+    model, rows = models.build(models.llama), models.rows()
+    lm = CausalLM(model, attention="varlen")
+    other = copy.deepcopy(lm)
+    before = other.log_prob(rows)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2.0)
+    assert torch.equal(other.log_prob(rows), before)
+    assert not torch.equal(lm.log_prob(rows), before)
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+def test_a_bfloat16_model(attention):
+    model, rows = (
+        models.build(models.qwen2, dtype=torch.bfloat16, initializer_range=0.1),
+        models.rows(),
+    )
+    exact = causal.one_by_one(copy.deepcopy(model).double(), *models.inside(rows))
+    found = CausalLM(model, attention=attention).log_prob(rows)
+    assert found.dtype == torch.float32
+    assert_close(found, exact, dtype=torch.bfloat16)
+    found.sum().backward()
+    assert model.lm_head.weight.grad.dtype == torch.bfloat16
+
+
+def lora(model, **options):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(r=2, init_lora_weights=False, task_type="CAUSAL_LM", **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return peft.get_peft_model(model, config).double()
+
+
+@pytest.mark.parametrize("saved", [None, ["lm_head"]])
+@pytest.mark.parametrize("attention", LAYOUTS)
+def test_lora(attention, saved):
+    """Adapters inside the layers are trained, the frozen weights get no gradient."""
+    rows = models.rows("left")
+    model = lora(
+        models.build(models.llama), target_modules=["q_proj", "v_proj"], modules_to_save=saved
+    )
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert any("lora_A" in name for name in trained)
+    loss = causal.one_by_one(model, *models.inside(rows)).sum()
+    loss.backward()
+    expected = models.grads(model)
+    model.zero_grad()
+    model.train()
+    model.gradient_checkpointing_enable()
+    lm = CausalLM(model, attention=attention)
+    found = lm.log_prob(rows)
+    assert_close(found.sum(), loss)
+    found.sum().backward()
+    for name, p in model.named_parameters():
+        assert (p.grad is not None) == (name in trained), name
+        assert_close(models.grads(model)[name], expected[name])
+
+
+def test_an_adapter_on_the_head_is_refused():
+    model = lora(models.build(models.llama), target_modules=["lm_head"])
+    with pytest.raises(ValueError, match=r"plain linear head.*target modules"):
+        CausalLM(model)
+
+
+def test_learned_prompts_are_refused():
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ValueError, match="must not learn prompts"):
+        CausalLM(peft.get_peft_model(models.build(models.llama), config))
+
+
+def test_rows_stay_where_they_are_and_packs_go_to_the_model(device):
+    model, rows = models.build(models.llama, device=device), models.rows()
+    found = CausalLM(model).log_prob(rows)
+    assert found.device.type == device.type
+    expected = causal.one_by_one(copy.deepcopy(model).cpu(), *models.inside(rows))
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_the_kernel_is_asked_for_what_the_mask_gives(window, monkeypatch):
+    """Rows, shared keys, scale and window, in the terms of torch's varlen_attn."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, 9, 5, dtype=torch.float64, generator=generator) for heads in (4, 2, 2)
+    )
+    starts = torch.tensor([0, 2, 3, 9], dtype=torch.int32)
+
+    def kernel(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, **_):
+        assert (cu_q is cu_k, max_q, max_k, window_size[1]) == (True, 6, 6, 0)
+        return causal.attention_by_rows(
+            query, key, value, cu_q, scale=scale, window_size=window_size
+        )
+
+    monkeypatch.setattr(attention_module, "varlen_attn", kernel)
+    inputs = (query, key, value)
+    found = attention_module._flash(*inputs, (starts, 6), 0.3, window)
+    assert_close(found, attention_module._block_diagonal(*inputs, starts, 0.3, window))
+    assert found.shape == (1, 9, 4, 5)
+
+
+@pytest.mark.parametrize("make", [models.llama, models.qwen2, models.qwen3, models.mistral])
+def test_no_value_is_read_back_while_a_pack_is_run(make, monkeypatch):
+    """On the meta device there are no values: whoever asks for one, a device sync, fails."""
+    model, rows = models.build(make, dtype=torch.bfloat16), models.rows("left")
+    lm = CausalLM(model, attention="varlen")
+    pack = pack_of(rows, "varlen")
+    tensors = {k: v.to("meta") for k, v in vars(pack).items() if isinstance(v, torch.Tensor)}
+    pack = dataclasses.replace(pack, **tensors)
+    model.to("meta")
+    flash = attention_module._flash
+    monkeypatch.setattr(
+        attention_module,
+        "_block_diagonal",
+        lambda q, k, v, starts, *rest: flash(q, k, v, (starts, pack.max_length), *rest),
+    )
+    # The meta device has no autocast to ask about; the head's own tests look at the head.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+    monkeypatch.setattr(lm_model, "token_log_probs", lambda hidden, *_, **__: hidden.sum(-1))
+    lm.log_prob(pack).sum().backward()
+    assert all(p.grad.device.type == "meta" for p in model.model.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize(
+    "make", [models.llama, models.qwen2, models.qwen3, models.mistral, models.qwen2_moe]
+)
+def test_the_kernel_attends_like_the_mask(make):
+    """Flash attention on packs, forward and backward, against the model in float64."""
+    options = {"hidden_size": 64, "head_dim": 16, "initializer_range": 0.15}
+    model = models.build(make, dtype=torch.bfloat16, device="cuda", **options)
+    rows = to_device(models.rows("both", num_rows=16, columns=40), "cuda")
+    lm = CausalLM(model)
+    assert lm.layout == "varlen"
+    truth = copy.deepcopy(model).double()
+    exact = causal.one_by_one(truth, *models.inside(rows))
+    found = lm.log_prob(rows)
+    assert float((found - exact).detach().abs().mean()) < 0.05
+    exact.sum().backward()
+    found.sum().backward()
+    wanted, grads = models.grads(truth), models.grads(model)
+    for name in wanted:
+        if "q_proj" in name or "k_proj" in name or "v_proj" in name or "embed" in name:
+            cosine = nn.functional.cosine_similarity(
+                grads[name].double().flatten(), wanted[name].flatten(), dim=0
+            )
+            assert float(cosine) > 0.98, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_autocast_takes_the_kernel_too(monkeypatch):
+    calls = []
+    inner = attention_module._flash
+    monkeypatch.setattr(attention_module, "_flash", lambda *a: calls.append(1) or inner(*a))
+    lm = CausalLM(models.build(models.llama, dtype=torch.float32, device="cuda", head_dim=16))
+    assert lm.layout == "padded"
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert lm.layout == "varlen"
+        calls.clear()
+        lm.log_prob(to_device(models.rows(), "cuda")).sum().backward()
+    assert len(calls) == 2  # layers
+
+
+def test_autocast_on_the_cpu(monkeypatch):
+    """Queries and keys that rotary embeddings leave in float32 meet values in bfloat16."""
+    inner, dtypes = attention_module._block_diagonal, set()
+
+    def noted(query, key, value, *rest):
+        dtypes.update(part.dtype for part in (query, key, value))
+        return inner(query, key, value, *rest)
+
+    model, rows = models.build(models.llama, dtype=torch.float32), models.rows("left")
+    lm = CausalLM(model, attention="varlen")
+    monkeypatch.setattr(attention_module, "_block_diagonal", noted)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = lm.log_prob(rows)
+    assert dtypes == {torch.bfloat16}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = causal.one_by_one(model, *models.inside(rows))
+    assert float((found - expected).detach().abs().mean()) < 0.1
+
+
+def test_auto_is_padded_without_the_kernel():
+    assert CausalLM(models.build(models.llama, dtype=torch.bfloat16)).layout == "padded"
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: models.build(models.gemma2), "soft-capped"),
+        (lambda: models.build(models.mamba), "cannot be replaced|not attention"),
+        (lambda: models.build(models.llama, attention_dropout=0.1), "dropout"),
+    ],
+)
+def test_varlen_says_why_it_cannot(build, reason):
+    with pytest.raises(ValueError, match=f'"varlen" must fit the model.*({reason})'):
+        CausalLM(build(), attention="varlen")
+
+
+def test_varlen_wants_a_model_whose_attention_can_be_replaced():
+    with pytest.raises(ValueError, match="not a Hugging Face model"):
+        CausalLM(models.Recurrent(), head=nn.Linear(12, models.VOCAB), attention="varlen")
+
+
+def test_varlen_refuses_a_model_that_mixes_rows():
+    """The check by trial: a layer that looks at its neighbours, of which no flag tells."""
+    model = models.build(models.llama)
+    model.model.layers[0].mlp.register_forward_hook(lambda _, __, out: out + out.mean(1, True))
+    with pytest.raises(ValueError, match="results differ"):
+        CausalLM(model, attention="varlen")
+
+
+def test_varlen_refuses_what_it_does_not_know():
+    model = models.build(models.llama)
+    attention = model.model.layers[0].self_attn
+    attention.register_forward_pre_hook(
+        lambda _, args, options: (args, options | {"s_aux": torch.zeros(4)}), with_kwargs=True
+    )
+    with pytest.raises(ValueError, match="plain causal attention, got s_aux from LlamaAttention"):
+        CausalLM(model, attention="varlen")
+
+
+class Headless(nn.Module):
+    def forward(self, input_ids):
+        return input_ids
+
+
+def test_models_without_a_separable_head_are_refused():
+    with pytest.raises(ValueError, match="separable head, got Headless"):
+        CausalLM(Headless())
+    with pytest.raises(ValueError, match="separable head, got LlamaModel"):
+        CausalLM(models.build(models.llama).model)
+
+
+def test_a_wrapper_whose_forward_would_not_run_is_refused():
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    with pytest.raises(ValueError, match=r"DistributedDataParallel.*give model.module"):
+        CausalLM(wrapped)
+
+
+def test_positions_are_refused_where_the_model_takes_none():
+    rows = models.rows()
+    rows = dataclasses.replace(rows, position_ids=causal.positions(rows.attention_mask))
+    with pytest.raises(ValueError, match="position_ids must be None for MambaModel"):
+        CausalLM(models.build(models.mamba)).log_prob(rows)
+
+
+def test_kondos_attention_serves_packs_alone():
+    model = models.build(models.llama)
+    CausalLM(model)
+    model.config._attn_implementation = attention_module.NAME
+    with pytest.raises(ValueError, match=r"cu_seq_lens_q.*set_attn_implementation"):
+        model(torch.ones(1, 2, dtype=torch.long))
+
+
+def test_logits_that_are_more_than_the_head_are_refused():
+    """A bend of the logits that no config tells of would be a silent error."""
+    model = models.build(models.llama)
+    inner = model.forward
+
+    def bent(*args, **options):
+        output = inner(*args, **options)
+        output.logits = output.logits * 1.5
+        return output
+
+    model.forward = bent
+    with pytest.raises(ValueError, match=r"logits by its output layer alone.*LlamaForCausalLM"):
+        CausalLM(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be a positive number, got 0.0"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"attention": "flash"}, "attention must be .* got 'flash'"),
+    ],
+)
+def test_options_that_cannot_be_right(options, message):
+    with pytest.raises(ValueError, match=message):
+        CausalLM(models.Recurrent(), head=nn.Linear(12, 3), **options)
+
+
+def test_rows_must_be_token_rows():
+    lm = CausalLM(models.build(models.llama))
+    with pytest.raises(ValueError, match=r"rows must be kondo.lm.TokenRows, got dict"):
+        lm.log_prob({"input_ids": torch.zeros(1, 2)})
+
+
+def test_a_backbone_must_return_hidden_states():
+    backbone = models.Recurrent()
+    backbone.forward = lambda *_, **__: {"hidden": 1}
+    lm = CausalLM(backbone, head=nn.Linear(12, models.VOCAB))
+    with pytest.raises(ValueError, match=r"hidden states \[B, T, D\].*got dict"):
+        lm.log_prob(models.rows())
+
+
+def test_ids_beyond_the_vocabulary_are_refused():
+    lm = CausalLM(models.build(models.llama))
+    rows = models.rows()
+    ids = rows.input_ids.clone()
+    ids[3, 0] = models.VOCAB
+    with pytest.raises(ValueError, match=rf"\[0, {models.VOCAB}\).*tokeniser.*row 3"):
+        lm.log_prob(dataclasses.replace(rows, input_ids=ids))
+
+
+def test_a_pack_is_read_by_itself():
+    model, rows = models.build(models.llama), models.rows()
+    lm = CausalLM(model)
+    pack = pack_of(rows, "padded")
+    assert isinstance(pack, Pack)
+    found = lm.log_prob(pack)
+    assert torch.equal(found, lm.log_prob(rows)[pack.rows, pack.columns])
