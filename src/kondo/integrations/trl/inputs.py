@@ -1,0 +1,82 @@
+"""TRL's inputs: dicts of tensors with one row per completion, and a few of 0 dimensions.
+
+n rows of a generation batch, b of a micro-step, T completion tokens. Ours among them: `kondo_keep`,
+bool [n, T]; `kondo_part`, a `Part`; `kondo_seen`, the micro-step's tokens before rows were moved.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kondo.integrations.trl.plan import order_rows, part_of, widths_of
+
+
+def loss_mask(inputs: dict[str, Any]) -> Tensor:
+    """Return the completion tokens that TRL's loss counts: bool [n, T]."""
+    mask = inputs["completion_mask"]
+    counted: Tensor = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+    return counted.bool()
+
+
+def gated_inputs(
+    output: dict[str, Any], keep: Tensor, weight: Tensor, *, unit: str
+) -> dict[str, Tensor]:
+    """Return what replaces TRL's inputs: skipped tokens have advantage, log-ratio and KL 0.
+
+    Args:
+        output: what TRL generated and scored.
+        keep: [n, T] bool.
+        weight: [n, T] float, factor of the advantage; 0 where not kept.
+        unit: "sequence" leaves one advantage per row, "token" makes it one per token.
+    """
+    advantages = output["advantages"]
+    if unit == "token":
+        advantages = advantages.unsqueeze(1) * weight
+    else:
+        advantages = advantages * weight.amax(dim=1)  # one weight per row, 0 where it is skipped
+    changed = {"advantages": advantages, "kondo_keep": keep}
+    for name in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"):
+        if name in output:
+            changed[name] = torch.where(keep, output[name], 0.0)
+    return changed
+
+
+def joined(slices: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Return the micro-steps' rows in one batch; 0-d tensors are the same in all."""
+    first = slices[0]
+    return {
+        name: torch.cat([part[name] for part in slices]) if first[name].ndim else first[name]
+        for name in first
+    }
+
+
+def planned(
+    batch: dict[str, Tensor], active: Sequence[int], *, steps: int, size: int
+) -> list[dict[str, Any]]:
+    """Return micro-steps of `size` rows each, kept rows in the last ones of each optimizer step.
+
+    Args:
+        batch: [n, ...] each.
+        active: per optimizer step, how many of its micro-steps run.
+        steps: micro-steps of an optimizer step.
+        size: rows of a micro-step.
+    """
+    widths, block = widths_of(batch["kondo_keep"]), steps * size
+    lengths = batch["completion_mask"].sum(dim=1).tolist()
+    order: list[int] = []
+    for start, count in zip(range(0, len(widths), block), active, strict=True):
+        rows = order_rows(widths[start : start + block], steps=steps, active=count)
+        order += [start + row for row in rows]
+    slices: list[dict[str, Any]] = []
+    for number in range(len(order) // size):
+        rows = order[number * size : (number + 1) * size]
+        index = torch.tensor(rows, device=batch["kondo_keep"].device)
+        slices.append({name: v[index] if v.ndim else v for name, v in batch.items()})
+        slices[-1]["kondo_part"] = part_of(
+            [widths[row] for row in rows],
+            [lengths[row] for row in rows],
+            idle=number % steps < steps - active[number // steps],
+        )
+    return slices

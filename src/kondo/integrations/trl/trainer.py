@@ -1,0 +1,415 @@
+"""TRL's GRPO trainer, with a forward and backward of the kept rows only.
+
+    _generate_and_score_completions   TRL generates and scores; then screen -> select, over all
+                                      processes: one gate decides, alike everywhere
+    _prepare_inputs                   TRL shuffles and splits into micro-steps; then kept rows are
+                                      dealt to the processes and gathered in the last micro-steps
+    _compute_loss                     TRL's own, on whole micro-steps, so that every denominator is
+                                      the full batch's; idle micro-steps return at once
+    _get_per_token_logps_and_...      the one forward of that loss: on the kept rows, cut after
+                                      their last kept token. Elsewhere the log-probs are constant
+
+n rows of this process's generation batch, N of all processes, b of a micro-step, T completion
+tokens. A skipped token has advantage, log-ratio and KL exactly 0, so it adds nothing to any term.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+import kondo
+from kondo.engine.report import StageClock
+from kondo.engine.select import Selection, select
+from kondo.integrations.trl._version import check_seams
+from kondo.integrations.trl.checks import check_trainer
+from kondo.integrations.trl.config import KondoGRPOConfig
+from kondo.integrations.trl.exchange import exchange
+from kondo.integrations.trl.inputs import gated_inputs, joined, loss_mask, planned
+from kondo.integrations.trl.plan import Part, centred_advantages, steps_needed, widths_of
+
+_logger = logging.getLogger(__name__)
+
+_STATE_FILE = "kondo_state.pt"
+
+# A micro-step without a forward is known to be safe where gradients are synchronised by hooks of
+# the last one. Elsewhere (FSDP) each has at least a filler.
+_MAY_IDLE = ("NO", "MULTI_CPU", "MULTI_GPU")
+
+
+@dataclasses.dataclass
+class _Window:
+    """What happened since the last optimizer step."""
+
+    clock: StageClock
+    trained: bool = False
+    """Whether any micro-step ran a forward and backward."""
+    counts: Tensor | int = 0
+    """[4]: tokens and rows seen, tokens and rows trained, on this process; prompts included."""
+
+
+# TRL calls itself typed, but hardly is: to mypy, it is Any, and so is what it returns.
+# mypy: warn-return-any=False
+_Base: Any = GRPOTrainer
+
+
+class KondoGRPOTrainer(_Base):  # type: ignore[misc]
+    """`trl.GRPOTrainer` whose training forward and backward run on the rows that are worth it.
+
+    Takes the arguments of TRL's trainer, with a `KondoGRPOConfig` as `args`. The gradient of an
+    optimizer step equals that of TRL's loss, its denominators those of the full batch, with
+    everything skipped left out of the numerators.
+
+    Attributes:
+        gate: decides; any callable (delight, mask, generator) -> `kondo.GateOutput` may replace it.
+        empty_steps: optimizer steps that kept nothing. Neither the optimizer nor the learning-rate
+            schedule moved in them.
+
+    Raises:
+        ValueError: options that cannot be right together with a gate, saying why.
+    """
+
+    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "kondo"]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        check_seams(GRPOTrainer)
+        super().__init__(*args, **kwargs)
+        if not isinstance(self.args, KondoGRPOConfig):
+            raise ValueError(
+                f"args must be a KondoGRPOConfig, got {type(self.args).__name__}; it takes all "
+                f"options of GRPOConfig and kondo_rate or kondo_price."
+            )
+        self.gate: Any = self.args.make_gate()
+        self.empty_steps = 0
+        # At rate 1 there is nothing to decide, and nothing below is entered.
+        self._gated = self.args.kondo_rate != 1.0 or self.args.delight_eta is not None
+        if self._gated:
+            check_trainer(self)
+        self._deals = self.accelerator.num_processes > 1 and _may_deal(self)
+        self._draws = torch.Generator().manual_seed(self.args.seed)
+        self._gate_rewards: Tensor | None = None
+        self._buffered_inputs: list[dict[str, Any]] | None = None
+        self._part: Part | None = None
+        self._keep: Tensor | None = None
+        self._window = _Window(StageClock(self.accelerator.device))
+        self._backward_timer = contextlib.ExitStack()
+
+    # Generate and score -> screen -> select
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        rewards = super()._calculate_rewards(*args, **kwargs)  # [N, rewards], of all processes
+        weighted = rewards * self.reward_weights.to(rewards.device)
+        unscored = rewards.isnan().all(dim=1)
+        self._gate_rewards = weighted.nansum(dim=1).masked_fill(unscored, torch.nan)
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if not (self._gated and self.model.training):
+            return output
+        with self._window.clock.stage("screen"):
+            log_probs = self._screen(output)
+        with self._window.clock.stage("select"):
+            chosen = self._select(log_probs, loss_mask(output))
+            keep, weight = self._local_decision(chosen, output["completion_mask"].shape)
+        return output | gated_inputs(output, keep, weight, unit=self.args.kondo_unit)
+
+    def _screen(self, output: dict[str, Any]) -> Tensor:
+        """Return log-probs of the completion tokens, [n, T], from the cheapest source allowed."""
+        source = self.args.kondo_screen
+        if source != "rollout" and "old_per_token_logps" in output:
+            return output["old_per_token_logps"]
+        if source != "exact" and "sampling_per_token_logps" in output:
+            log_probs = output["sampling_per_token_logps"]
+            # vLLM cannot score some tokens. As in TRL's own correction they count as unsurprising.
+            unscored = log_probs.isnan() & loss_mask(output)
+            self._log("unscored_tokens", unscored.sum().item())
+            return log_probs.masked_fill(log_probs.isnan(), 0.0)
+        if source == "rollout":
+            raise ValueError(
+                "kondo_screen='rollout' needs the sampler's log-probs, and this rollout returned "
+                "none; return them as 'logprobs', or set kondo_screen='exact'."
+            )
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        quiet = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), quiet:
+            return self._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                mask,
+                output["completion_ids"].shape[1],
+                batch_size=self.args.per_device_train_batch_size,
+            )[0]
+
+    def _select(self, log_probs: Tensor, mask: Tensor) -> Selection:
+        """Gate the rows of all processes: [n, T] of each -> a selection over [N, T], on the CPU."""
+        assert self._gate_rewards is not None
+        chosen = select(
+            self._gather(log_probs.float()).cpu(),
+            centred_advantages(self._gate_rewards, self.num_generations).cpu(),
+            gate=self.gate,
+            priority=kondo.delight,
+            unit=self.args.kondo_unit,
+            mask=self._gather(mask.int()).bool().cpu(),
+            generator=self._draws,
+        )
+        eta = self.args.delight_eta or 1.0
+        numbers = kondo.diagnostics(chosen.delight, chosen.gate, mask=chosen.unit_mask, eta=eta)
+        for name, value in numbers.items():
+            self._log(name, value)
+        return chosen
+
+    def _gather(self, values: Tensor) -> Tensor:
+        """Gather [n, T] of every process, T being each process's own, into [N, largest T]."""
+        return self.accelerator.gather(self.accelerator.pad_across_processes(values, dim=1))
+
+    def _local_decision(self, chosen: Selection, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Return keep and weight of this process's tokens, [n, T], as the first process has them.
+
+        All processes decided on the same numbers, but a last bit may differ between machines, and
+        two plans that differ would wait for each other for ever.
+        """
+        weight = chosen.weight
+        if self.args.delight_eta is not None:
+            soft = torch.sigmoid(chosen.delight / self.args.delight_eta)
+            weight = weight * (soft if soft.ndim == 2 else soft.unsqueeze(1))
+        decision = torch.stack([chosen.keep.to(weight.dtype), weight]).to(self.accelerator.device)
+        if self.accelerator.num_processes > 1:
+            torch.distributed.broadcast(decision, src=0)
+        rows, width = shape
+        start = self.accelerator.process_index * rows
+        keep, weight = decision[:, start : start + rows, :width]
+        return keep.bool(), weight
+
+    # Plan
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        slices = self._buffered_inputs
+        if not self._gated or slices is None or slices is before:
+            return inputs
+        with self._window.clock.stage("select"):
+            self._buffered_inputs = slices = self._planned(slices)
+        return slices[self._step % self.args.steps_per_generation]
+
+    def _planned(self, slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Move rows between the micro-steps of each optimizer step, and say what each one runs."""
+        steps = min(self.args.gradient_accumulation_steps, len(slices))
+        size = slices[0]["kondo_keep"].shape[0]
+        block = steps * size
+        batch = joined(slices)
+        mine = torch.tensor(widths_of(batch["kondo_keep"]), device=self.accelerator.device)
+        widths = self.accelerator.gather(mine).view(-1, mine.numel()).tolist()
+        if self._deals:
+            batch = exchange(
+                batch,
+                widths,
+                block=block,
+                process=self.accelerator.process_index,
+                gather=self._gather_rows,
+                per_row=self._per_row_inputs(),
+            )
+        active = [
+            self._active_steps([own[start : start + block] for own in widths], size, steps)
+            for start in range(0, mine.numel(), block)
+        ]
+        result = planned(batch, active, steps=steps, size=size)
+        for part, before in zip(result, slices, strict=True):
+            part["kondo_seen"] = before["prompt_mask"].sum() + before["completion_mask"].sum()
+        return result
+
+    def _active_steps(self, widths: list[list[int]], size: int, steps: int) -> int:
+        """Return how many micro-steps of an optimizer step run; the same on every process.
+
+        `widths`: of the optimizer step's rows, per process.
+        """
+        kept = [sum(width > 0 for width in own) for own in widths]
+        most = math.ceil(sum(kept) / len(kept)) if self._deals else max(kept)
+        if self.accelerator.distributed_type.value in _MAY_IDLE:
+            return steps_needed(most, size)
+        return steps if most else 0
+
+    def _gather_rows(self, values: Tensor) -> Tensor:
+        """Gather tensors of any type; collectives know no bool."""
+        if values.dtype == torch.bool:
+            return self.accelerator.gather(values.to(torch.uint8)).bool()
+        return self.accelerator.gather(values.contiguous())
+
+    def _per_row_inputs(self) -> tuple[str, ...]:
+        by_row = self.use_vllm and self.vllm_importance_sampling_mode.startswith("sequence")
+        return ("importance_sampling_ratio",) if by_row else ()
+
+    # Loss, forward and backward
+
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Run one micro-step; see TRL."""
+        if not self._gated:
+            return super().training_step(model, inputs, num_items_in_batch)
+        self.optimizer._is_overflow = False  # what an empty step before this one has set
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._backward_timer.close()
+        if self.accelerator.sync_gradients:
+            self._end_window()
+        return loss
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        part: Part | None = inputs.get("kondo_part")
+        if part is None:  # evaluation, or nothing to gate
+            return super()._compute_loss(model, inputs)
+        # Where earlier micro-steps ran, the one in which processes synchronise must run too.
+        runs = not part.idle or (self._window.trained and self.accelerator.sync_gradients)
+        self._count(inputs, part.rows if runs else [], part.width)
+        if not runs:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        self._window.trained = True
+        self._part, self._keep = part, inputs["kondo_keep"]
+        try:
+            with self._window.clock.stage("forward"):
+                loss = super()._compute_loss(model, inputs)
+        finally:
+            self._part = self._keep = None
+        self._undilute_metrics(inputs)
+        self._backward_timer.enter_context(self._window.clock.stage("backward"))
+        return loss
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        forward = super()._get_per_token_logps_and_entropies
+        if self._part is None or self._keep is None:
+            return forward(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        keep, width = self._keep, self._part.width
+        index = torch.tensor(self._part.rows, device=input_ids.device)
+        stop = input_ids.shape[1] - logits_to_keep + width
+        compact = (values[index, :stop] for values in (input_ids, attention_mask))
+        log_probs, entropies, aux_loss = forward(model, *compact, width, *args, **kwargs)
+
+        def spread(values: Tensor) -> Tensor:  # [kept rows, width] -> [b, T], 0 where not kept
+            wide = nn.functional.pad(values, (0, logits_to_keep - width))
+            return torch.where(keep, wide.new_zeros(keep.shape).index_copy(0, index, wide), 0.0)
+
+        return spread(log_probs), None if entropies is None else spread(entropies), aux_loss
+
+    # Counting, and steps that keep nothing
+
+    def _log(self, name: str, value: float) -> None:
+        # An infinite price says that nothing was worth it; TRL's log drops NaN.
+        number = value if math.isfinite(value) else math.nan
+        self._metrics["train"][f"kondo/{name}"].append(number)
+
+    def _count(self, inputs: dict[str, Any], rows: list[int], width: int) -> None:
+        prompt, completion = inputs["prompt_mask"], inputs["completion_mask"]
+        numbers = (
+            inputs["kondo_seen"],
+            prompt.shape[0],
+            prompt[rows].sum() + completion[rows, :width].sum(),
+            len(rows),
+        )
+        self._window.counts = self._window.counts + torch.stack(
+            [torch.as_tensor(number, device=prompt.device) for number in numbers]
+        )
+
+    def _undilute_metrics(self, inputs: dict[str, Any]) -> None:
+        """Make TRL's mean entropy and KL those of the trained tokens, not of zeros for the rest."""
+        totals = torch.stack([loss_mask(inputs).sum(), inputs["kondo_keep"].sum()])
+        seen, trained = self.accelerator.reduce(totals, reduction="sum").tolist()
+        for name in ("entropy", "kl"):
+            if values := self._metrics["train"].get(name):
+                values[-1] *= seen / trained if trained else math.nan
+
+    def _end_window(self) -> None:
+        """Log what the optimizer step paid for, and leave it out if it kept nothing."""
+        window = self._window
+        self._window = _Window(StageClock(self.accelerator.device))
+        if not window.trained:
+            self.empty_steps += 1
+            _leave_out_step(self.optimizer)
+        # TRL logs means since the last log; of a total only the latest makes sense.
+        self._metrics["train"]["kondo/empty_steps"] = [self.empty_steps]
+        names = ("tokens_seen", "rows_seen", "tokens_trained", "rows_trained")
+        counts = self.accelerator.reduce(window.counts, reduction="sum").tolist()
+        for name, count in zip(names, counts, strict=True):
+            self._log(name, count)
+        spent = window.clock.seconds()
+        for stage in ("screen", "select", "forward", "backward"):
+            self._log(f"seconds_{stage}", spent[stage])
+        if window.trained:
+            seen, _, trained, _ = counts
+            per_token = (spent["forward"] + spent["backward"]) / trained
+            saved = per_token * (seen - trained) - spent["screen"] - spent["select"]
+            self._log("seconds_saved", saved)
+
+    # Checkpoints
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self._gated and self.args.should_save:
+            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            path = os.path.join(self._get_output_dir(trial=trial), folder, _STATE_FILE)
+            torch.save(self._kondo_state(), path)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not self._gated:
+            return
+        path = os.path.join(checkpoint, _STATE_FILE)
+        if not os.path.exists(path):
+            _logger.warning(
+                "%s holds no %s (TRL's own trainer writes none): the gate starts with an empty "
+                "window and its counters at 0.",
+                checkpoint,
+                _STATE_FILE,
+            )
+            return
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        self.empty_steps = state["empty_steps"]
+        self._draws.set_state(state["draws"])
+        if state["gate"]:
+            self.gate.load_state_dict(state["gate"])
+
+    def _kondo_state(self) -> dict[str, Any]:
+        gate = self.gate.state_dict() if hasattr(self.gate, "state_dict") else {}
+        return {"empty_steps": self.empty_steps, "draws": self._draws.get_state(), "gate": gate}
+
+
+def _may_deal(trainer: Any) -> bool:
+    """Say whether rows may change processes.
+
+    Not where a denominator counts the tokens at hand, of skipped rows too. And not where positions
+    are absolute: TRL counts them from the left padding, and processes pad differently.
+    """
+    rotary = getattr(trainer.model.config.get_text_config(), "rope_parameters", None) is not None
+    return rotary and trainer.loss_type != "bnpo" and trainer.args.entropy_coef == 0.0
+
+
+def _leave_out_step(optimizer: Any) -> None:
+    """Make the next `optimizer.step()` do nothing and count as skipped, as an overflow would.
+
+    The Trainer then leaves the learning-rate schedule alone too.
+    """
+
+    step = optimizer.step  # a learning-rate schedule has wrapped it
+
+    def skip(closure: Any = None) -> None:
+        optimizer.step = step
+        optimizer._is_overflow = True
+
+    optimizer.step = skip

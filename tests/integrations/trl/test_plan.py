@@ -1,0 +1,85 @@
+"""Plans: every row once, kept rows last, no process with a call more than another."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kondo.integrations.trl.plan import (
+    Part,
+    centred_advantages,
+    order_rows,
+    part_of,
+    steps_needed,
+    widths_of,
+)
+from tolerances import assert_close
+
+
+@st.composite
+def batches(draw):
+    steps, size = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    widths = draw(
+        st.lists(
+            st.one_of(st.just(0), st.integers(0, 9)), min_size=steps * size, max_size=steps * size
+        )
+    )
+    least = steps_needed(sum(width > 0 for width in widths), size)
+    return widths, steps, size, draw(st.integers(least, steps))
+
+
+@given(batches())
+def test_every_row_has_one_place_and_kept_rows_the_last_ones(batch):
+    widths, steps, size, active = batch
+    order = order_rows(widths, steps=steps, active=active)
+    assert sorted(order) == list(range(len(widths)))
+    shares = [
+        [widths[row] for row in order[s * size : (s + 1) * size] if widths[row]]
+        for s in range(steps)
+    ]
+    assert all(not share for share in shares[: steps - active])
+    counts = [len(share) for share in shares[steps - active :]]
+    assert not counts or max(counts) - min(counts) <= 1  # dealt evenly
+    kept = [width for share in shares for width in share]
+    assert kept == sorted(kept)  # similar widths together
+
+
+@given(batches())
+def test_a_part_runs_its_kept_rows_or_one_filler(batch):
+    widths, _, size, _ = batch
+    part = part_of(widths[:size], [9] * size, idle=False)
+    kept = [row for row in range(size) if widths[row]]
+    if kept:
+        assert part == Part(rows=kept, width=max(widths[:size]), idle=False)
+    else:
+        assert part == Part(rows=[0], width=1, idle=False)
+
+
+def test_the_filler_is_the_shortest_row():
+    assert part_of([0, 0, 0], [5, 2, 4], idle=True) == Part(rows=[1], width=1, idle=True)
+
+
+@pytest.mark.parametrize(("kept", "size", "steps"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2)])
+def test_as_few_micro_steps_as_their_size_allows(kept, size, steps):
+    assert steps_needed(kept, size) == steps
+
+
+def test_widths_end_at_the_last_kept_token():
+    keep = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1]]).bool()
+    assert widths_of(keep) == [2, 0, 4]
+
+
+def test_advantages_are_centred_and_not_scaled():
+    rewards = torch.tensor([3.0, 1.0, 100.0, 0.0])
+    assert_close(centred_advantages(rewards, 2), torch.tensor([1.0, -1.0, 50.0, -50.0]))
+
+
+def test_equal_rewards_have_no_advantage_to_the_last_bit():
+    rewards = torch.tensor([0.1, 0.1, 0.1, float("nan"), 0.7, 0.7, 0.7, 0.7])
+    assert torch.equal(centred_advantages(rewards, 4), torch.zeros(8))
+
+
+def test_a_row_without_a_reward_leaves_its_group_s_mean_alone():
+    nan = float("nan")
+    found = centred_advantages(torch.tensor([1.0, nan, 0.0, nan, nan, nan]), 3)
+    assert_close(found, torch.tensor([0.5, 0.0, -0.5, 0.0, 0.0, 0.0]))

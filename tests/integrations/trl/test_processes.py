@@ -1,0 +1,153 @@
+"""Two real processes: the same calls on both, whatever the gate keeps, and the right gradient."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from integrations.trl.recording import raw_micro
+from integrations.trl.tiny import OPTIONS, policy
+from integrations.trl.two_processes import SCENARIOS
+from oracles.grpo import gated_loss
+from tolerances import assert_close
+
+SCRIPT = Path(__file__).with_name("two_processes.py")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What each process saw in each scenario; a hang is a failure."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder)],
+        env=os.environ | shared,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return {
+        name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(2)]
+        for name in SCENARIOS
+    }
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_processes_make_the_same_calls_and_agree(runs, name):
+    first, second = runs[name]
+    assert first["distributed_type"] == "MULTI_CPU"
+    assert first["calls"] == second["calls"] > 0
+    assert first["empty_steps"] == second["empty_steps"]
+    for key, value in first["parameters"].items():
+        assert torch.equal(value, second["parameters"][key])
+
+
+def together(raws):
+    """One generation batch of both processes: prompts padded on the left, the rest on the right."""
+    prompt, completion = (
+        max(raw[name].shape[1] for raw in raws) for name in ("prompt_ids", "completion_ids")
+    )
+
+    def wide(name, values):
+        if values.ndim < 2:
+            return values
+        prompts = name.startswith("prompt")
+        missing = (prompt if prompts else completion) - values.shape[1]
+        return pad(values, (missing, 0) if prompts else (0, missing))
+
+    return {
+        name: torch.cat([wide(name, raw[name]) for raw in raws]) if values.ndim else values
+        for name, values in raws[0].items()
+    }
+
+
+def fitted(part, generated):
+    """A slice whose keep is as wide as the completions of both processes."""
+    width = generated[part["generation"]]["completion_ids"].shape[1]
+    keep = part["kondo_keep"]
+    return part | {"kondo_keep": pad(keep, (0, width - keep.shape[1]))}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_gradient_is_that_of_all_rows_together(runs, name):
+    both = runs[name]
+    model = policy()
+    generated = [together(raws) for raws in zip(*(run["raw"] for run in both), strict=True)]
+    for steps in zip(*(run["steps"] for run in both), strict=True):
+        micros = [
+            raw_micro(fitted(part, generated), generated[part["generation"]], run["share"])
+            for run, step in zip(both, steps, strict=True)
+            for part in step["slices"]
+        ]
+        if not any(bool(micro["keep"].any()) for micro in micros):
+            assert steps[0]["grads"] == steps[1]["grads"] == {}
+            continue
+        model.load_state_dict(steps[0]["before"], strict=False)
+        loss = gated_loss(
+            both[0]["kind"], model, micros, max_length=OPTIONS["max_completion_length"]
+        )
+        model.zero_grad()
+        loss.backward()
+        for key, parameter in model.named_parameters():
+            assert_close(steps[0]["grads"][key], parameter.grad)
+            assert torch.equal(steps[0]["grads"][key], steps[1]["grads"][key])
+
+
+def test_steps_that_keep_nothing_are_empty_on_both(runs):
+    assert [run["empty_steps"] for run in runs["one_row_or_none"]] == [1, 1]
+    assert [run["empty_steps"] for run in runs["half_empty"]] == [0, 0]
+
+
+def trained(run, step):
+    """Rows a process trained in an optimizer step."""
+    return [
+        int(row)
+        for part in run["steps"][step]["slices"]
+        for row in part["row_id"][part["kondo_keep"].any(1)]
+    ]
+
+
+def test_rows_of_one_process_are_dealt_to_both(runs):
+    both = runs["only_one_process"]  # rows 0 to 6 of process 0, then row 9 of process 1
+    rows = [trained(run, 0) for run in both]
+    assert sorted(rows[0] + rows[1]) == [0, 1, 2, 3, 4, 5, 6]
+    assert [len(own) for own in rows] == [4, 3]
+    assert [run["calls"] for run in both] == [3, 3]  # one micro-step of 4 rows is enough
+    assert trained(both[0], 1) + trained(both[1], 1) == [9]
+
+
+def test_rows_stay_where_a_denominator_counts_the_tokens_at_hand(runs):
+    both = runs["unequal"]  # bnpo
+    assert sorted(trained(both[0], 0)) == [0]
+    assert sorted(trained(both[1], 0)) == list(range(8, 16))
+    assert [run["calls"] for run in both] == [6, 6]
+
+
+def test_fillers_are_counted_as_the_rows_they_are(runs):
+    first, second = runs["half_empty"]
+    # Row 0 on process 0 and a filler on process 1; the empty half's last micro-step is a filler.
+    assert (first["logs"] or second["logs"])[0]["kondo/rows_trained"] == 4
+    assert first["calls"] == second["calls"]
+
+
+def test_counts_are_those_of_all_processes(runs):
+    for run in runs["only_one_process"]:
+        tokens = sum(
+            int(raw[name].sum())
+            for raw in (other["raw"][0] for other in runs["only_one_process"])
+            for name in ("prompt_mask", "completion_mask")
+        )
+        if run["logs"]:
+            assert run["logs"][0]["kondo/rows_seen"] == 16
+            assert run["logs"][0]["kondo/rows_trained"] == 7
+            assert run["logs"][0]["kondo/tokens_seen"] == tokens

@@ -1,0 +1,219 @@
+"""What is kept is what delight says, and nothing else enters the training forward."""
+
+import pytest
+import torch
+
+from integrations.trl.recording import centred, number_rows, record
+from integrations.trl.tiny import policy, reward, trainer
+from oracles.engine import element_keep
+from oracles.grpo import counted, log_probs_and_entropy
+from tolerances import assert_close
+
+
+class Forwards:
+    """Shapes that enter the model, with and without a graph."""
+
+    def __init__(self, model):
+        self.shapes = {True: [], False: []}
+        self.tokens = {True: 0, False: 0}
+        model.model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, module, args, kwargs):
+        if kwargs.get("use_cache"):
+            return  # generation
+        graph = torch.is_grad_enabled()
+        self.shapes[graph].append(tuple(kwargs["input_ids"].shape))
+        self.tokens[graph] += int(kwargs["attention_mask"].sum())
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+@pytest.mark.parametrize(("unit", "rate"), [("sequence", 0.3), ("token", 0.1)])
+def test_the_most_delightful_are_kept(tmp_path, monkeypatch, unit, rate, scale):
+    outputs = number_rows(monkeypatch)
+    model = policy()
+    gated = trainer(
+        tmp_path, model=model, kondo_rate=rate, kondo_unit=unit, max_steps=1, scale_rewards=scale
+    )
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    (step,) = record(gated)
+    model.load_state_dict(start)
+    raw = outputs[0] | {"keep": None}
+    with torch.no_grad():
+        log_probs, _ = log_probs_and_entropy(model, raw, 1.0)
+    # The gate looks at the centred advantage, whatever the loss divides it by.
+    advantages = centred(raw, reward, 4)
+    expected = element_keep(log_probs, advantages, counted(raw).bool(), unit, rate)
+    rows = torch.cat([part["row_id"] for part in step["slices"]])
+    found = torch.cat([part["kondo_keep"] for part in step["slices"]])
+    assert torch.equal(found, expected[rows])
+    assert sorted(rows.tolist()) == list(range(8))
+    first = gated.state.log_history[0]
+    seen = 8 if unit == "sequence" else int(counted(raw).sum())
+    kept = int(expected.any(1).sum()) if unit == "sequence" else int(expected.sum())
+    assert_close(first["kondo/rate"], kept / seen)
+
+
+def test_only_kept_rows_enter_the_training_forward(tmp_path):
+    model = policy()
+    seen = Forwards(model)
+    gated = trainer(tmp_path, model=model, kondo_rate=0.25, gradient_accumulation_steps=4)
+    gated.train()
+    # 16 rows a step, of which 4 are kept: one micro-step of 4 rows, three idle ones.
+    assert [rows for rows, _ in seen.shapes[True]] == [4, 4, 4]
+    trained = sum(log.get("kondo/tokens_trained", 0) for log in gated.state.log_history)
+    assert trained == seen.tokens[True]
+    logs = [log for log in gated.state.log_history if "kondo/rows_trained" in log]
+    assert [log["kondo/rows_trained"] for log in logs] == [4, 4, 4]
+    assert [log["kondo/rows_seen"] for log in logs] == [16, 16, 16]
+
+
+def test_rows_are_cut_after_their_last_kept_token(tmp_path, monkeypatch):
+    outputs = number_rows(monkeypatch)
+    model = policy()
+    seen = Forwards(model)
+    gated = trainer(tmp_path, model=model, kondo_rate=0.5, kondo_unit="token", max_steps=1)
+    gated.gate = first_two_tokens
+    (step,) = record(gated)
+    num_prompt = outputs[0]["prompt_ids"].shape[1]
+    assert [width for _, width in seen.shapes[True]] == [num_prompt + 2] * 2
+    assert all(part["completion_ids"].shape[1] > 2 for part in step["slices"])
+
+
+def first_two_tokens(delight, mask, generator=None):
+    from kondo import GateOutput
+
+    keep = mask & (torch.arange(mask.shape[1]) < 2)
+    one = torch.tensor(1.0, dtype=torch.float64)
+    return GateOutput(keep, keep.float(), one, one, keep.float())
+
+
+def test_log_probs_the_trainer_already_has_are_not_computed_again(tmp_path):
+    model = policy()
+    seen = Forwards(model)
+    trainer(tmp_path, model=model, kondo_rate=0.25, num_iterations=2, max_steps=2).train()
+    assert len(seen.shapes[False]) == 2  # TRL's own old log-probs, in chunks of 4 of 8 rows
+
+
+def sampled(prompts, trainer):
+    """A rollout that returns its log-probs: the first tokens of each prompt, then the row."""
+    tokens = [[2 + (3 * i + j) % 20 for j in range(5)] for i in range(len(prompts))]
+    return {
+        "prompt_ids": trainer.processing_class(prompts)["input_ids"],
+        "completion_ids": tokens,
+        "logprobs": [[-0.1 * (i + 1)] * 5 for i in range(len(prompts))],
+    }
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+@pytest.mark.parametrize("screen", ["auto", "rollout"])
+def test_the_sampler_s_log_probs_screen_for_nothing(tmp_path, monkeypatch, screen):
+    outputs = number_rows(monkeypatch)
+    model = policy()
+    seen = Forwards(model)
+    gated = trainer(
+        tmp_path,
+        model=model,
+        kondo_rate=0.25,
+        kondo_screen=screen,
+        max_steps=1,
+        trainer_options={"rollout_func": sampled},
+    )
+    (step,) = record(gated)
+    assert seen.shapes[False] == []
+    raw = outputs[0]
+    log_probs = raw["sampling_per_token_logps"]
+    expected = element_keep(
+        log_probs, centred(raw, reward, 4), counted(raw).bool(), "sequence", 0.25
+    )
+    rows = torch.cat([part["row_id"] for part in step["slices"]])
+    assert torch.equal(torch.cat([p["kondo_keep"] for p in step["slices"]]), expected[rows])
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_an_exact_screen_does_not_trust_the_sampler(tmp_path):
+    model = policy()
+    seen = Forwards(model)
+    options = {"kondo_rate": 0.25, "kondo_screen": "exact", "max_steps": 1}
+    trainer(tmp_path, model=model, trainer_options={"rollout_func": sampled}, **options).train()
+    assert len(seen.shapes[False]) == 2
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_tokens_the_sampler_could_not_score_are_counted(tmp_path):
+    def partly(prompts, trainer):
+        output = sampled(prompts, trainer)
+        output["logprobs"][3][2] = None
+        return output
+
+    options = {"kondo_rate": 0.25, "max_steps": 1, "trainer_options": {"rollout_func": partly}}
+    gated = trainer(tmp_path, **options)
+    gated.train()
+    assert gated.state.log_history[0]["kondo/unscored_tokens"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_a_rollout_without_log_probs_is_refused(tmp_path):
+    def silent(prompts, trainer):
+        return sampled(prompts, trainer) | {"logprobs": None}
+
+    options = {"kondo_rate": 0.25, "trainer_options": {"rollout_func": silent}}
+    gated = trainer(tmp_path, kondo_screen="rollout", **options)
+    with pytest.raises(ValueError, match="this rollout returned none"):
+        gated.train()
+
+
+def test_a_reward_that_is_infinite_is_refused_by_name(tmp_path):
+    def broken(completion_ids, **kwargs):
+        return [float("inf"), *[0.0] * (len(completion_ids) - 1)]
+
+    gated = trainer(tmp_path, kondo_rate=0.25, reward_funcs=broken)
+    with pytest.raises(ValueError, match="rewards must be finite, got inf for row 0"):
+        gated.train()
+
+
+def test_rows_without_a_reward_are_never_kept(tmp_path, monkeypatch):
+    number_rows(monkeypatch)
+
+    def partly(completion_ids, **kwargs):
+        return [None, *reward(completion_ids[1:])]
+
+    steps = record(trainer(tmp_path, kondo_rate=0.8, reward_funcs=partly))
+    for step in steps:
+        for part in step["slices"]:
+            assert not part["kondo_keep"][part["row_id"] == 0].any()
+
+
+def test_negative_rows_have_their_quota(tmp_path):
+    gated = trainer(tmp_path, kondo_rate=0.5, kondo_negative_quota=0.5)
+    gated.train()
+    shares = [log.get("kondo/kept_positive_share") for log in gated.state.log_history[:3]]
+    assert all(share <= 0.5 for share in shares)
+
+
+def test_entropy_and_kl_are_means_over_trained_tokens(tmp_path, monkeypatch):
+    outputs = number_rows(monkeypatch)
+    model = policy()
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    gated = trainer(tmp_path, model=model, kondo_rate=0.3, max_steps=1)
+    (step,) = record(gated)
+    model.load_state_dict(start)
+    with torch.no_grad():
+        _, entropy = log_probs_and_entropy(model, outputs[0], 1.0)
+    rows = torch.cat([part["row_id"] for part in step["slices"]])
+    keep = torch.cat([part["kondo_keep"] for part in step["slices"]])
+    assert_close(gated.state.log_history[0]["entropy"], entropy[rows][keep].mean(), torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize(("unit", "rate"), [("sequence", 0.25), ("token", 0.1)])
+def test_a_gpu_trains_in_half_precision(tmp_path, unit, rate):
+    options = {"use_cpu": False, "bf16": True, "gradient_checkpointing": True}
+    gated = trainer(tmp_path, kondo_rate=rate, kondo_unit=unit, num_iterations=2, **options)
+    start = [parameter.detach().clone() for parameter in gated.model.parameters()]
+    gated.train()
+    assert gated.model.device.type == "cuda"
+    assert any(
+        not torch.equal(old, new) for old, new in zip(start, gated.model.parameters(), strict=True)
+    )
+    assert gated.state.log_history[0]["kondo/tokens_trained"] > 0

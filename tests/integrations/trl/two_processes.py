@@ -1,0 +1,129 @@
+"""Run by test_processes.py: python two_processes.py FOLDER, with MASTER_ADDR and MASTER_PORT set.
+
+Two processes train every scenario; each leaves what happened in FOLDER/<scenario>.<rank>.pt.
+"""
+
+import gc
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+
+import kondo
+from integrations.trl.recording import RAW, Recorder, number_rows
+from integrations.trl.tiny import policy, reward, trainer
+
+torch.set_num_threads(1)
+COPIED = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "advantages",
+    "num_items_in_batch",
+    *RAW.values(),
+)
+
+
+class Setter:
+    """Just enough of pytest's monkeypatch."""
+
+    setattr = staticmethod(setattr)
+
+
+def rows_of(*kept):
+    """A gate that keeps these rows of all 16: each call the next entry, over and over."""
+    calls = iter(range(100))
+
+    def gate(delight, mask, generator=None):
+        chosen = torch.zeros(16, dtype=torch.bool)
+        chosen[list(kept[next(calls) % len(kept)])] = True
+        keep = chosen & mask if mask.ndim == 1 else chosen.unsqueeze(1) & mask
+        number = keep.sum().double() / mask.sum()
+        return kondo.GateOutput(keep, keep.float(), number, number, keep.float())
+
+    return gate
+
+
+# Process 0 has rows 0 to 7, process 1 rows 8 to 15.
+SCENARIOS = {
+    "rate": ({"kondo_rate": 0.3}, None),
+    "token": ({"kondo_rate": 0.1, "kondo_unit": "token", "loss_type": "grpo"}, None),
+    "only_one_process": ({"loss_type": "grpo"}, rows_of([0, 1, 2, 3, 4, 5, 6], [9])),
+    "one_row_or_none": ({"loss_type": "dr_grpo"}, rows_of([15], [], [3])),
+    "unequal": ({"loss_type": "bnpo"}, rows_of([0, *range(8, 16)])),
+    "two_steps_per_batch": ({"steps_per_generation": 4, "kondo_rate": 0.1}, None),
+    "reused": ({"num_iterations": 2, "max_steps": 4}, rows_of([2, 8, 9, 10, 11], [0, 1])),
+    "half_empty": (
+        {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
+        rows_of([0], [], [], [9, 10]),
+    ),
+}
+
+
+def run(name, folder, outputs):
+    options, gate = SCENARIOS[name]
+    outputs.clear()
+    model, calls = policy(), [0]
+
+    def count(module, args, kwargs):
+        calls[0] += torch.is_grad_enabled() and not kwargs.get("use_cache")
+
+    model.model.register_forward_pre_hook(count, with_kwargs=True)
+    settings = {"kondo_rate": 0.3, "max_grad_norm": 0.0, "weight_decay": 0.1} | options
+    gated = trainer(Path(folder) / f"out.{name}", model=model, reward_funcs=reward, **settings)
+    if gate is not None:
+        gated.gate = gate
+    recorder = Recorder(gated)
+    gated.train()
+    keep = ("row_id", "kondo_keep", "generation")
+    steps = [
+        {
+            "before": step["before"],
+            "grads": step["grads"],
+            "slices": [{name: part[name] for name in keep} for part in step["slices"]],
+        }
+        for step in recorder.steps
+    ]
+    result = {
+        "steps": steps,
+        "raw": [{k: v for k, v in raw.items() if k in COPIED} for raw in outputs],
+        "calls": calls[0],
+        "empty_steps": gated.empty_steps,
+        "parameters": {k: v.clone() for k, v in model.state_dict().items()},
+        "logs": [log for log in gated.state.log_history if "loss" in log],
+        "kind": gated.args.loss_type,
+        "share": gated.args.gradient_accumulation_steps / gated.args.steps_per_generation,
+        "distributed_type": gated.accelerator.distributed_type.value,
+    }
+    torch.save(result, Path(folder) / f"{name}.{os.environ['RANK']}.pt")
+
+
+def run_all(rank, folder):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    outputs = number_rows(Setter)
+    gc.freeze()  # trainers collect garbage when they start
+    for name in SCENARIOS:
+        run(name, folder, outputs)
+
+
+if __name__ == "__main__":
+    # What takes longest is importing: done once, before there are threads, then forked.
+    fork = multiprocessing.get_context("fork")
+    workers = [fork.Process(target=run_all, args=(rank, sys.argv[1])) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=200)
+    # One has ended: the other needs no more than a moment, or waits for it in vain.
+    for worker in workers:
+        worker.join(timeout=20)
+    codes = [worker.exitcode for worker in workers]
+    for worker in workers:
+        worker.kill()
+    sys.exit(codes != [0, 0])

@@ -1,0 +1,85 @@
+"""GRPO's losses the obvious way: every row forward and backward, what is skipped masked afterwards.
+
+A micro-batch is a dict: prompt_ids, prompt_mask [b, P], completion_ids, completion_mask [b, T],
+advantages [b], keep [b, T]; weight, tool_mask, old, ref [b, T] and correction, the sampler's
+importance ratio, [b, T] or [b, 1], where there are any. `tokens`: all that count in an optimizer
+step, for the losses that divide by them.
+"""
+
+import torch
+
+
+def log_probs_and_entropy(model, micro, temperature):
+    """Log-prob and entropy of the completion tokens, [b, T], through plain logits."""
+    ids = torch.cat([micro["prompt_ids"], micro["completion_ids"]], dim=1)
+    mask = torch.cat([micro["prompt_mask"], micro["completion_mask"]], dim=1)
+    logits = model(input_ids=ids, attention_mask=mask).logits.float() / temperature
+    num_prompt = micro["prompt_ids"].shape[1]
+    logs = logits[:, num_prompt - 1 : -1].log_softmax(-1)
+    taken = logs.gather(-1, micro["completion_ids"].unsqueeze(-1)).squeeze(-1)
+    return taken, -(logs.exp() * logs).sum(-1)
+
+
+def counted(micro):
+    """Tokens that count, [b, T] float."""
+    mask = micro["completion_mask"]
+    return (mask * micro["tool_mask"] if "tool_mask" in micro else mask).float()
+
+
+def token_losses(kind, log_probs, micro, *, level="token", epsilon=0.2, beta=0.0):
+    """Policy loss and KL penalty of each token, [b, T]."""
+    mask = counted(micro)
+    old = micro.get("old")
+    old = log_probs.detach() if old is None else old
+    log_ratio = log_probs - old
+    if level == "sequence":
+        log_ratio = (log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        log_ratio = log_ratio.expand_as(log_probs)
+    ratio = log_ratio.exp()
+    advantages = micro["advantages"].unsqueeze(1)
+    if "weight" in micro:
+        advantages = advantages * micro["weight"]
+    if kind == "cispo":
+        loss = -ratio.clamp(max=epsilon).detach() * advantages * log_probs
+    elif kind == "sapo":
+        heat = torch.where(advantages > 0, 1.0, 1.05)
+        loss = -torch.sigmoid(heat * (ratio - 1)) * 4 / heat * advantages
+    elif kind == "vespo":
+        total = ((log_probs - old).detach() * mask).sum(1, keepdim=True)
+        power = torch.where(advantages >= 0, 2.0, 3.0)
+        decay = torch.where(advantages >= 0, 3.0, 2.0)
+        loss = -(decay + power * total - decay * total.exp()).exp() * advantages * log_probs
+    else:
+        clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
+        loss = -torch.minimum(ratio * advantages, clipped * advantages)
+    if "correction" in micro and kind != "vespo":
+        loss = loss * micro["correction"]
+    if beta:
+        gap = micro["ref"] - log_probs
+        loss = loss + beta * (gap.exp() - gap - 1) * ratio
+    return loss
+
+
+def gated_loss(kind, model, micros, *, max_length, temperature=1.0, entropy_coef=0.0, **options):
+    """One optimizer step's loss: numerators over kept tokens, denominators over all."""
+    total = 0.0
+    for micro in micros:
+        log_probs, entropy = log_probs_and_entropy(model, micro, temperature)
+        mask = counted(micro)
+        kept = micro["keep"] * mask
+        loss = torch.where(kept > 0, token_losses(kind, log_probs, micro, **options), 0.0)
+        rows = mask.shape[0] * len(micros)
+        if kind in ("grpo", "sapo"):
+            total = total + (loss.sum(1) / mask.sum(1).clamp(min=1)).sum() / rows
+        elif kind == "bnpo":
+            total = total + loss.sum() / mask.sum().clamp(min=1) / len(micros)
+        elif kind == "dr_grpo":
+            total = total + loss.sum() / (rows * max_length)
+        elif kind == "luspo":
+            total = total + loss.sum() / rows
+        else:
+            total = total + loss.sum() / micro["tokens"]
+        total = total - entropy_coef * (entropy * kept).sum() / mask.sum().clamp(min=1) / len(
+            micros
+        )
+    return total
