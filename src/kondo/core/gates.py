@@ -236,6 +236,36 @@ class Gate:
             probability=spread(probability),
         )
 
+    def positives_needed(self, num_valid: int) -> int | None:
+        """Return how many units of positive delight settle the decision; None if all units matter.
+
+        Delight has the sign of the advantage. With that many positive units in the batch, nothing
+        with advantage <= 0 can be kept, and its log-probs need not be known: a screen may leave it
+        out.
+
+        Args:
+            num_valid: units that count.
+
+        Example:
+            >>> import kondo
+            >>> kondo.Gate(rate=0.03).positives_needed(100)
+            3
+            >>> kondo.Gate(price=0.0).positives_needed(100)
+            0
+            >>> kondo.Gate(rate=0.03, reserve=0.1).positives_needed(100) is None
+            True
+        """
+        looks_at_all = (
+            self.temperature > 0
+            or self.reserve > 0
+            or self.negative_quota > 0
+            or self.window > 0
+            or self.normalise
+        )
+        if looks_at_all or (self.price is not None and self.price < 0):
+            return None
+        return 0 if self.rate is None else count_for(self.rate, num_valid)
+
     @property
     def eta(self) -> float:
         """The temperature in units of delight: with a running scale, at its present value."""

@@ -18,6 +18,7 @@ from kondo.core.diagnostics import diagnostics
 from kondo.engine import rows
 from kondo.engine.compact import Compact, MicroBatch, micro_batches
 from kondo.engine.differentiate import BackwardFn, Loss, differentiate
+from kondo.engine.promising import Screened, screen_promising
 from kondo.engine.report import Report, StageClock
 from kondo.engine.screen import LogProb, devices_of, screen_log_probs
 from kondo.engine.select import GateLike, Priority, Selection, Unit, select
@@ -44,6 +45,7 @@ def backward(
     loss_inputs: dict[str, Tensor] | None = None,
     priority: Priority = delight,
     screen_chunk: int | None = None,
+    screen_rows: Literal["all", "promising"] = "all",
     backward_fn: BackwardFn = Tensor.backward,
     compact: Compact | None = None,
 ) -> Report:
@@ -75,6 +77,10 @@ def backward(
             {"old_log_probs": ...}; gathered with the rows, not differentiated.
         priority: what the gate looks at, delight by default; see `kondo.priorities`.
         screen_chunk: rows per screening forward; by default four micro-batches.
+        screen_rows: "promising" leaves out of a screening forward the rows that have no positive
+            advantage, wherever the gate says that they cannot be kept (a hard rate or price). What
+            is kept stays the same; NaN in a row that was left out is not noticed, and diagnostics
+            are those of the rows that were screened.
         backward_fn: how to differentiate a loss; `lambda loss: scaler.scale(loss).backward()` for
             gradient scaling, `accelerator.backward` for Accelerate.
         compact: another compaction of the kept rows, called like
@@ -117,10 +123,16 @@ def backward(
     clock = StageClock(device)
 
     with clock.stage("screen"):
-        log_probs = screen_log_probs(log_prob, batch, screen=screen, chunk=screen_chunk).to(device)
+        run_screen = _Screen(log_prob, screen, screen_chunk)
+        if _leaves_out(screen_rows, screen, priority):
+            screened = screen_promising(
+                run_screen, batch, advantages, gate=gate, unit=unit, mask=mask
+            )
+        else:
+            screened = Screened(run_screen(batch), None)
     with clock.stage("select"):
         chosen = select(
-            log_probs,
+            screened.log_probs.to(device),
             advantages,
             gate=gate,
             priority=priority,
@@ -143,13 +155,41 @@ def backward(
         backward_fn=backward_fn,
         clock=clock,
     )
-    diagnose = partial(_diagnose, chosen, eta=getattr(gate, "eta", 0.0) or 1.0)
-    return _report(chosen, counted, total, clock, diagnose)
+    diagnose = partial(_diagnose, chosen, screened, eta=getattr(gate, "eta", 0.0) or 1.0)
+    return _report(chosen, run_screen.rows, counted, total, clock, diagnose)
 
 
-def _diagnose(chosen: Selection, *, eta: float) -> dict[str, float]:
+def _leaves_out(screen_rows: str, screen: Any, priority: Priority) -> bool:
+    if screen_rows not in ("all", "promising"):
+        raise ValueError(f'screen_rows must be "all" or "promising", got {screen_rows!r}.')
+    if screen_rows == "promising" and priority is not delight:
+        raise ValueError(
+            'screen_rows="promising" must go with the priority delight, whose sign is that of the '
+            'advantage, got another priority; use screen_rows="all".'
+        )
+    return screen_rows == "promising" and not isinstance(screen, Tensor)
+
+
+class _Screen:
+    """Screens some rows of the batch, and counts those that a forward was made for."""
+
+    def __init__(self, log_prob: LogProb, screen: Tensor | LogProb | None, chunk: int | None):
+        self._log_prob, self._screen, self._chunk = log_prob, screen, chunk
+        self.rows = 0
+
+    def __call__(self, some: Any) -> Tensor:
+        if not isinstance(self._screen, Tensor):
+            self.rows += rows.num_rows(some)
+        return screen_log_probs(self._log_prob, some, screen=self._screen, chunk=self._chunk)
+
+
+def _diagnose(chosen: Selection, screened: Screened, *, eta: float) -> dict[str, float]:
     """Judge the gate at its own temperature; a hard one at 1. Count the NaN the mask hid."""
-    numbers = diagnostics(chosen.delight, chosen.gate, mask=chosen.unit_mask, eta=eta)
+    mask = chosen.unit_mask
+    if screened.rows is not None:
+        known = screened.rows.to(mask.device)
+        mask = mask & (known if mask.ndim == 1 else known.unsqueeze(1))
+    numbers = diagnostics(chosen.delight, chosen.gate, mask=mask, eta=eta)
     return numbers | {"nan_count": float(chosen.hidden_nan)}
 
 
@@ -183,6 +223,7 @@ def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
 
 def _report(
     chosen: Selection,
+    rows_screened: int,
     counted: _Counted,
     total: Tensor,
     clock: StageClock,
@@ -207,6 +248,7 @@ def _report(
         price=float(chosen.gate.price),
         loss=loss,
         rows_seen=chosen.mask.shape[0],
+        rows_screened=rows_screened,
         rows_trained=counted.rows,
         tokens_seen=int(tokens_seen),
         tokens_trained=int(tokens_trained),
