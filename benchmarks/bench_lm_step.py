@@ -7,8 +7,9 @@
     trl      TRL's own log-probs (completion only, logits of a micro-batch materialised)
     dense    the best dense: our head, our packing, our compiled layers; nothing is skipped
     free     ours, the sampler's log-probs are the screen
-    exact    ours, a forward without a graph is the screen
-    fp8      ours, a float8 copy of the model is the screen
+    exact    ours, a forward without a graph is the screen, of rows with a positive advantage
+    all      the same, of all rows
+    fp8      ours, a float8 copy of the model is the screen, of rows with a positive advantage
 
 A step is zero_grad and everything up to gradients in `.grad`; the optimiser costs all the same.
 Speed-ups are over `dense`. Before anything is timed, gradients of few rows are compared with those
@@ -37,23 +38,25 @@ import kondo
 from harness import Row, environment, percentile, synchronise, write_csv
 from kondo.lm import backward, screens
 from kondo.lm.pack import packs
-from lm_workloads import QUICK, SHAPES, LmWorkload, backbone_of, build_batch, build_model
+from lm_workloads import QUICK, SHAPES, LmWorkload, build_batch, build_model
 
 ROOT = Path(__file__).resolve().parent.parent
 RATES = (1.0, 3.0, 10.0, 30.0)
 ROWS = (128, 256, 1024)
 PLAIN, TRL, DENSE, FORWARD = "plain", "trl", "dense", "forward"
-FREE, EXACT, FP8 = "free", "exact", "fp8"
+FREE, EXACT, ALL, FP8 = "free", "exact", "all", "fp8"
+OURS = (FREE, EXACT, ALL, FP8)
+SEED_OF_ORDER = 0
 Unit = Literal["sequence", "token"]
 Screen = Tensor | Callable[[Any], Tensor] | None
 TOLERANCE = {torch.bfloat16: 0.08, torch.float32: 1e-4}
 """Relative difference allowed between gradients of the same rows."""
-TARGETS = {
-    (FREE, 1024): 30.0,
-    (FREE, 128): 22.0,
-    (FP8, 1024): 3.5,
-}
+TARGETS = {(FREE, 1024): 30.0, (FREE, 128): 22.0, (FP8, 1024): 3.5}
 """Speed-ups to reach at 3% of the sequences, 0.5B shape, by screen and rows."""
+TARGET_SHARE = 0.95
+"""Of the cost model's limit, with an exact screen of all rows."""
+TARGET_MEMORY = 0.4
+"""Of dense, with a free screen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +81,8 @@ class Contender:
     rate: float
     unit: Unit
     step: Callable[[], kondo.Report | None]
-    limit: Callable[[float, float], float] | None = None
-    """(F / dense, share of tokens differentiated) -> the cost model's speed-up."""
+    limited: bool = False
+    """Whether the cost model says what it can reach."""
     agreement: float | None = None
 
 
@@ -114,14 +117,14 @@ def plain_step(work: LmWorkload, keep: Tensor | None = None) -> None:
 def trl_step(work: LmWorkload, log_softmax: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Differentiate the loss over TRL's log-probs: logits of the completion only."""
     rows, denominator = work.rows, work.counted
-    length = int(rows.completion_mask[0].sum())
+    length = rows.input_ids.shape[1] - work.prompt
     for start in range(0, work.num_rows, work.micro_rows):
         part = slice(start, start + work.micro_rows)
         ids = rows.input_ids[part]
         logits = work.plain(
             input_ids=ids, attention_mask=rows.attention_mask[part], logits_to_keep=length + 1
         ).logits[:, :-1]
-        log_probs = log_softmax(logits, ids[:, -length:])
+        log_probs = log_softmax(logits, ids[:, -length:]) * rows.completion_mask[part, -length:]
         _differentiate(-(log_probs * work.advantages[part, None]).sum() / denominator)
 
 
@@ -145,7 +148,9 @@ def forward_step(work: LmWorkload) -> None:
         work.lm.log_prob(work.rows)
 
 
-def gated_step(work: LmWorkload, rate: float, unit: Unit, screen: Screen) -> kondo.Report:
+def gated_step(
+    work: LmWorkload, rate: float, unit: Unit, screen: Screen, *, all_rows: bool = False
+) -> kondo.Report:
     """Do the step by `kondo.lm.backward`."""
     return backward(
         work.lm,
@@ -154,17 +159,19 @@ def gated_step(work: LmWorkload, rate: float, unit: Unit, screen: Screen) -> kon
         gate=kondo.Gate(rate=rate),
         unit=unit,
         screen=screen,
+        screen_rows="all" if all_rows else "promising",
     )
 
 
-def free_limit(_forward: float, share: float) -> float:
-    """Return dense / (share * dense)."""
-    return 1 / share
+def limit(forward: float, screened: float, trained: float) -> float:
+    """Return dense / (screened * F + trained * dense), with F as a share of dense.
 
-
-def exact_limit(forward: float, share: float) -> float:
-    """Return dense / (F + share * dense)."""
-    return 1 / (forward + share)
+    Args:
+        forward: F / dense.
+        screened: share of the rows that a screening forward was made for.
+        trained: share of the tokens that were differentiated.
+    """
+    return 1 / (screened * forward + trained)
 
 
 def contenders_for(
@@ -186,19 +193,19 @@ def contenders_for(
     if TRL in wanted and (log_softmax := trl_log_softmax()) is not None:
         step = partial(trl_step, work, log_softmax)
         found.append(Contender(name=TRL, rate=1, unit="sequence", step=step))
-    ours: dict[str, Screen] = {FREE: known, EXACT: None, **drafts}
+    ours: dict[str, Screen] = {FREE: known, EXACT: None, ALL: None, **drafts}
     for unit in units:
         for rate in rates:
             for name, screen in ours.items():
-                if name not in wanted or (name in drafts and (unit == "token")):
+                if name not in wanted or (name in drafts and unit == "token"):
                     continue
                 found.append(
                     Contender(
                         name=name,
                         rate=rate,
                         unit=unit,
-                        step=partial(gated_step, work, rate, unit, screen),
-                        limit={FREE: free_limit, EXACT: exact_limit}.get(name),
+                        step=partial(gated_step, work, rate, unit, screen, all_rows=name == ALL),
+                        limited=name not in drafts,
                         agreement=_agreement(work, known, screen, rate) if name in drafts else None,
                     )
                 )
@@ -251,7 +258,7 @@ def counted_tokens(work: LmWorkload) -> Iterator[list[int]]:
             ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
             seen[0] += ids.numel()
 
-    watched = {backbone_of(work.lm), work.plain.model}
+    watched = {work.lm.backbone, work.plain.model}
     hooks = [module.register_forward_pre_hook(count, with_kwargs=True) for module in watched]
     try:
         yield seen
@@ -286,9 +293,9 @@ def check_gradients(work: LmWorkload, units: Sequence[Unit]) -> None:
         work.plain.zero_grad(set_to_none=True)
         plain_step(work, chosen)
         expected = [_grad(weight) for weight in work.plain.parameters()]
-        for name, screen in ((FREE, known), (EXACT, None)):
+        for name, screen in ((FREE, known), (EXACT, None), (ALL, None)):
             work.plain.zero_grad(set_to_none=True)
-            gated_step(work, 0.25, unit, screen)
+            gated_step(work, 0.25, unit, screen, all_rows=name == ALL)
             error = total = 0.0
             for weight, wanted in zip(work.plain.parameters(), expected, strict=True):
                 error += float((_grad(weight) - wanted).square().sum())
@@ -339,9 +346,6 @@ def bench(
     return summarise(work, contenders, samples, where)
 
 
-SEED_OF_ORDER = 0
-
-
 def summarise(
     work: LmWorkload,
     contenders: Sequence[Contender],
@@ -354,14 +358,13 @@ def summarise(
     for contender, taken in zip(contenders, samples, strict=True):
         ratios = [whole / spent for whole, spent in zip(dense, taken.seconds, strict=True)]
         share = taken.tokens / work.num_tokens
-        limits = (
-            [contender.limit(f / d, share) for f, d in zip(forward, dense, strict=True)]
-            if contender.limit and share
-            else []
-        )
-        shares = [ratio / limit for ratio, limit in zip(ratios, limits, strict=False)]
-        times = [1e3 * spent for spent in taken.seconds]
         report = taken.report
+        limits: list[float] = []
+        if contender.limited and report and share:
+            screened = report.rows_screened / work.num_rows
+            limits = [limit(f / d, screened, share) for f, d in zip(forward, dense, strict=True)]
+        shares = [ratio / best for ratio, best in zip(ratios, limits, strict=False)]
+        times = [1e3 * spent for spent in taken.seconds]
         overhead = (
             (report.seconds["select"] + report.seconds["compact"]) / taken.seconds[-1]
             if report
@@ -393,7 +396,7 @@ def summarise(
                 ),
                 peak_memory_mb=taken.peak / 2**20,
                 repeats=len(times),
-                tokens_kept=_kept_tokens(work, contender, report),
+                tokens_kept=_kept_tokens(work, contender, taken),
                 tokens_differentiated=taken.tokens,
                 tokens_per_second=work.num_tokens / percentile(taken.seconds, 0.5),
                 agreement=contender.agreement,
@@ -403,12 +406,12 @@ def summarise(
     return lines
 
 
-def _kept_tokens(work: LmWorkload, contender: Contender, report: kondo.Report | None) -> int:
-    if report is None:
+def _kept_tokens(work: LmWorkload, contender: Contender, taken: Taken) -> int:
+    if taken.report is None:
         return 0 if contender.name == FORWARD else int(work.counted)
     if contender.unit == "token":
-        return report.kept
-    return report.kept * int(work.rows.completion_mask[0].sum())
+        return taken.report.kept
+    return taken.tokens - taken.report.rows_trained * work.prompt
 
 
 def print_table(lines: Sequence[LmRow]) -> None:
@@ -443,6 +446,18 @@ def print_targets(lines: Sequence[LmRow]) -> None:
             ):
                 met = "met" if line.speedup_p50 >= wanted else "MISSED"
                 print(f"  {name}, {rows} rows: {line.speedup_p50:.1f}x, wanted {wanted}x: {met}")
+    dense = {(line.model, line.rows): line for line in lines if line.contender == DENSE}
+    for line in lines:
+        if not math.isclose(line.rate, 0.03) or line.unit != "sequence":
+            continue
+        where = f"{line.model}, {line.rows} rows"
+        if line.contender == ALL and line.share_of_limit is not None:
+            met = "met" if line.share_of_limit >= TARGET_SHARE else "MISSED"
+            print(f"  exact screen of all, {where}: {line.share_of_limit:.0%} of its limit: {met}")
+        if line.contender == FREE and dense[line.model, line.rows].peak_memory_mb:
+            memory = line.peak_memory_mb / dense[line.model, line.rows].peak_memory_mb
+            met = "met" if memory <= TARGET_MEMORY else "MISSED"
+            print(f"  free screen, {where}: {memory:.0%} of dense memory: {met}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -457,19 +472,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=(PLAIN, TRL, FREE, EXACT, FP8),
-        default=[PLAIN, TRL, FREE, EXACT, FP8],
+        choices=(PLAIN, TRL, *OURS),
+        default=[PLAIN, TRL, *OURS],
         help="besides dense and its forward",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=32_768, help="of a forward")
     parser.add_argument("--micro-rows", type=int, default=8, help="rows where logits exist")
-    parser.add_argument("--compile", action="store_true", help="the decoder layers; not of plain")
+    parser.add_argument("--eager", action="store_true", help="do not compile the decoder layers")
+    parser.add_argument(
+        "--spread",
+        action="store_true",
+        help="rows of log-normal lengths instead of equal ones; plain and trl pay for the padding",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "lm-step-v1")
     parser.add_argument("--name", default="steps", help="of the CSV, for a run in several calls")
     parser.add_argument("--commit", help="for a machine without git")
     parser.add_argument("--quick", action="store_true", help="a tiny model; needs --out")
     options = parser.parse_args(arguments)
+    options.compiled = options.device == "cuda" and not options.eager
     if options.quick:
         if options.out == parser.get_default("out"):
             parser.error("--quick needs --out: its numbers must not replace the real ones.")
@@ -495,10 +516,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shape,
             device,
             max_tokens=options.max_tokens,
-            compiled=options.compile,
+            compiled=options.compiled,
             positions=options.tokens,
         )
-        rows, advantages = build_batch(shape, max(options.rows), options.tokens, device)
+        rows, advantages = build_batch(
+            shape, max(options.rows), options.tokens, device, spread=options.spread
+        )
         largest = LmWorkload(
             name=name,
             config="",
@@ -536,9 +559,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def describe(options: argparse.Namespace, num_rows: int, layout: str) -> str:
     """Return everything that changes the numbers, in words."""
     dtype = "bfloat16" if options.device == "cuda" else "float32"
-    compiled = "compiled layers" if options.compile else "eager"
+    compiled = "compiled layers" if options.compiled else "eager"
+    lengths = "log-normal lengths" if options.spread else "equal lengths"
     return (
-        f"{num_rows} x {options.tokens} tokens, an eighth of them prompt, {dtype}, {layout} packs "
+        f"{num_rows} x {options.tokens} tokens, {lengths}, {dtype}, {layout} packs "
         f"of {options.max_tokens} tokens, {compiled}; plain and trl: {options.micro_rows} rows"
     )
 

@@ -8,11 +8,13 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kondo.lm import CausalLM, TokenRows
 
 SEED = 0
+PROMPT_PART = 8
+"""A prompt is one of so many parts of a row."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,8 +63,13 @@ class LmWorkload:
 
     @property
     def num_tokens(self) -> int:
-        """N * S."""
-        return self.rows.input_ids.numel()
+        """Real tokens."""
+        return int(self.rows.attention_mask.sum())
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+        return self.rows.input_ids.shape[1] // PROMPT_PART
 
     @property
     def counted(self) -> float:
@@ -117,24 +124,35 @@ def build_model(
 
 
 def build_batch(
-    shape: Shape, num_rows: int, num_tokens: int, device: torch.device, *, group: int = 8
+    shape: Shape,
+    num_rows: int,
+    num_tokens: int,
+    device: torch.device,
+    *,
+    spread: bool = False,
+    group: int = 8,
 ) -> tuple[TokenRows, Tensor]:
-    """Return rows with a prompt of an eighth, and advantages of 0/1 rewards minus their group's."""
+    """Return rows of a prompt and a completion, and 0/1 rewards minus their group's mean.
+
+    Completions fill the row, or, spread, have log-normal lengths: half of them at most a quarter.
+    """
     data = torch.Generator().manual_seed(SEED)
     ids = torch.randint(shape.vocabulary, (num_rows, num_tokens), generator=data)
-    sampled = torch.zeros(num_rows, num_tokens, dtype=torch.bool)
-    sampled[:, num_tokens // 8 :] = True
+    prompt = num_tokens // PROMPT_PART
+    longest = num_tokens - prompt
+    lengths = torch.full((num_rows, 1), longest)
+    if spread:
+        lengths = torch.randn(num_rows, 1, generator=data).mul(0.7).exp().mul(longest / 4).long()
+        lengths = lengths.clamp(1, longest)
+    place = torch.arange(num_tokens)
+    real = place < prompt + lengths
+    sampled = real & (place >= prompt)
     rewards = torch.randint(2, (num_rows,), generator=data).float()
     groups = rewards.view(-1, group)
     advantages = (groups - groups.mean(1, keepdim=True)).flatten()
     rows = TokenRows(
         input_ids=ids.to(device),
-        attention_mask=torch.ones_like(sampled, device=device),
+        attention_mask=real.to(device),
         completion_mask=sampled.to(device),
     )
     return rows, advantages.to(device)
-
-
-def backbone_of(lm: CausalLM) -> nn.Module:
-    """Return what is run on tokens, for counting them."""
-    return lm.backbone
