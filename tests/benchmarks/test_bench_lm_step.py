@@ -42,7 +42,7 @@ def test_every_contender_is_measured_and_counted(bench, lines):
     by_name = {}
     for line in lines:
         by_name.setdefault((line["contender"], line["unit"]), {})[line["rate"]] = line
-    assert {name for name, _ in by_name} >= {"dense", "forward", "plain", "free", "exact"}
+    assert {name for name, _ in by_name} >= {"dense", "forward", "plain", "free", "exact", "all"}
     assert by_name["forward", "sequence"]["1"]["tokens_differentiated"] == "0"
     assert by_name["dense", "sequence"]["1"]["tokens_differentiated"] == "256"
     for unit in ("sequence", "token"):
@@ -58,8 +58,8 @@ def test_every_contender_is_measured_and_counted(bench, lines):
 def test_a_wrong_gradient_ends_the_run(bench, monkeypatch, tmp_path):
     right = bench.gated_step
 
-    def wrong(work, rate, unit, screen):
-        return right(dataclasses.replace(work, advantages=2 * work.advantages), rate, unit, screen)
+    def wrong(work, *args, **options):
+        return right(dataclasses.replace(work, advantages=2 * work.advantages), *args, **options)
 
     monkeypatch.setattr(bench, "gated_step", wrong)
     with pytest.raises(SystemExit, match="gradient is wrong"):

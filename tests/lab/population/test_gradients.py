@@ -173,6 +173,30 @@ def test_dense_gradients_are_those_of_the_mean_loss(kind, name):
 
 
 @programs
+@pytest.mark.parametrize("name", ["IS", "IS capped"])
+def test_importance_weights_are_of_an_action_or_of_a_whole_answer(kind, name):
+    update = toys.UPDATES[name]
+    population = rolled_population(kind, update)
+    found = found_gradients(population)
+    for number in range(len(SEEDS)):
+        advantages, old = per_unit(population, number)
+        twin = toys.single(population.program, population.parameters, number)
+        log_probs = twin.log_prob(rows_of(population, number))
+        ratio = log_probs.detach().exp() / old.exp()
+        if kind == "sequences":
+            ratio = ratio.prod(dim=1, keepdim=True)
+        weight = ratio.clamp_max(update.max_weight)
+        assert ratio.min() < 0.9
+        assert ratio.max() > 1.1
+        (-weight * advantages * log_probs).mean().backward()
+        assert_gradients(found, number, twin)
+        if kind == "bandit":
+            cap = None if name == "IS" else update.max_weight
+            own = kondo.losses.is_pg(log_probs, advantages, old, max_weight=cap)
+            assert_close(own, -weight * advantages * log_probs.detach())
+
+
+@programs
 @pytest.mark.parametrize("name", ["DG", "DG cool"])
 def test_soft_gradients_are_those_of_dg(kind, name):
     update = toys.UPDATES[name]

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from kondo.lab.population.member import Update
+from kondo.lab.population.member import Frictions, Update
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from kondo.lab.population.member import Update
         ({"delight_noise": -0.1}, "delight_noise must be >= 0, got -0.1"),
         ({"logit_noise": float("nan")}, "logit_noise must be >= 0, got nan"),
         ({"alpha": 1.1}, r"alpha must lie in \[0, 1\], got 1.1"),
+        ({"loss": "is_pg", "max_weight": 0.0}, "max_weight must be > 0, got 0.0"),
+        ({"loss": "is_pg", "max_weight": float("nan")}, "max_weight must be > 0, got nan"),
         ({"gate": "rolling", "window": 0}, "window must be >= 1 past steps, got 0"),
         (
             {"gate": "soft", "priority": "surprisal"},
@@ -50,6 +52,8 @@ def test_a_temperature_of_zero_is_no_error_where_none_is_used():
         ({}, {"clip": 0.2}, True),
         ({"loss": "ppo"}, {"loss": "ppo", "clip": 0.2}, False),
         ({"loss": "pmpo"}, {"loss": "pmpo", "preferred": 0.5}, False),
+        ({}, {"max_weight": 10.0}, True),
+        ({"loss": "is_pg"}, {"loss": "is_pg", "max_weight": 10.0}, False),
         ({}, {"baseline": "zero"}, False),
         ({"gate": "top"}, {"gate": "top", "priority": "uniform"}, False),
     ],
@@ -61,3 +65,26 @@ def test_members_share_a_program_where_only_numbers_differ(one, other, shared):
 def test_updates_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Update().rate = 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delay": -1}, "delay must be >= 0 learner steps, got -1"),
+        ({"bug": 1.5}, r"bug must lie in \[0, 1\], got 1.5"),
+        ({"discovery": -0.1}, r"discovery must lie in \[0, 1\], got -0.1"),
+        ({"random": float("nan")}, r"random must lie in \[0, 1\], got nan"),
+        ({"corruption": 2.0}, r"corruption must lie in \[0, 1\], got 2.0"),
+        ({"reported": 0.0}, r"reported must lie in \(0, 1\], got 0.0"),
+    ],
+)
+def test_bad_frictions_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Frictions(**options)
+
+
+def test_rows_are_foreign_where_another_policy_or_none_drew_them():
+    own = [Frictions(), Frictions(corruption=0.5), Frictions(uniform_delay=True)]
+    foreign = [Frictions(delay=1), Frictions(bug=0.1), Frictions(random=0.1)]
+    assert [f.foreign for f in own] == [False] * 3
+    assert [f.foreign for f in [*foreign, Frictions(discovery=0.1)]] == [True] * 4

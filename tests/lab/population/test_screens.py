@@ -5,7 +5,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kondo.lab.draws import Draws
 from kondo.lab.population import choice, screens
@@ -225,22 +224,12 @@ def test_noise_on_some_logits_leaves_the_other_members_to_the_bit():
     assert torch.equal(kept, choice.top(chi, RATE)[0])
 
 
-class HostIsBlind(TorchDispatchMode):
-    """Refuses what waits for a value: it could not stand in a CUDA graph."""
-
-    WAIT = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert not func.name().startswith(self.WAIT), func.name()
-        return func(*args, **(kwargs or {}))
-
-
 def test_deciding_by_a_draft_reads_nothing_back():
     population = population_of(*DRAFTS.values())
     population.step()  # Adam makes its state at its first step
-    with HostIsBlind():
+    with toys.HostIsBlind():
         population.begin_step()
-    with pytest.raises(AssertionError, match="_local_scalar_dense"), HostIsBlind():
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), toys.HostIsBlind():
         torch.ones(1).item()
 
 

@@ -2,9 +2,10 @@
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kondo.lab.policies import MLP, Transformer
-from kondo.lab.population.member import Member, Update
+from kondo.lab.population.member import Frictions, Member, Update
 from kondo.lab.population.networks import StackedTransformer
 from kondo.lab.population.programs import BanditProgram, SequenceProgram
 from kondo.lab.population.train import Population
@@ -13,9 +14,12 @@ from kondo.lab.tasks.images import Images
 from kondo.lab.tasks.reversal import ReversalTask
 
 CPU = torch.device("cpu")
+NONE = Frictions()
 
 UPDATES = {
     "PG": Update(),
+    "IS": Update(loss="is_pg"),
+    "IS capped": Update(loss="is_pg", max_weight=1.1),
     "PPO": Update(loss="ppo", clip=0.125, beta=0.25),
     "PMPO": Update(loss="pmpo", preferred=0.75, beta=0.25),
     "DG": Update(gate="soft"),
@@ -41,6 +45,16 @@ BANDIT_UPDATES = {
     "oracle baseline": Update(gate="price", baseline="oracle"),
     "logit noise": Update(gate="quantile", rate=0.3, logit_noise=0.5),
 }
+
+
+class HostIsBlind(TorchDispatchMode):
+    """Refuses what waits for a value: it could not stand in a CUDA graph."""
+
+    WAIT = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not func.name().startswith(self.WAIT), func.name()
+        return func(*args, **(kwargs or {}))
 
 
 def bandit_program(device=CPU, *, batch=12, samples=1):
@@ -72,9 +86,14 @@ def sequence_program(device=CPU, *, num_prompts=3, num_answers=4):
     return SequenceProgram(task, network(), num_prompts=num_prompts, num_answers=num_answers)
 
 
-def member(update, *, seed=0, learning_rate=0.01, series="", setting=0.0):
+def member(update, *, seed=0, learning_rate=0.01, series="", setting=0.0, frictions=NONE):
     return Member(
-        series=series, seed=seed, learning_rate=learning_rate, update=update, setting=setting
+        series=series,
+        seed=seed,
+        learning_rate=learning_rate,
+        update=update,
+        setting=setting,
+        frictions=frictions,
     )
 
 

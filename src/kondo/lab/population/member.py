@@ -1,10 +1,10 @@
-"""What a member of a population is: a seed, a learning rate and an update rule."""
+"""What a member of a population is: a seed, a learning rate, an update rule, and its frictions."""
 
 import dataclasses
 import math
 from typing import Literal
 
-LossName = Literal["pg", "ppo", "pmpo", "exact_pg", "cross_entropy"]
+LossName = Literal["pg", "is_pg", "ppo", "pmpo", "exact_pg", "cross_entropy"]
 GateName = Literal["dense", "soft", "quantile", "top", "price", "draw", "rolling"]
 PriorityName = Literal["delight", "advantage", "abs_advantage", "surprisal", "uniform", "additive"]
 BaselineName = Literal["expected", "zero", "constant", "oracle"]
@@ -45,6 +45,8 @@ class Update:
     """Of a draft screen: steps between two copies (stale), bits (quantised) or width (narrow)."""
     baseline: BaselineName = "expected"
     """Of bandits: sum_a pi(a)^2, 0, 1/2, or pi(label). Sequences use the prompt's mean reward."""
+    max_weight: float = math.inf
+    """Of importance-weighted PG: its weight pi / mu is capped here; infinite leaves it exact."""
     clip: float = 0.1
     """Of PPO."""
     beta: float = 0.0
@@ -62,6 +64,10 @@ class Update:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
         if not 0.0 <= self.alpha <= 1.0:
             raise ValueError(f"alpha must lie in [0, 1], got {self.alpha}.")
+        if not self.max_weight > 0:
+            raise ValueError(
+                f"max_weight must be > 0, got {self.max_weight}; infinite leaves weights exact."
+            )
         if self.gate == "rolling" and self.window < 1:
             raise ValueError(f"window must be >= 1 past steps, got {self.window}.")
         if self.gate == "soft" and self.priority != "delight":
@@ -95,7 +101,11 @@ class Update:
         """What must be equal for two members to share the same kernels."""
         count = self.rate if self.gate in ("quantile", "top", "draw", "rolling") else 1.0
         window = self.window if self.gate == "rolling" else 0
-        options = (self.clip, self.beta, self.preferred) if self.loss in ("ppo", "pmpo") else ()
+        options: tuple[float, ...] = ()
+        if self.loss in ("ppo", "pmpo"):
+            options = (self.clip, self.beta, self.preferred)
+        elif self.loss == "is_pg":
+            options = (self.max_weight,)
         # A noisy screen is another program: its rounding must not reach members without noise.
         screen = (
             self.screen,
@@ -104,6 +114,46 @@ class Update:
         )
         gate = (self.gate, self.priority, count, window)
         return (self.loss, self.baseline, *gate, *screen, options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Frictions:
+    """What stands between a learner and its experience. The defaults are none.
+
+    A row is of one kind: the right answer, else a random one, else the bug's, else sampled. Each
+    kind has a draw of its own, and the first that hits counts.
+    """
+
+    delay: int = 0
+    """The actor's parameters are those of so many learner steps ago."""
+    uniform_delay: bool = False
+    """Draw the age anew at every step, uniform on 0 .. delay, instead of always the oldest."""
+    discovery: float = 0.0
+    """Probability that a row is replaced by the right answer."""
+    random: float = 0.0
+    """Probability that it is replaced by a uniformly random one."""
+    bug: float = 0.0
+    """Probability that it is replaced by all zeros."""
+    reported: float = 1.0
+    """Probability that a replaced row reports for each of its actions, as if its actor had it."""
+    corruption: float = 0.0
+    """Probability that a row's reward is replaced by a fair coin, 0 or 1."""
+
+    def __post_init__(self) -> None:
+        if self.delay < 0:
+            raise ValueError(f"delay must be >= 0 learner steps, got {self.delay}.")
+        for name in ("discovery", "random", "bug", "corruption"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
+        if not 0.0 < self.reported <= 1.0:
+            raise ValueError(
+                f"reported must lie in (0, 1], got {self.reported}; 1 says that the actor was sure."
+            )
+
+    @property
+    def foreign(self) -> bool:
+        """Whether some rows were not drawn from the learner's own policy."""
+        return self.delay > 0 or max(self.discovery, self.random, self.bug) > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,3 +169,5 @@ class Member:
     update: Update
     setting: float = math.nan
     """What the study sweeps, written into its records."""
+    frictions: Frictions = Frictions()
+    """Between it and its experience; by default it acts itself."""

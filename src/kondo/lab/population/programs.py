@@ -3,7 +3,7 @@
 Two programs share one shape. Rows are images (T actions each, usually one) or answers (T tokens
 each); log-probs, advantages and soft weights are [P, N, T], hard gates choose among N rows.
 
-    rollout  -> Rolled      no gradient, all members at once
+    act, pay -> Rolled      no gradient, all members at once
     decide   -> Decision    per rule: members with the same update
     outputs  -> Tensor      differentiable, all rows or the kept ones; rules of equal size together
     loss     -> scalar      per rule, of its part of the outputs
@@ -24,7 +24,11 @@ from kondo.lab.tasks.bandits import ImageBandit
 from kondo.lab.tasks.base import SequenceTask
 
 Rolled = dict[str, Tensor]
-"""Experience of one step, name -> [P, ...]; holds log_probs [P, N, T] and rewards at least."""
+"""Experience of one step, name -> [P, ...]; holds log_probs [P, N, T] and rewards at least.
+
+log_probs are the learner's. Where another policy acted (`frictions`), behaviour [P, N, T] holds the
+log-probs that it reported.
+"""
 
 Screen = Callable[[Rolled, Tensor], Tensor]
 """(experience, step) -> log-probs [p, N, T] to decide by instead of the policy's own."""
@@ -72,8 +76,26 @@ class Program(Protocol):
     def initialise(self, draws: Draws) -> Parameters:
         """Return fresh parameters."""
 
-    def rollout(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
-        """Draw inputs and actions, and pay for them."""
+    num_choices: int
+    """Actions, or tokens, to choose from."""
+
+    def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
+        """Draw inputs and actions; no rewards yet."""
+
+    def pay(self, rolled: Rolled) -> Tensor:
+        """Return the rewards of what was done."""
+
+    def actions(self, rolled: Rolled) -> Tensor:
+        """Return what was done, [P, N, T] int64."""
+
+    def with_actions(self, rolled: Rolled, actions: Tensor) -> Rolled:
+        """Return the same experience with other actions [P, N, T], their log-probs left as is."""
+
+    def right(self, rolled: Rolled) -> Tensor:
+        """Return what would have been right, [P, N, T] int64."""
+
+    def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
+        """Return what `act` says of the policy, of these parameters for what was done."""
 
     def advantages(self, update: Update, rolled: Rolled) -> Tensor:
         """Return reward minus baseline, [p, N, T]."""
@@ -207,11 +229,21 @@ def _gather(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _weighted(
-    update: Update, log_probs: Tensor, rolled: Rolled, decision: Decision, rows: Tensor | None
+    update: Update,
+    log_probs: Tensor,
+    rolled: Rolled,
+    decision: Decision,
+    rows: Tensor | None,
+    *,
+    whole_rows: bool,
 ) -> Tensor:
-    """Return the weighted loss, summed over members, divided by the full batch's N x T."""
+    """Return the weighted loss, summed over members, divided by the full batch's N x T.
+
+    `whole_rows` tells that the T actions of a row are one answer, with one importance weight.
+    """
     total = rolled["log_probs"][0].numel()
-    sampled, advantages, weight = rolled["log_probs"], decision.advantages, decision.weight
+    advantages, weight = decision.advantages, decision.weight
+    sampled = rolled.get("behaviour", rolled["log_probs"])
     if rows is not None:
         sampled, advantages = _gather(sampled, rows), _gather(advantages, rows)
         weight = None if weight is None else _gather(weight, rows)
@@ -219,6 +251,8 @@ def _weighted(
     match update.loss:
         case "pg":
             terms = losses.pg(units, good)
+        case "is_pg":
+            terms = importance(units, old, update.max_weight, whole_rows) * losses.pg(units, good)
         case "ppo":
             terms = losses.ppo(units, good, old, clip=update.clip, beta=update.beta)
         case "pmpo":
@@ -234,11 +268,32 @@ def _weighted(
     return (terms if weight is None else weight * terms).sum() / total
 
 
+def importance(log_probs: Tensor, behaviour: Tensor, max_weight: float, whole_rows: bool) -> Tensor:
+    """Return min(pi / mu, max_weight), not differentiated: [n, T], or [n, 1] for whole rows.
+
+    The weight of a whole answer is the product over its tokens, as in the author's code.
+
+    Example:
+        >>> import math, torch
+        >>> from kondo.lab.population.programs import importance
+        >>> learner, actor = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 1.0]]).log()
+        >>> importance(learner, actor, math.inf, whole_rows=False)
+        tensor([[2.0000, 0.5000]])
+        >>> importance(learner, actor, math.inf, whole_rows=True)
+        tensor([[1.]])
+    """
+    log_ratio = log_probs.detach() - behaviour
+    if whole_rows:
+        log_ratio = log_ratio.sum(dim=1, keepdim=True)
+    return log_ratio.exp().clamp_max(max_weight)
+
+
 class BanditProgram:
     """Images with labels: `batch` images a step, `samples` actions for each."""
 
     def __init__(self, task: ImageBandit, *, width: int, batch: int, samples: int = 1):
         self.task, self.num_rows, self.samples = task, batch, samples
+        self.num_choices = task.num_actions
         self.network = StackedMLP(task.num_inputs, task.num_actions, width=width)
 
     def initialise(self, draws: Draws) -> Parameters:
@@ -246,21 +301,42 @@ class BanditProgram:
         return self.network.initialise(draws)
 
     @torch.no_grad()
-    def rollout(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
-        """Show images, draw actions, pay 1 for the label."""
+    def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
+        """Show images and draw actions."""
         inputs, labels = self.task.draw(draws, step, self.num_rows)
         distribution = self.network.logits(parameters, inputs).log_softmax(dim=-1)
         uniform = draws.uniform("actions", step, self.num_rows, self.samples)
         actions = categorical(distribution.unsqueeze(2), uniform)
-        labels = labels.unsqueeze(2)
         return {
             "inputs": inputs,
-            "labels": labels,
+            "labels": labels.unsqueeze(2),
             "distribution": distribution,
             "actions": actions,
             "log_probs": distribution.gather(2, actions),
-            "rewards": self.task.reward(labels.expand_as(actions), actions),
         }
+
+    def pay(self, rolled: Rolled) -> Tensor:
+        """Return 1 for the label, [P, N, T]."""
+        return self.task.reward(self.right(rolled), rolled["actions"])
+
+    def actions(self, rolled: Rolled) -> Tensor:
+        """Return the actions."""
+        return rolled["actions"]
+
+    def with_actions(self, rolled: Rolled, actions: Tensor) -> Rolled:
+        """Return the same images with other actions."""
+        return rolled | {"actions": actions}
+
+    def right(self, rolled: Rolled) -> Tensor:
+        """Return the labels."""
+        return rolled["labels"].expand_as(rolled["actions"])
+
+    @torch.no_grad()
+    def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
+        """Return the distribution over actions, and the log-probs of those taken."""
+        distribution = self.outputs(parameters, rolled, None)
+        log_probs = distribution.gather(2, rolled["actions"])
+        return {"distribution": distribution, "log_probs": log_probs}
 
     def advantages(self, update: Update, rolled: Rolled) -> Tensor:
         """Return reward minus the baseline of `update`."""
@@ -306,7 +382,8 @@ class BanditProgram:
             good = of_label.exp() if update.loss == "exact_pg" else of_label
             return -good.sum() / self.num_rows
         actions = rolled["actions"] if rows is None else _gather(rolled["actions"], rows)
-        return _weighted(update, outputs.gather(2, actions), rolled, decision, rows)
+        taken = outputs.gather(2, actions)
+        return _weighted(update, taken, rolled, decision, rows, whole_rows=False)
 
     @torch.no_grad()
     def evaluate(self, parameters: Parameters) -> dict[str, Tensor]:
@@ -329,25 +406,49 @@ class SequenceProgram:
         self.task, self.network = task, network
         self.num_prompts, self.num_answers = num_prompts, num_answers
         self.num_rows = num_prompts * num_answers
+        self.num_choices = task.num_tokens
 
     def initialise(self, draws: Draws) -> Parameters:
         """Return fresh parameters."""
         return self.network.initialise(draws)
 
     @torch.no_grad()
-    def rollout(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
-        """Draw prompts, answer each several times, pay."""
+    def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
+        """Draw prompts and answer each several times."""
         task = self.task
         prompts = task.prompts(draws, step, self.num_prompts)
         shape = (self.num_prompts, self.num_answers, task.answer_length, task.num_tokens)
         sampled = self.network.sample(parameters, prompts, draws.uniform("tokens", step, *shape))
-        asked = prompts.unsqueeze(2).expand(-1, -1, self.num_answers, -1)
         return {
             "prompts": prompts,
             "answers": sampled.answers,
             "log_probs": sampled.log_probs.flatten(1, 2),
-            "rewards": task.reward(asked, sampled.answers),
         }
+
+    def pay(self, rolled: Rolled) -> Tensor:
+        """Return the rewards, [P, G, A]."""
+        return self.task.reward(self._asked(rolled), rolled["answers"])
+
+    def actions(self, rolled: Rolled) -> Tensor:
+        """Return the answers' tokens."""
+        return rolled["answers"].flatten(1, 2)
+
+    def with_actions(self, rolled: Rolled, actions: Tensor) -> Rolled:
+        """Return the same prompts with other answers."""
+        return rolled | {"answers": actions.view_as(rolled["answers"])}
+
+    def right(self, rolled: Rolled) -> Tensor:
+        """Return the right answers."""
+        return self.task.target(self._asked(rolled)).flatten(1, 2)
+
+    @torch.no_grad()
+    def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
+        """Return the log-probs of the answers' tokens."""
+        return {"log_probs": self.log_probs(parameters, rolled)}
+
+    def _asked(self, rolled: Rolled) -> Tensor:
+        """Return the prompt of every answer, [P, G, A, Hp]."""
+        return rolled["prompts"].unsqueeze(2).expand(-1, -1, self.num_answers, -1)
 
     def advantages(self, update: Update, rolled: Rolled) -> Tensor:
         """Return reward minus the mean reward of the same prompt's answers, for every token."""
@@ -384,7 +485,7 @@ class SequenceProgram:
         rows: Tensor | None,
     ) -> Tensor:
         """Return the loss of the answers' tokens."""
-        return _weighted(update, outputs, rolled, decision, rows)
+        return _weighted(update, outputs, rolled, decision, rows, whole_rows=True)
 
     def evaluate(self, parameters: Parameters) -> dict[str, Tensor]:
         """Return nothing: every prompt is fresh, so the online error is already held out."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kondo.core.pricing import count_for
 from kondo.lab.draws import Draws
-from kondo.lab.population import choice, screens
+from kondo.lab.population import choice, frictions, screens
 from kondo.lab.population.graphs import Captured
 from kondo.lab.population.member import Member, Update
 from kondo.lab.population.networks import Parameters
@@ -214,6 +214,7 @@ class Population:
             name: value.to(dtype).contiguous() for name, value in fresh.items()
         }
         self.groups = self._make_groups()
+        self.actors = frictions.make(program, self.members, self.parameters)
         self.num_steps = 0
         self.since_log = 0
         self.rolled: Rolled = {}
@@ -259,7 +260,11 @@ class Population:
 
     def roll(self, step: Tensor) -> None:
         """Draw the experience of `step` and let every group decide on it."""
-        self.rolled = self.program.rollout(self.parameters, self.draws, step)
+        if self.actors is None:
+            self.rolled = self.program.act(self.parameters, self.draws, step)
+            self.rolled["rewards"] = self.program.pay(self.rolled)
+        else:
+            self.rolled = self.actors(self.parameters, self.draws, step)
         for group in self.groups:
             group.decide(self.program, self.rolled, step)
 
@@ -275,6 +280,8 @@ class Population:
             raise ValueError("a population with a rolling gate cannot look aside; it remembers.")
         if any(rule.screen is not None for rule in rules):
             raise ValueError("a population with a draft screen cannot look aside; it remembers.")
+        if self._past is not None:
+            raise ValueError("a population with stale actors cannot look aside; they remember.")
         rolled = self.rolled
         decided = [(group.decisions, group.order) for group in self.groups]
         try:
@@ -315,6 +322,7 @@ class Population:
                 for group in self.groups
                 for rule in group.rules
             ],
+            "past": None if self._past is None else self._past.rings,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -337,6 +345,14 @@ class Population:
         for rule, saved in zip(rules, state["screens"], strict=True):
             if rule.screen is not None:
                 rule.screen.load_state_dict(saved)
+        if self._past is not None:
+            for name, ring in self._past.rings.items():
+                ring.copy_(state["past"][name])
+
+    @property
+    def _past(self) -> frictions.Snapshots | None:
+        """Parameters that stale actors still act with."""
+        return None if self.actors is None else self.actors.past
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
