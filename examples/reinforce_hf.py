@@ -57,7 +57,11 @@ def sample(model: PreTrainedModel, prompts: Tensor) -> tuple[Tensor, Tensor, Ten
         input_ids=prompts,
         attention_mask=(prompts != PAD).long(),
         do_sample=True,
+        # Whatever the model's generation_config says, sample from what is recorded: the policy.
+        temperature=1.0,
         top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
         max_new_tokens=MAX_ANSWER,
         pad_token_id=PAD,
         eos_token_id=END,

@@ -368,6 +368,48 @@ def test_buy_takes_a_dear_row_that_the_price_leaves_out():
     assert buy(worth, cost, 10.0).cut.tolist() == [0, 1]
 
 
+def test_cuts_beyond_the_whole_budget_set_no_price():
+    """A row that no budget can reach must not change what is bought of the others."""
+    cost = torch.arange(1, 1001.0).double().expand(11, 1000)
+    worth = torch.zeros(11, 1000)
+    worth[0, 899] = 1e6
+    worth[1:, :100] = torch.linspace(1, 0.01, 100)
+    found, without = buy(worth, cost, 899), buy(worth[1:], cost[1:], 899)
+    assert float(found.delight) == float(without.delight)
+    assert float(found.price) == float(without.price)
+    assert found.gap < 1e-6
+    assert int(found.cut[0]) == 0
+
+
+def test_the_gap_of_a_small_batch_counts_only_what_could_be_bought(generator):
+    rows, tokens = 16, 256
+    cost = torch.arange(1, tokens + 1.0).double().expand(rows, tokens)
+    advantages = torch.randn(rows, 1, generator=generator)
+    worth = (advantages * torch.randn(rows, tokens, generator=generator).exp()).clamp_min(0)
+    worth[:, :32] = 0
+    budget = int(0.03 * rows * tokens)
+    found = buy(worth, cost, budget)
+    reachable = buy(torch.where(cost <= budget, worth, 0.0)[:, :budget], cost[:, :budget], budget)
+    assert abs(found.gap - reachable.gap) < 1e-9
+    assert found.gap < 0.2
+
+
+def test_some_rows_of_a_bound_gate_keep_their_costs():
+    mask = torch.ones(4, 3, dtype=torch.bool)
+    weight = torch.arange(1, 13.0).view(4, 3)
+    index = torch.tensor([3, 1])
+    delight = torch.rand(2, 3)
+    few = BudgetGate(budget=0.5).for_rows(mask, weight=weight).take(index)
+    again = BudgetGate(budget=0.5).for_rows(mask[index], weight=weight[index])
+    assert torch.equal(few(delight).keep, again(delight).keep)
+    assert torch.equal(few(delight[:, 0]).keep, again(delight[:, 0]).keep)
+    assert few.is_bound
+    unbound = BudgetGate(budget=0.5)
+    assert not unbound.is_bound
+    with pytest.raises(ValueError, match="take needs a gate that is bound"):
+        unbound.take(index)
+
+
 def test_rounding_does_not_take_a_token_off_the_budget():
     assert 0.29 * 100 < 29
     gate = BudgetGate(budget=0.29).for_rows(torch.ones(4, 25, dtype=torch.bool))

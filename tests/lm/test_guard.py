@@ -1,4 +1,5 @@
 import logging
+import math
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ import torch
 import kondo
 import kondo.lm
 from kondo.engine.screen import screen_log_probs
+from kondo.lm import guard as guard_module
 from kondo.lm.budget import BudgetGate
 from kondo.lm.guard import Guarded
 from lm.tiny import policy, token_rows
@@ -97,12 +99,88 @@ def test_the_limit_decides(batch):
     true, advantages, _ = batch
     free = true.clone()
     order = true.sum(1).argsort()
-    free[order[7]], free[order[8]] = true[order[8]], true[order[7]]  # 7 of 8 agree: overlap 7/9
-    for limit, trusted in ((7 / 9, True), (0.78, False)):
-        guard = Guarded(Exact(), gate=kondo.Gate(rate=0.2), least_overlap=limit)
+    free[order[9]], free[order[10]] = true[order[10]], true[order[9]]  # 9 of 10 agree: overlap 9/11
+    for limit, trusted in ((9 / 11, True), (0.82, False)):
+        guard = Guarded(Exact(), gate=kondo.Gate(rate=0.25), least_overlap=limit)
         guard(true, advantages, free)
-        assert guard.latest.overlap == 7 / 9
+        assert guard.latest.overlap == 9 / 11
         assert guard.trusted is trusted
+
+
+def test_few_kept_units_are_judged_by_the_delight_they_buy(batch):
+    true, advantages, _ = batch
+    order = true.sum(1).argsort()
+    for others, trusted in (((4, 5), True), ((38, 39), False)):
+        free = true.clone()
+        for ours, other in zip((2, 3), others, strict=True):
+            free[order[ours]], free[order[other]] = true[order[other]], true[order[ours]]
+        guard = Guarded(Exact(), gate=kondo.Gate(rate=0.1), least_overlap=0.8)
+        guard(true, advantages, free)
+        assert guard.latest.overlap == 2 / 6
+        assert guard.trusted is (guard.latest.delight_share >= 0.8) is trusted
+
+
+def test_few_units_without_delight_are_judged_by_their_overlap(batch):
+    true, advantages, wrong = batch
+    for free, trusted in ((true, True), (wrong, False)):
+        guard = Guarded(Exact(), gate=kondo.Gate(rate=0.1))
+        guard(true, -advantages, free)
+        assert math.isnan(guard.latest.delight_share)
+        assert guard.trusted is trusted
+
+
+def test_a_draft_that_is_not_trusted_runs_for_checks_alone(batch):
+    true, advantages, wrong = batch
+    calls = []
+
+    def draft(rows):
+        calls.append(1)
+        return wrong
+
+    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.2), every=3)
+    for _ in range(5):
+        assert torch.equal(guard(true, advantages, draft), true)
+    assert len(calls) == guard.checks == 2
+
+
+@pytest.mark.parametrize("sample", [None, 25])
+@pytest.mark.parametrize("given_late", [False, True])
+def test_a_bound_budget_keeps_its_weights(sample, given_late, batch, monkeypatch):
+    true, advantages, _ = batch
+    seen = []
+    inner = guard_module.agreement
+
+    def spy(*args, gate, **options):
+        seen.append(gate)
+        return inner(*args, gate=gate, **options)
+
+    monkeypatch.setattr(guard_module, "agreement", spy)
+    weight = torch.rand(40, 3) + 0.5
+    bound = BudgetGate(budget=0.5).for_rows(torch.ones(40, 3, dtype=torch.bool), weight=weight)
+    guard = Guarded(
+        Exact(), gate=BudgetGate(budget=0.1) if given_late else bound, unit="token", sample=sample
+    )
+    guard(true, advantages, true, gate=bound if given_late else None)
+    (used,) = seen
+    costs = {tuple(row) for row in bound._cost.tolist()}
+    assert len(used._cost) == (sample or 40)
+    assert all(tuple(row) in costs for row in used._cost.tolist())
+    assert used._weighted
+
+
+def test_another_priority_decides_what_is_compared(batch):
+    true, advantages, wrong = batch
+
+    def by_advantage(log_probs, advantages, mask=None):
+        return advantages.unsqueeze(1).expand_as(log_probs)
+
+    chosen = torch.arange(40.0)
+    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.25), priority=by_advantage)
+    guard(true, chosen, wrong)
+    assert guard.latest.overlap == 1.0
+    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.25))
+    guard(true, advantages, wrong)
+    assert guard.latest.overlap < 1.0
 
 
 def test_the_mask_counts(batch):

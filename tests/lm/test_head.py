@@ -390,6 +390,14 @@ def test_the_default_chunk_fits_its_bytes_unless_a_gpu_wants_more():
     assert default_chunk(10**12, cpu) == 1
 
 
+def test_on_a_gpu_few_tokens_are_one_chunk():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert default_chunk(151_936, cuda, 4000) == 4000  # 2.43 GB of logits
+    assert default_chunk(151_936, cuda, 4200) == 1024  # 2.55 GB
+    assert default_chunk(32_768, cuda, 7) == 4096
+    assert default_chunk(151_936, cpu, 4000) == 883
+
+
 # Half precision and autocast.
 
 HALVES = [torch.bfloat16, torch.float16]

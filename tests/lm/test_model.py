@@ -2,6 +2,10 @@
 
 import copy
 import dataclasses
+import itertools
+import sys
+import threading
+import types
 
 import pytest
 import torch
@@ -114,6 +118,7 @@ def test_what_is_cut_is_not_computed(unit, screened, monkeypatch):
         gate=kondo.Gate(rate=0.25),
         unit=unit,
         screen=known if screened else None,
+        screen_rows="all",
     )
     assert count.tokens == {True: sum(needed), False: 0 if screened else sum(seen)}
     assert count.head_rows[True] == int(keep.sum()) < int(rows.completion_mask.sum())
@@ -134,41 +139,101 @@ def test_padding_counts_as_trained_and_rows_of_like_length_share_it(monkeypatch)
     assert sum(lengths) <= count.tokens[True] < 8 * max(lengths)
 
 
-def test_the_models_own_attention_is_back_after_every_call():
-    model, rows = models.build(models.llama), models.rows()
-    own = model.config._attn_implementation
-    seen = []
-    model.model.layers[0].register_forward_pre_hook(
-        lambda *_: seen.append(model.config._attn_implementation)
-    )
+@pytest.fixture
+def recording(monkeypatch):
+    """An attention of the model's own, by a name of its own, that notes each call."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    calls = []
+
+    def attend(*args, **options):
+        calls.append(1)
+        return sdpa_attention_forward(*args, **options)
+
+    for interface, function in ((AttentionInterface, attend), (AttentionMaskInterface, sdpa_mask)):
+        monkeypatch.setitem(interface._global_mapping, "recording", function)
+    return calls
+
+
+def test_packs_go_around_the_models_own_attention_and_nothing_else_does(recording):
+    model, rows = models.build(models.llama, attn_implementation="recording"), models.rows("left")
+    expected = causal.one_by_one(model, *models.inside(rows))
     lm = CausalLM(model, attention="varlen")
-    seen.clear()
-    log_probs = lm.log_prob(rows)
-    assert (seen, model.config._attn_implementation) == (["kondo_varlen"], own)
-    log_probs.sum().backward()
-    assert model.config._attn_implementation == own
-    model.generate(torch.ones(1, 2, dtype=torch.long), max_new_tokens=2)
-    assert seen[1:] == [own, own]
+    recording.clear()
+    assert_close(lm.log_prob(rows), expected)
+    assert not recording
+    assert_close(causal.padded(model, *models.inside(rows)), expected)
+    assert len(recording) == 2  # layers
+    assert model.config._attn_implementation == "recording"
 
 
-def test_the_models_own_attention_is_back_after_a_call_that_failed():
-    model, rows = models.build(models.llama), models.rows()
-    own = model.config._attn_implementation
+def test_another_attention_may_be_set_after_the_adapter_was_made(recording):
+    model, rows = models.build(models.llama), models.rows("left")
+    lm = CausalLM(model, attention="varlen")
+    expected = lm.log_prob(rows)
+    model.set_attn_implementation("recording")
+    assert_close(lm.log_prob(rows), expected)
+    assert not recording
+
+
+def test_a_backward_that_failed_leaves_the_model_as_it_was():
+    """Also while the error is still at hand, as it is in a debugger or a loop that tries again."""
+    model, rows = models.build(models.llama), models.rows("left")
+    expected = causal.padded(model, *models.inside(rows)).detach()
     lm = CausalLM(model, attention="varlen")
 
     def fail(*_):
         raise RuntimeError("out of memory")
 
-    hook = model.model.layers[1].register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        lm.log_prob(rows)
-    assert model.config._attn_implementation == own
-    hook.remove()
     model.gradient_checkpointing_enable()
     hook = model.model.embed_tokens.weight.register_hook(fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        kondo.lm.backward(lm, rows, torch.ones(6), gate=kondo.Gate(rate=1.0))
-    assert model.config._attn_implementation == own
+    for run in (
+        lambda: kondo.lm.backward(lm, rows, torch.ones(6), gate=kondo.Gate(rate=1.0)),
+        lambda: lm.log_prob(rows).sum().backward(),
+    ):
+        try:
+            run()
+        except RuntimeError as error:
+            assert str(error) == "out of memory"  # noqa: PT017
+            assert model.config._attn_implementation == "sdpa"
+            assert_close(causal.padded(model, *models.inside(rows)).detach(), expected)
+            model.generate(torch.ones(1, 2, dtype=torch.long), max_new_tokens=2)
+        else:
+            pytest.fail("the hook did not run")
+    hook.remove()
+
+
+def test_another_thread_may_run_the_model_meanwhile():
+    model, rows = models.build(models.llama), models.rows("left")
+    ids, real, _ = models.inside(rows)
+    lm = CausalLM(model, attention="varlen")
+    with torch.no_grad():
+        expected = model(ids, attention_mask=real).logits
+    inside, wrong = threading.Event(), []
+
+    def elsewhere():
+        inside.wait(60)
+        try:
+            with torch.no_grad():
+                assert_close(model(ids, attention_mask=real).logits[real], expected[real])
+            model.generate(ids[:1, -1:], max_new_tokens=2)
+        except Exception as error:
+            wrong.append(error)
+
+    def pause(*_):
+        if threading.current_thread() is threading.main_thread() and not inside.is_set():
+            inside.set()
+            thread.join(60)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    model.model.layers[1].register_forward_pre_hook(pause)
+    lm.log_prob(rows)
+    assert inside.is_set()
+    assert not thread.is_alive()
+    assert not wrong
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -234,6 +299,72 @@ def test_a_copy_has_weights_of_its_own():
         model.lm_head.weight.mul_(2.0)
     assert torch.equal(other.log_prob(rows), before)
     assert not torch.equal(lm.log_prob(rows), before)
+
+
+def test_the_head_of_a_resized_model_is_its_new_one():
+    model, rows = models.build(models.llama), models.rows("left")
+    lm = CausalLM(model)
+    model.resize_token_embeddings(models.VOCAB + 9, mean_resizing=False)
+    assert lm.vocab_size == models.VOCAB + 9
+    assert_close(lm.log_prob(rows), causal.one_by_one(model, *models.inside(rows)))
+
+
+def test_adapters_bring_their_own_head_and_take_it_away():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        r=4,
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj"],
+        modules_to_save=["lm_head"],
+    )
+    model, rows = peft.get_peft_model(models.build(models.llama), config), models.rows("left")
+    model.add_adapter("other", config)
+    model.double()
+    lm, seen = CausalLM(model), []
+    with torch.no_grad():
+        for name, layer in model.base_model.model.lm_head.modules_to_save.items():
+            layer.weight.mul_({"default": 2.0, "other": 0.5}[name])
+
+        def compare():
+            seen.append(lm.log_prob(rows))
+            assert_close(seen[-1], causal.one_by_one(model, *models.inside(rows)))
+
+        compare()
+        with model.disable_adapter():
+            compare()
+        model.set_adapter("other")
+        compare()
+    assert all(not torch.allclose(a, b) for a, b in itertools.combinations(seen, 2))
+
+
+def test_two_heads_at_once_are_refused():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        r=4, task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"]
+    )
+    model = peft.get_peft_model(models.build(models.llama), config)
+    model.add_adapter("other", config)
+    lm = CausalLM(model)
+    model.base_model.model.lm_head._active_adapter = ["default", "other"]
+    with pytest.raises(
+        ValueError, match=r"one active adapter.*\['default', 'other'\].*set_adapter"
+    ):
+        lm.log_prob(models.rows())
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_float32_head_on_a_bfloat16_backbone(given):
+    model, rows = models.build(models.llama, dtype=torch.bfloat16), models.rows("left")
+    model.lm_head.float()
+    model.lm_head.register_forward_pre_hook(lambda _, args: (args[0].float(),))
+    lm = CausalLM(model.model, head=model.lm_head) if given else CausalLM(model)
+    found = lm.log_prob(rows)
+    assert found.dtype == torch.float32
+    expected = causal.padded(model, *models.inside(rows))
+    assert_close(found, expected, dtype=torch.bfloat16)
+    kondo.lm.backward(lm, rows, torch.ones(6), gate=kondo.Gate(rate=0.5))
+    assert model.lm_head.weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("attention", LAYOUTS)
@@ -474,12 +605,102 @@ def test_positions_are_refused_where_the_model_takes_none():
         CausalLM(models.build(models.mamba)).log_prob(rows)
 
 
-def test_kondos_attention_serves_packs_alone():
+class Stretched(models.Recurrent):
+    """A plain backbone whose config has parameters for each kind of layer."""
+
+    config = types.SimpleNamespace(
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default"},
+            "full_attention": {"rope_type": "dynamic", "factor": 2.0},
+        }
+    )
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_frequencies_of_the_longest_row_are_refused(kind, attention):
+    """A row's log-probs would change with what else is in its pack, and with where it is cut."""
+    factors = {"long_factor": [4.0, 4.0], "short_factor": [1.0, 1.0]} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4} | factors
+    model = models.build(
+        models.llama,
+        rope_parameters=rope | {"original_max_position_embeddings": 8},
+        max_position_embeddings=8,
+    )
+    with pytest.raises(ValueError, match=rf"rope_type \['{kind}'\] in LlamaModel"):
+        CausalLM(model, attention=attention)
+    with pytest.raises(ValueError, match=r"rope_type \['dynamic'\] in Stretched"):
+        CausalLM(Stretched(), head=nn.Linear(12, models.VOCAB))
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_frequencies_that_do_not_depend_on_the_row_are_welcome(kind):
+    rope = {
+        "rope_type": kind,
+        "factor": 4.0,
+        "rope_theta": 1e4,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    }
+    model, rows = models.build(models.llama, rope_parameters=rope), models.rows("left")
+    assert_close(CausalLM(model).log_prob(rows), causal.one_by_one(model, *models.inside(rows)))
+
+
+def test_eager_attention_is_padded():
+    model = models.build(models.llama, attn_implementation="eager")
+    with pytest.raises(ValueError, match=r'its attention is "eager".*attn_implementation="sdpa"'):
+        CausalLM(model, attention="varlen")
+    assert CausalLM(model).layout == "padded"
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Known by its name."""
+
+
+def test_wrappers_that_gather_weights_in_a_forward_of_their_own_are_refused():
     model = models.build(models.llama)
-    CausalLM(model)
-    model.config._attn_implementation = attention_module.NAME
-    with pytest.raises(ValueError, match=r"cu_seq_lens_q.*set_attn_implementation"):
-        model(torch.ones(1, 2, dtype=torch.long))
+    model.model.layers[1].mlp = FullyShardedDataParallel()
+    with pytest.raises(ValueError, match=r"FullyShardedDataParallel.*fully_shard"):
+        CausalLM(model)
+
+
+def test_a_head_that_is_spread_over_ranks_is_refused(monkeypatch):
+    class DTensor(nn.Parameter):
+        pass
+
+    fake = types.SimpleNamespace(DTensor=DTensor)
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", fake)
+    model, rows = models.build(models.llama), models.rows()
+    lm = CausalLM(model)
+    model.lm_head.weight = DTensor(model.lm_head.weight.detach())
+    for call in (lambda: CausalLM(model), lambda: lm.log_prob(rows)):
+        with pytest.raises(ValueError, match="whose weights are whole, got a DTensor"):
+            call()
+
+
+def test_a_model_that_is_compiled_as_a_whole_is_refused():
+    model = torch.compile(models.build(models.llama), backend="eager")
+    with pytest.raises(ValueError, match=r"torch.compile as a whole.*layer.compile\(\)"):
+        CausalLM(model)
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+def test_layers_are_not_compiled_for_the_constructors_trials(attention):
+    model, rows, graphs = models.build(models.llama), models.rows("left"), []
+    expected = causal.one_by_one(model, *models.inside(rows)).detach()
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    for layer in model.model.layers:
+        layer.compile(backend=backend, dynamic=True)
+    lm = CausalLM(model, attention=attention)
+    assert not graphs
+    assert_close(lm.log_prob(rows).detach(), expected)
+    assert graphs
 
 
 def test_logits_that_are_more_than_the_head_are_refused():

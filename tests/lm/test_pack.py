@@ -143,6 +143,56 @@ def test_known_rows_give_the_same_packs():
         assert torch.equal(getattr(ours, field), getattr(found, field)), field
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bare_packs_leave_out_what_is_not_read(layout):
+    batch = models.rows("left")
+    arguments = (batch, batch.completion_mask)
+    options = {"layout": layout, "max_tokens": 24}
+    full = list(packing.packs(*arguments, **options))
+    for pack, whole in zip(packing.packs(*arguments, **options, bare=True), full, strict=True):
+        assert pack.attention_mask is None
+        assert (pack.position_ids is None) is (layout == "padded")
+        for name in ("input_ids", "read", "targets", "rows", "columns", "cu_seqlens"):
+            assert torch.equal(getattr(pack, name), getattr(whole, name))
+    given = dataclasses.replace(batch, position_ids=torch.ones_like(batch.input_ids))
+    (pack, *_) = packing.packs(given, batch.completion_mask, **options, bare=True)
+    assert pack.position_ids is not None
+    assert (pack.attention_mask is None) is (layout == "varlen")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_only_kept_rows_cross_over_to_another_device(layout, monkeypatch):
+    """What lands there is read off before it loses its values: "meta" stands for the device."""
+    batch, moved = models.rows("left"), []
+    batch = dataclasses.replace(batch, position_ids=torch.arange(12).expand(6, 12))
+    keep = batch.completion_mask.clone()
+    keep[[0, 2, 5]] = False
+    known = list(packing.packs(batch, keep, layout=layout, max_tokens=99))
+
+    def flat(values, device):
+        moved.append((values.shape[0], device.type))
+        return values.reshape(-1)
+
+    monkeypatch.setattr(packing, "_flat", flat)
+    found = list(
+        packing.packs(batch, keep, layout=layout, max_tokens=99, device=torch.device("meta"))
+    )
+    assert moved == [(3, "meta")] * 2
+    for ours, theirs in zip(found, known, strict=True):
+        for name in ("input_ids", "position_ids", "read", "targets", "rows", "columns"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_rows_are_measured_after_one_copy_to_the_cpu(given, monkeypatch):
+    batch, copies = models.rows("left"), []
+    inner = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: copies.append(1) or inner(self))
+    rows = torch.arange(6) if given else None
+    list(packing.packs(batch, batch.completion_mask, rows, layout="varlen", max_tokens=20))
+    assert copies == [1]
+
+
 def test_nothing_kept_gives_no_pack():
     rows = models.rows()
     keep = torch.zeros_like(rows.completion_mask)

@@ -1,10 +1,10 @@
-import importlib.util
 import sys
 
 import pytest
 import torch
 from torch import nn
 
+from kondo.lm import quantise
 from kondo.lm.quantise import QuantisedLinear, quantise_linears, quantise_rows
 
 NUMBERS = ["int8", "fp8"]
@@ -57,7 +57,7 @@ def test_every_linear_layer_but_the_skipped_one_is_replaced(backend):
         pytest.importorskip("torchao")
     model = nn.Sequential(nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16)), nn.Linear(16, 8))
     head = model[2].weight
-    assert quantise_linears(model, "int8", skip=head, backend=backend) == backend
+    assert quantise_linears(model, "int8", skip=head, backend=backend) == (backend, 2, 0)
     assert model[2].weight is head
     kinds = [type(layer.weight).__name__ for layer in (model[0], model[1][0])]
     names = {"torch": ["Tensor"] * 2, "torchao": ["Int8Tensor"] * 2}
@@ -76,10 +76,42 @@ def test_both_backends_are_equally_close(generator):
     assert 0.5 < float((other - true).norm()) / error < 2
 
 
-def test_auto_takes_torchao_where_it_is_installed():
+def test_auto_is_torch():
     model = nn.Sequential(nn.Linear(16, 16))
-    wanted = "torchao" if importlib.util.find_spec("torchao") else "torch"
-    assert quantise_linears(model, "int8") == wanted
+    assert quantise_linears(model, "int8").backend == "torch"
+    assert isinstance(model[0], QuantisedLinear)
+
+
+def test_layers_that_do_not_fit_are_left_and_counted():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(4, 16), nn.Linear(16, 8))
+    assert quantise_linears(model, "int8") == ("torch", 2, 2)
+    kinds = [type(layer) for layer in model]
+    assert kinds == [QuantisedLinear, nn.Linear, nn.Linear, QuantisedLinear]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_refreshed_layer_is_a_new_one_in_the_old_buffers(number, bias, generator):
+    old, new = nn.Linear(32, 16, bias=bias), nn.Linear(32, 16, bias=bias)
+    x = torch.randn(5, 32, generator=generator)
+    layer = QuantisedLinear(old, number)
+    places = [buffer.data_ptr() for buffer in layer.buffers()]
+    layer.refresh(new)
+    assert torch.equal(layer(x), QuantisedLinear(new, number)(x))
+    assert [buffer.data_ptr() for buffer in layer.buffers()] == places
+
+
+def test_a_compiled_layer_quantises_inside_itself(generator, monkeypatch):
+    """One graph, without a compiled function inside it, as on a GPU it would otherwise have."""
+    monkeypatch.setattr(quantise, "_compiled", lambda _: pytest.fail("compiled within"))
+    layer = QuantisedLinear(nn.Linear(32, 16), "int8")
+    x = torch.randn(20, 32, generator=generator)
+    expected = layer(x)
+    torch.compiler.reset()
+    layer.compile(backend="eager", fullgraph=True)
+    assert torch.equal(layer(x), expected)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert quantise._fused(quantise.quantise_rows, torch.device("cuda")) is quantise.quantise_rows
 
 
 def test_torchao_that_is_asked_for_must_be_installed(monkeypatch):
@@ -95,7 +127,7 @@ def test_torchao_that_is_asked_for_must_be_installed(monkeypatch):
         (nn.Sequential(nn.Linear(16, 16)), {"number": "int4"}, "number must be"),
         (nn.Sequential(nn.Linear(16, 16)), {"backend": "tpu"}, "backend must be"),
         (nn.Sequential(nn.ReLU()), {}, "got none in Sequential"),
-        (nn.Sequential(nn.Linear(16, 12)), {}, r"multiples of 8 .* 16 x 12 in 0"),
+        (nn.Sequential(nn.Linear(16, 12)), {}, r"multiples of 8 .*none of 1.* 16 x 12 in 0"),
     ],
 )
 def test_what_cannot_be_quantised_is_refused(model, options, match):

@@ -76,6 +76,7 @@ def test_join_of_prompts_padded_on_the_right_is_refused():
             r"shape of input_ids, \[2, 4\], got \[2, 3\]",
         ),
         ({"position_ids": torch.ones(2, 3).long()}, r"position_ids must have the shape"),
+        ({"position_ids": torch.ones(2, 4).bool()}, r"position_ids must hold integers.*bool"),
     ],
 )
 def test_shapes_and_dtypes_are_checked_at_once(changes, message):
@@ -116,6 +117,31 @@ def test_shapes_and_dtypes_are_checked_at_once(changes, message):
 def test_rows_that_cannot_be_right_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         make(**changes).check(9)
+
+
+def test_rows_that_passed_are_not_looked_at_again_until_they_change(monkeypatch):
+    rows, looks = models.rows(), []
+    inner = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: looks.append(1) or inner(self))
+    for _ in range(3):
+        rows.check(models.VOCAB)
+    assert len(looks) == 1
+    rows.check(10**9)
+    assert len(looks) == 2
+    rows.input_ids[:, :] = models.VOCAB
+    for _ in range(2):
+        with pytest.raises(ValueError, match="tokeniser"):
+            rows.check(models.VOCAB)
+    assert len(looks) == 4
+
+
+def test_rows_made_in_inference_mode_are_always_looked_at():
+    with torch.inference_mode():
+        rows = dataclasses.replace(models.rows(), input_ids=torch.zeros(6, 12, dtype=torch.long))
+        rows.check(models.VOCAB)
+        rows.input_ids[:] = models.VOCAB
+        with pytest.raises(ValueError, match="tokeniser"):
+            rows.check(models.VOCAB)
 
 
 def test_ids_in_the_padding_may_be_anything():

@@ -147,6 +147,72 @@ def test_an_int8_copy_is_close_and_leaves_the_policy_alone(backend, rows):
     )
 
 
+@pytest.mark.parametrize(
+    "make", [screens.stale, lambda lm, **o: screens.quantised(lm, "int8", **o)]
+)
+def test_layers_that_are_compiled_are_compiled_in_the_copy(make, rows):
+    lm, graphs = policy(), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    for layer in lm.module.model.layers[:2]:
+        layer.compile(backend="eager")
+    torch.compiler.reset()
+    screen = make(lm, compile_options={"backend": backend})
+    assert not graphs
+    layers = screen._frozen.module.model.layers
+    assert [layer._compiled_call_impl is not None for layer in layers] == [True, True, False]
+    before = screen(rows)
+    assert len(graphs) > 0
+    compiled = len(graphs)
+    nudge(lm)
+    screen.refresh()
+    assert not torch.equal(screen(rows), before)
+    assert screen._frozen.module.model.layers[0]._compiled_call_impl is not None
+    assert len(graphs) == compiled  # the refreshed copy is the same one
+
+
+@pytest.mark.parametrize("backend", ["torch", "torchao"])
+def test_a_refreshed_int8_copy_equals_a_new_one_and_stays_in_place(backend, rows):
+    if backend == "torchao":
+        pytest.importorskip("torchao")
+    lm = policy("qwen2")  # biases, and a tied head
+    screen = screens.quantised(lm, "int8", backend=backend)
+    modules = list(screen._frozen.module.modules())
+    nudge(lm)
+    screen.refresh()
+    assert torch.equal(screen(rows), screens.quantised(lm, "int8", backend=backend)(rows))
+    assert all(a is b for a, b in zip(screen._frozen.module.modules(), modules, strict=True))
+
+
+def test_a_refreshed_copy_takes_a_head_that_stands_beside(rows):
+    lm = CausalLM(Backbone(), head=torch.nn.Linear(16, 37))
+    screen = screens.quantised(lm, "int8")
+    with torch.no_grad():
+        lm.head.weight.add_(0.3)
+        lm.head.bias.add_(torch.arange(37) / 10)
+    screen.refresh()
+    assert torch.equal(screen._frozen.head.weight, lm.head.weight)
+    assert torch.equal(screen._frozen.head.bias, lm.head.bias)
+
+
+def test_small_adapters_are_left_out_of_a_quantised_copy(rows):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        r=4, task_type="CAUSAL_LM", target_modules=["q_proj"], init_lora_weights=False
+    )
+    lm = CausalLM(peft.get_peft_model(policy().module, config))
+    screen = screens.quantised(lm, "int8")
+    assert (screen.quantised, screen.skipped) == (3 * 7, 3 * 2)
+    true = exact(lm, rows)
+    assert 0 < float((screen(rows) - true).abs().mean()) < 0.1 * float(true.abs().mean())
+    nudge(lm)
+    screen.refresh()
+    assert torch.equal(screen(rows), screens.quantised(lm, "int8")(rows))
+
+
 def test_a_quantised_copy_keeps_its_head_exact():
     lm = policy()
     screen = screens.quantised(lm, "int8", backend="torch")

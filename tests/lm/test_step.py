@@ -1,5 +1,6 @@
 """`kondo.lm.backward`: the gradient of the dense gated loss, from the kept tokens alone."""
 
+import copy
 import dataclasses
 import subprocess
 import sys
@@ -111,12 +112,9 @@ def test_screens_decide_and_the_model_is_differentiated(screen):
     expected, _, _ = dense(model, rows, advantages, "token", 0.3)
     lm = CausalLM(model)
     known = lm.log_prob(rows).detach()
+    draft = CausalLM(copy.deepcopy(model)).log_prob
     calls = []
     model.model.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-
-    def draft(rows):
-        return known
-
     kondo.lm.backward(
         lm,
         rows,
@@ -317,6 +315,61 @@ def test_screens_may_be_anything_outside_the_completion_and_a_little_above_zero(
     screen = torch.where(rows.completion_mask, -1.0, 9.0)
     screen[2, 11] = 0.01
     assert step(policy, rows, screen=screen).kept == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"),
+    [
+        (torch.float64, 0.009, 0.02),
+        (torch.float32, 0.009, 0.02),
+        (torch.float16, 0.04, 0.06),
+        (torch.bfloat16, 0.24, 0.3),
+    ],
+)
+def test_a_screen_may_exceed_zero_by_the_rounding_that_surprisal_allows(policy, dtype, least, most):
+    rows = models.rows("left")
+    screen = -torch.ones(6, 12, dtype=dtype)
+    screen[2, 11] = least
+    assert kondo.surprisal(screen)[2, 11] == 0
+    assert step(policy, rows, screen=screen).kept == 3
+    screen[2, 11] = most
+    with pytest.raises(ValueError, match="excess"):
+        kondo.surprisal(screen)
+    with pytest.raises(ValueError, match="screen must hold log-probs, at most 0"):
+        step(policy, rows, screen=screen)
+
+
+@pytest.mark.parametrize("as_draft", [False, True])
+@pytest.mark.parametrize(("by", "side"), [(-1, "left"), (1, "right")])
+@pytest.mark.parametrize("holes", [False, True])
+def test_a_screen_that_stands_a_column_aside_is_refused(policy, by, side, holes, as_draft):
+    rows = models.rows("both", holes=holes)
+    shifted = torch.roll(policy.log_prob(rows).detach(), by, 1)
+    screen = (lambda _: shifted) if as_draft else shifted
+    with pytest.raises(ValueError, match=f"a column to the {side} in [456] of 6 rows"):
+        step(policy, rows, screen=screen, screen_rows="all")
+
+
+def test_certain_tokens_at_the_ends_of_completions_are_no_shift(policy):
+    """A log-prob of exactly 0 is what a certain token has, recorded prompts or not."""
+    rows = models.rows("both", holes=False)
+    sampled = rows.completion_mask
+    true = policy.log_prob(rows).detach()
+    for end in (sampled.byte().argmax(1), 11 - sampled.flip(1).byte().argmax(1)):
+        for prompts in (0.0, -1.0):
+            screen = torch.where(sampled, true, prompts)
+            screen[torch.arange(6), end] = 0.0
+            assert step(policy, rows, screen=screen).kept == 3
+
+
+def test_what_a_draft_returns_is_checked_like_a_screen(policy):
+    rows = models.rows("left")
+    with pytest.raises(ValueError, match=r"screen must have shape \[6, 12\].*pad\(screen, \(4, 0"):
+        step(policy, rows, screen=lambda rows: -torch.ones(6, 8))
+    with pytest.raises(ValueError, match="got 0 for every one"):
+        step(policy, rows, screen=lambda rows: torch.zeros(rows.input_ids.shape))
+    with pytest.raises(ValueError, match="at most 0, got"):
+        step(policy, rows, screen=lambda rows: torch.ones(rows.input_ids.shape))
 
 
 def test_a_broken_screen_or_advantage_is_named(policy):

@@ -9,7 +9,7 @@ from torch import Tensor
 from kondo.core._checks import at_least_float32, check_float, prepare_units
 
 # A log-prob can exceed 0 by rounding. Beyond this it is not rounding but a density or a bug.
-_ROUNDING = {torch.float64: 1e-2, torch.float32: 1e-2, torch.float16: 0.05, torch.bfloat16: 0.25}
+ROUNDING = {torch.float64: 1e-2, torch.float32: 1e-2, torch.float16: 0.05, torch.bfloat16: 0.25}
 
 
 def surprisal(log_probs: Tensor, *, mode_log_probs: Tensor | None = None) -> Tensor:
@@ -40,7 +40,7 @@ def surprisal(log_probs: Tensor, *, mode_log_probs: Tensor | None = None) -> Ten
     Reference: https://arxiv.org/abs/2603.14608
     """
     log_probs = check_float("log_probs", log_probs).detach()
-    allowed = _ROUNDING.get(log_probs.dtype, 1e-2)
+    allowed = ROUNDING.get(log_probs.dtype, 1e-2)
     ceiling: Tensor | float = 0.0
     if mode_log_probs is not None:
         ceiling = at_least_float32(_check_modes(mode_log_probs, log_probs.shape).detach())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 def num_rows(batch: Any, name: str = "batch") -> int:
     """Return the leading size that every tensor of `batch` shares."""
-    sizes = {path: _leading(path, leaf) for path, leaf in _tensors(batch, name)}
+    sizes = {path: _leading(path, leaf) for path, leaf in tensors(batch, name)}
     if not sizes:
         raise ValueError(
             f"{name} must hold at least one tensor, got {type(batch).__name__} without any; "
@@ -36,13 +36,13 @@ def num_rows(batch: Any, name: str = "batch") -> int:
 
 def take(batch: Any, index: Tensor | slice) -> Any:
     """Return the rows of `batch` that `index` names, in the same nest. Slices are views."""
-    return _map(batch, lambda leaf: _take_leaf(leaf, index))
+    return map_tensors(batch, lambda leaf: _take_leaf(leaf, index))
 
 
 def devices(batch: Any) -> set[torch.device]:
     """Return the devices that hold the batch's tensors."""
     found: set[torch.device] = set()
-    for _, leaf in _tensors(batch, "batch"):
+    for _, leaf in tensors(batch, "batch"):
         inner = [leaf] if isinstance(leaf, Tensor) else leaf.values(True, True)
         found |= {tensor.device for tensor in inner if isinstance(tensor, Tensor)}
     return found
@@ -65,39 +65,39 @@ def _leading(path: str, leaf: Any) -> int:
     return int(leaf.shape[0])
 
 
-def _map(node: Any, leaf_fn: Any) -> Any:
+def map_tensors(node: Any, leaf_fn: Any) -> Any:
     """Rebuild a nest with `leaf_fn` applied to each tensor."""
     if _is_leaf(node):
         return leaf_fn(node)
     if _is_dataclass(node):
-        changed = {f.name: _map(getattr(node, f.name), leaf_fn) for f in _init_fields(node)}
+        changed = {f.name: map_tensors(getattr(node, f.name), leaf_fn) for f in _init_fields(node)}
         return dataclasses.replace(node, **changed)
     if isinstance(node, Mapping):
         # A copy keeps the type: Hugging Face batches are UserDicts with methods of their own.
         rebuilt: Any = copy.copy(node)
         for key, value in node.items():
-            rebuilt[key] = _map(value, leaf_fn)
+            rebuilt[key] = map_tensors(value, leaf_fn)
         return rebuilt
     if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)(*(_map(v, leaf_fn) for v in node))
+        return type(node)(*(map_tensors(v, leaf_fn) for v in node))
     if isinstance(node, list | tuple):
-        return type(node)(_map(v, leaf_fn) for v in node)
+        return type(node)(map_tensors(v, leaf_fn) for v in node)
     return node
 
 
-def _tensors(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+def tensors(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield every tensor (or TensorDict) of a nest with its path."""
     if _is_leaf(node):
         yield path, node
     elif _is_dataclass(node):
         for field in _init_fields(node):
-            yield from _tensors(getattr(node, field.name), f"{path}.{field.name}")
+            yield from tensors(getattr(node, field.name), f"{path}.{field.name}")
     elif isinstance(node, Mapping):
         for key, value in node.items():
-            yield from _tensors(value, f"{path}[{key!r}]")
+            yield from tensors(value, f"{path}[{key!r}]")
     elif isinstance(node, list | tuple):
         for key, value in enumerate(node):
-            yield from _tensors(value, f"{path}[{key}]")
+            yield from tensors(value, f"{path}[{key}]")
     elif hasattr(node, "__array_interface__") and getattr(node, "ndim", 0) > 0:
         raise ValueError(
             f"{path} must be a tensor, got {type(node).__name__}, whose rows would not be "

@@ -108,8 +108,8 @@ def backward(
 
     Reference: https://arxiv.org/abs/2603.20526, Algorithm 1
     """
-    _check_sizes(micro_batch=micro_batch, screen_chunk=screen_chunk)
-    _check_denominator(denominator)
+    check_sizes(micro_batch=micro_batch, screen_chunk=screen_chunk)
+    check_denominator(denominator)
     loss_inputs = loss_inputs or {}
     size = rows.num_rows(batch)
     if loss_inputs and rows.num_rows(loss_inputs, "loss_inputs") != size:
@@ -142,14 +142,14 @@ def backward(
         )
     if compact is None:
         compact = micro_batches
-    counted = _Counted(
+    counted = Counted(
         compact(batch, advantages, chosen, loss_inputs=loss_inputs, size=micro_batch)
         if chosen.rows.numel()
         else ()
     )
     total = differentiate(
         log_prob,
-        _timed(counted, clock),
+        timed(counted, clock),
         loss=loss,
         denominator=_denominator(denominator, chosen),
         backward_fn=backward_fn,
@@ -193,7 +193,7 @@ def _diagnose(chosen: Selection, screened: Screened, *, eta: float) -> dict[str,
     return numbers | {"nan_count": float(chosen.hidden_nan)}
 
 
-class _Counted:
+class Counted:
     """Passes micro-batches on and counts what really went through."""
 
     def __init__(self, micros: Iterable[MicroBatch]):
@@ -210,7 +210,7 @@ class _Counted:
             yield micro
 
 
-def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
+def timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
     """Count the time spent waiting for each item as the stage "compact"."""
     iterator = iter(items)
     while True:
@@ -224,7 +224,7 @@ def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
 def _report(
     chosen: Selection,
     rows_screened: int,
-    counted: _Counted,
+    counted: Counted,
     total: Tensor,
     clock: StageClock,
     diagnose: Callable[[], dict[str, float]],
@@ -265,7 +265,8 @@ def _denominator(denominator: str | float, chosen: Selection) -> float:
     return float(denominator)
 
 
-def _check_denominator(denominator: str | float) -> None:
+def check_denominator(denominator: str | float) -> None:
+    """Raise a ValueError unless it is a word we know or a positive number."""
     if denominator in ("full", "kept"):
         return
     if isinstance(denominator, str) or not 0 < denominator < float("inf"):
@@ -275,7 +276,8 @@ def _check_denominator(denominator: str | float) -> None:
         )
 
 
-def _check_sizes(**sizes: int | None) -> None:
+def check_sizes(**sizes: int | None) -> None:
+    """Raise a ValueError unless each is None or at least one row."""
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ValueError(f"{name} must be at least 1 row, got {size}; None takes all at once.")

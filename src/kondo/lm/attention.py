@@ -1,11 +1,16 @@
 """Attention within packs laid end to end, for Hugging Face models: no padding, no mask, no sync.
 
-A function is registered under a name of our own with transformers' `AttentionInterface`. The model
-is switched to it only while it runs a pack, and while that pack is differentiated, because a
-checkpointed layer runs again there. At all other times, e.g. in generation, it has its own.
+transformers looks up a model's attention by its name ("sdpa", "flash_attention_2", ...). What
+stands there under a model's name is wrapped once, and the wrapper looks at each call: one that says
+`kondo_pack` attends within the rows of the pack, any other goes through to what stood there.
+Nothing of the model changes: another thread may generate with it meanwhile, a checkpointed layer
+that runs again in the backward attends as it did before, and a step that fails leaves nothing to
+put back.
 """
 
+import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-NAME = "kondo_varlen"
+# A mask of four dimensions counts as prepared: models pass it on, and make none of their own, which
+# would wait for the device to look for rows in position_ids.
+_PREPARED = (1, 1, 1, 1)
 
 # What models pass down that says nothing we do not know, or nothing about attention.
 _HARMLESS = {
-    "cache_position", "cu_seq_lens_k", "is_causal", "max_length_k", "output_attentions",
-    "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "use_cache",
+    "cache_position", "cu_seq_lens_k", "is_causal", "kondo_pack", "max_length_k",
+    "output_attentions", "output_hidden_states", "output_router_logits", "position_ids",
+    "return_dict", "use_cache",
 }  # fmt: skip
 # torch 2.11 shares key heads among query heads unasked; later ones want to be asked.
 _ALLOW_FEWER_KEYS: dict[str, Any] = (
@@ -27,6 +35,56 @@ _ALLOW_FEWER_KEYS: dict[str, Any] = (
 )
 _CAUSAL_LAYERS = {"full_attention", "sliding_attention"}
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+_REGISTERING = threading.Lock()
+
+
+def pack_arguments(
+    input_ids: Tensor, position_ids: Tensor | None, cu_seqlens: Tensor, max_length: int
+) -> dict[str, Any]:
+    """Return what a Hugging Face backbone is called with for a pack laid end to end."""
+    return {
+        "input_ids": input_ids,
+        "position_ids": position_ids,
+        "attention_mask": input_ids.new_ones(_PREPARED, dtype=torch.bool),
+        "use_cache": False,
+        "kondo_pack": True,
+        "cu_seq_lens_q": cu_seqlens,
+        "cu_seq_lens_k": cu_seqlens,
+        "max_length_q": max_length,
+        "max_length_k": max_length,
+    }
+
+
+def serve_packs(configs: list[Any]) -> None:
+    """Let the attentions that these configs name take packs; once each, for the whole process.
+
+    A model that looks elsewhere is not served: `CausalLM` finds out by comparing hidden states.
+    """
+    from transformers import AttentionInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for name in {config._attn_implementation for config in configs}:
+        with _REGISTERING:
+            own = ALL_ATTENTION_FUNCTIONS[name]
+            if not hasattr(own, "serves_packs"):
+                AttentionInterface.register(name, _serving_packs(own))
+
+
+def _serving_packs(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def attention(module: nn.Module, *args: Any, **options: Any) -> Any:
+        if options.get("kondo_pack"):
+            return varlen_attention(module, *args, **options)
+        return own(module, *args, **options)
+
+    attention.serves_packs = True  # type: ignore[attr-defined]
+    return attention
+
+
+def configs_of(backbone: nn.Module) -> list[Any]:
+    """Return the configs, each once, in which the modules of a backbone look up their attention."""
+    found = (getattr(module, "config", None) for module in backbone.modules())
+    return list({id(c): c for c in found if hasattr(c, "_attn_implementation")}.values())
 
 
 def varlen_attention(
@@ -46,11 +104,11 @@ def varlen_attention(
     """Attend causally within each row of a pack; called by transformers' attention modules.
 
     Args:
-        module: the attention module, not used.
+        module: the attention module, for messages.
         query: [1, H, total, D]; key and value may have fewer heads.
         key: see query.
         value: see query.
-        attention_mask: must be None; the rows' ends say it all.
+        attention_mask: None, or the one entry of `pack_arguments`; the rows' ends say it all.
         scaling: factor of the scores.
         dropout: must be 0.
         sliding_window: a token sees itself and sliding_window - 1 before it.
@@ -61,13 +119,10 @@ def varlen_attention(
     Returns:
         [1, total, H, D], and no weights.
     """
-    if cu_seq_lens_q is None or max_length_q is None:
-        raise ValueError(
-            f'attention "{NAME}" must be called with cu_seq_lens_q and max_length_q, got a call '
-            f"without: it only serves packs of kondo.lm. A backward that failed half-way may have "
-            f"left the model on it; set the model's own with model.set_attn_implementation(...)."
-        )
-    others["attention_mask"] = attention_mask
+    assert cu_seq_lens_q is not None  # `pack_arguments` has both
+    assert max_length_q is not None
+    if attention_mask is not None and attention_mask.shape != _PREPARED:
+        others["attention_mask"] = attention_mask
     others["dropout"] = dropout or None
     strange = sorted(
         name for name, got in others.items() if name not in _HARMLESS and got is not None
@@ -159,47 +214,13 @@ def varlen_fault(backbone: nn.Module) -> str | None:
         return "its attention scores are soft-capped"
     if any(getattr(config, name, 0.0) for name in _DROPOUTS):
         return "its attention has dropout"
+    if any(each._attn_implementation in (None, "eager") for each in configs_of(backbone)):
+        return (
+            'its attention is "eager", which transformers looks up nowhere; load it with '
+            'attn_implementation="sdpa"'
+        )
     return None
 
 
 def _flag(backbone: nn.Module, name: str) -> bool:
     return bool(getattr(backbone, name, False))
-
-
-class VarlenSwitch:
-    """Gives a Hugging Face backbone `varlen_attention` inside a `with`, and takes it away."""
-
-    def __init__(self, backbone: nn.Module):
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(NAME, varlen_attention)
-        configs = {id(c): c for c in map(_config, backbone.modules()) if c is not None}
-        self._configs = list(configs.values())
-        self._own: list[str | None] | None = None
-
-    def __enter__(self) -> None:
-        if self._own is None:
-            self._own = [config._attn_implementation for config in self._configs]
-            for config in self._configs:
-                config._attn_implementation = NAME
-
-    def __exit__(self, *_: object) -> None:
-        if self._own is not None:
-            for config, own in zip(self._configs, self._own, strict=True):
-                config._attn_implementation = own
-            self._own = None
-
-    def during_backward(self, hidden: Tensor) -> None:
-        """Switch again while `hidden` is differentiated: checkpointed layers run again then."""
-        hidden.register_hook(self._on_backward)  # type: ignore[no-untyped-call]
-
-    def _on_backward(self, _: Tensor) -> None:
-        self.__enter__()
-        queue: Callable[[Callable[[], None]], None]
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(self.__exit__)
-
-
-def _config(module: nn.Module) -> Any:
-    config = getattr(module, "config", None)
-    return config if hasattr(config, "_attn_implementation") else None

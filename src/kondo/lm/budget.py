@@ -72,7 +72,7 @@ class _Curves(NamedTuple):
     cost: Tensor
     """[N, S + 1] float64, 0 in column 0, not falling along a row."""
     value: Tensor
-    """[N, S + 1] float64, 0 in column 0."""
+    """[N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget."""
 
 
 class _Choice(NamedTuple):
@@ -133,6 +133,11 @@ class BudgetGate:
         self._latest: list[Purchase] = []
 
     @property
+    def is_bound(self) -> bool:
+        """Whether this gate knows the costs of its rows; see `for_rows`."""
+        return self._cost is not None
+
+    @property
     def purchase(self) -> Purchase:
         """What the latest call bought, of this gate or of one bound from it."""
         if not self._latest:
@@ -161,6 +166,15 @@ class BudgetGate:
         last = bound._cost if ends is None else torch.where(ends, bound._cost, 0.0)
         bound._row_end = last.amax(dim=1)
         return bound
+
+    def take(self, rows: Tensor) -> "BudgetGate":
+        """Return this bound gate for some of its rows, int64 [R], with their costs and weights."""
+        if self._cost is None or self._row_end is None:
+            raise ValueError("take needs a gate that is bound to rows; use for_rows(rows).")
+        chosen = copy.copy(self)
+        index = rows.to(self._cost.device)
+        chosen._cost, chosen._row_end = self._cost[index], self._row_end[index]
+        return chosen
 
     @torch.no_grad()
     def __call__(
@@ -252,17 +266,21 @@ def buy(worth: Tensor, cost: Tensor, budget: float) -> Purchase:
     Returns:
         The `Purchase`; its cut is on the device of worth.
     """
+    # A cut that the whole budget cannot pay for is no choice: it would only raise the price.
+    worth = torch.where(cost <= budget, worth, 0.0)
     # Rows with nothing to gain, half of a batch with centred advantages, need no thought.
     index = (worth > 0).any(dim=1).nonzero().squeeze(1)
     cut = torch.zeros(worth.shape[0], dtype=torch.int64, device=worth.device)
     worth, cost = worth[index], cost[index].double()
     curves = _Curves(
         cost=torch.nn.functional.pad(cost, (1, 0)),
-        value=torch.nn.functional.pad(worth.double().cumsum(dim=1), (1, 0)),
+        value=torch.nn.functional.pad(
+            torch.where(cost <= budget, worth.double().cumsum(dim=1), -torch.inf), (1, 0)
+        ),
     )
     best, mu, bound = _lagrangian(curves, budget)
     if best.value < bound * (1 - _SAME):
-        others = (_top_cuts(worth, curves, index, budget), _single_row(curves, budget))
+        others = (_top_cuts(worth, curves, index, budget), _single_row(curves))
         filled = [_fill_in(curves, choice, budget) for choice in (best, *others)]
         best = max(filled, key=lambda choice: choice.value)
 
@@ -370,9 +388,9 @@ def _ranks(worth: Tensor, rows: Tensor) -> Tensor:
     return rank.index_put_((row[order], column[order]), place)
 
 
-def _single_row(curves: _Curves, budget: float) -> _Choice:
+def _single_row(curves: _Curves) -> _Choice:
     """Return the one cut of the one row that is worth most, every other row skipped."""
-    values, cuts = torch.where(curves.cost <= budget, curves.value, 0.0).max(dim=1)
+    values, cuts = curves.value.max(dim=1)
     row = values.argmax()
     alone = torch.arange(cuts.numel(), device=cuts.device) == row
     return _choice(curves, torch.where(alone, cuts, 0))

@@ -4,17 +4,23 @@ free screen, rows, advantages -> check now and then -> free or exact log-probs
 """
 
 import logging
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kondo.core.delight import delight
 from kondo.engine import rows as nests
 from kondo.engine.screen import LogProb, screen_log_probs
-from kondo.engine.select import GateLike, Unit
+from kondo.engine.select import GateLike, Priority, Unit
+from kondo.lm.budget import BudgetGate
 from kondo.lm.screens import Agreement, agreement
 
 _log = logging.getLogger(__name__)
+
+# One swap among fewer kept units moves the overlap by over 0.15, whatever the swap costs.
+_FEW_UNITS = 10
 
 
 class Guarded:
@@ -22,21 +28,28 @@ class Guarded:
 
     Every `every` steps, the first included, the kept set of the free screen is compared with the
     exact one. Below `least_overlap` a warning is logged and the exact screen takes over, until a
-    later check passes. Call it once a step, and give what it returns as `screen=`:
+    later check passes. Where fewer than ten units are kept, one that changes sides would decide:
+    the exact delight bought, as a share of what the exact screen buys, is then held to that limit.
+    Call it once a step, and give what it returns as `screen=`:
 
         guard = Guarded(lm.log_prob, gate=gate)
         screen = guard(rows, advantages, rollout_log_probs)
         kondo.lm.backward(lm, rows, advantages, gate=gate, screen=screen)
 
-    Where ranks each hold a guard of their own, each decides for its own rows.
+    Where ranks each hold a guard of their own, each checks its own rows with its own copy of the
+    gate, and each decides for itself: some may screen exactly while others do not. That is sound
+    where a forward is a rank's own affair (DDP, whose screen has no gradient to share). Where it is
+    a collective (sharded weights), ranks that disagree would wait for each other forever: check on
+    one rank, and send what its guard decided to the others.
 
     Args:
         exact: rows -> [N, S], the policy's own log_prob.
-        gate: the gate of the step; copied for each check. An unbound `BudgetGate` is bound to the
-            rows checked.
+        gate: the gate of the step; copied for each check. A `BudgetGate` that is not bound yet is
+            bound to the rows checked; one that is keeps its costs and weights.
         unit: what is gated.
+        priority: what the gate looks at, delight by default.
         every: steps between checks, >= 1.
-        least_overlap: |A & B| / |A | B| that a check must reach, in [0, 1].
+        least_overlap: |A & B| / |A | B| that a check must reach, in [0, 1]; few units: see above.
         sample: rows a check looks at, drawn anew; all if None. A rate of 3% of few rows says
             little: let the sample hold some dozens of kept units.
         seed: of the draw of that sample.
@@ -48,6 +61,7 @@ class Guarded:
         *,
         gate: GateLike,
         unit: Unit = "sequence",
+        priority: Priority = delight,
         every: int = 50,
         least_overlap: float = 0.8,
         sample: int | None = None,
@@ -59,7 +73,7 @@ class Guarded:
             raise ValueError(f"least_overlap must lie in [0, 1], got {least_overlap}.")
         if sample is not None and sample < 1:
             raise ValueError(f"sample must be at least 1 row, got {sample}; None checks all rows.")
-        self._exact, self._gate, self._unit = exact, gate, unit
+        self._exact, self._gate, self._unit, self._priority = exact, gate, unit, priority
         self.every, self.least_overlap, self.sample = every, least_overlap, sample
         self._draws = torch.Generator().manual_seed(seed)
         self.trusted = True
@@ -75,29 +89,39 @@ class Guarded:
         free: Tensor | LogProb,
         *,
         mask: Tensor | None = None,
+        gate: GateLike | None = None,
     ) -> Tensor:
         """Return the log-probs to screen this step with, [N, S].
+
+        A draft is not run in steps that need none: not trusted, and no check due.
 
         Args:
             rows: the batch, a nest of tensors with N rows.
             advantages: [N] or [N, S] float.
             free: log-probs that already exist, or a cheap draft.
             mask: [N, S] bool; by default the rows' completion_mask.
+            gate: this step's, e.g. a `BudgetGate` that is bound to these rows; by default the
+                guard's own.
         """
         if mask is None:
             mask = getattr(rows, "completion_mask", None)
-        cheap = screen_log_probs(self._exact, rows, screen=free)
-        known: Tensor | None = None
-        if self.steps % self.every == 0:
-            known = self._check(rows, cheap, advantages, mask)
+        due = self.steps % self.every == 0
+        cheap = known = None
+        if due or self.trusted:
+            cheap = screen_log_probs(self._exact, rows, screen=free)
+        if due:
+            assert cheap is not None
+            gate = self._gate if gate is None else gate
+            known = self._check(rows, cheap, advantages, mask, gate)
         self.steps += 1
         if self.trusted:
+            assert cheap is not None  # trusted before, or by this check
             return cheap
         self.exact_steps += 1
         return screen_log_probs(self._exact, rows) if known is None else known
 
     def _check(
-        self, rows: Any, cheap: Tensor, advantages: Tensor, mask: Tensor | None
+        self, rows: Any, cheap: Tensor, advantages: Tensor, mask: Tensor | None, gate: GateLike
     ) -> Tensor | None:
         """Compare on a sample of the rows; return the exact log-probs if it was all of them."""
         size, index = cheap.shape[0], None
@@ -107,14 +131,23 @@ class Guarded:
             parts = nests.take(parts, index)
         rows, cheap, advantages, mask = parts
         exact = screen_log_probs(self._exact, rows)
-        gate = self._gate.for_rows(rows) if hasattr(self._gate, "for_rows") else self._gate
-        found = agreement(cheap, exact, advantages, gate=gate, mask=mask, unit=self._unit)
+        found = agreement(
+            cheap,
+            exact,
+            advantages,
+            gate=_gate_of_rows(gate, rows, index),
+            mask=mask,
+            unit=self._unit,
+            priority=self._priority,
+        )
         self._judge(found)
         return exact if index is None else None
 
     def _judge(self, found: Agreement) -> None:
         self.checks += 1
-        self.latest, trusted = found, found.overlap >= self.least_overlap
+        self.latest = found
+        few = found.kept_exact < _FEW_UNITS and not math.isnan(found.delight_share)
+        trusted = (found.delight_share if few else found.overlap) >= self.least_overlap
         facts = (self.steps, found.overlap, self.least_overlap, found.recall, found.delight_share)
         numbers = "step %d: overlap %.3f, limit %.3f, recall %.3f, delight bought %.3f"
         if not trusted:
@@ -152,3 +185,12 @@ class Guarded:
             setattr(self, name, state[name])
         self.latest = None if state["latest"] is None else Agreement(*state["latest"])
         self._draws.set_state(state["draws"].cpu())
+
+
+def _gate_of_rows(gate: GateLike, rows: Any, index: Tensor | None) -> GateLike:
+    """Return the gate for the rows that are checked, which `index` names among the batch's."""
+    if not isinstance(gate, BudgetGate):
+        return gate
+    if not gate.is_bound:
+        return gate.for_rows(rows)
+    return gate if index is None else gate.take(index)

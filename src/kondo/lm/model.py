@@ -7,6 +7,7 @@ sees wanted tokens only, and logits never exist all at once (see `head`). Terms 
 its own loss, such as the balance of a mixture's router, are no part of ours.
 """
 
+import contextlib
 import inspect
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -18,10 +19,17 @@ from kondo.core._checks import expand_rows
 from kondo.engine.compact import MicroBatch
 from kondo.engine.screen import no_trace
 from kondo.engine.select import Selection
-from kondo.lm.attention import VarlenSwitch, varlen_fault
+from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
 from kondo.lm.head import Backend, Head, token_log_probs
 from kondo.lm.pack import Layout, Pack, packs
-from kondo.lm.parts import bend_of, separate, without_adapters
+from kondo.lm.parts import (
+    backbone_of,
+    bend_of,
+    check_positions,
+    check_whole,
+    output_layer,
+    without_adapters,
+)
 from kondo.lm.rows import TokenRows
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -34,9 +42,13 @@ class CausalLM:
         model: a Hugging Face causal LM, also inside PEFT; or, with `head`, any backbone: a module
             (input_ids, attention_mask=..., position_ids=...) -> hidden states [B, T, D], or an
             object with last_hidden_state. It must be causal: padding is on the right, and a row's
-            hidden states may depend on nothing but its tokens up to there.
+            hidden states may depend on nothing but its tokens up to there. Layers that are compiled
+            in place (`layer.compile()`) stay so; torch.compile of a whole Hugging Face model, whose
+            forward is not run, is refused.
         head: what turns hidden states into logits: a linear layer or a `Head`. None takes the
-            model's own, and compares a few logits with the model's: one forward of three tokens.
+            model's own, whichever it has at each call (adapters may bring theirs), and compares a
+            few logits with the model's: one forward of three tokens. It may be wider than the
+            backbone, float32 after bfloat16: hidden states are then cast to its dtype.
         temperature: of the sampling; divides the logits.
         max_tokens: most tokens of a forward; a longer row is alone in it.
         attention: "varlen" lays rows end to end, without padding; "padded" side by side, with
@@ -77,10 +89,12 @@ class CausalLM:
         self.attention = attention
         self.head_backend: Backend = head_backend
         base = without_adapters(model)
-        self.backbone, self._head = (base, head) if head is not None else separate(base)
+        self._base, self._given_head = base, head
+        self.backbone = base if head is not None else backbone_of(base)
         self._bend = bend_of(base) if head is None else {}
         self._hugging_face = hasattr(getattr(self.backbone, "config", None), "_attn_implementation")
-        self._switch = VarlenSwitch(self.backbone) if self._hugging_face else None
+        self._configs = configs_of(self.backbone)
+        check_positions(self.backbone)
         self._faults: dict[tuple[str, torch.dtype], str | None] = {}
         if head is None:
             self._compare_logits(base)
@@ -91,11 +105,15 @@ class CausalLM:
             )
 
     @property
+    def _head(self) -> nn.Module | Head:
+        return output_layer(self._base) if self._given_head is None else self._given_head
+
+    @property
     def head(self) -> Head:
-        """What turns hidden states into logits, with the weights as they are now."""
-        if isinstance(self._head, Head):
-            return self._head
+        """What turns hidden states into logits, as the model has it now."""
         layer = self._head
+        if isinstance(layer, Head):
+            return layer
         return Head(layer.weight, getattr(layer, "bias", None), **self._bend)  # type: ignore[arg-type]
 
     @property
@@ -107,8 +125,8 @@ class CausalLM:
     def vocab_size(self) -> int:
         """Ids below this have an embedding, where it can be found, and a logit."""
         embedding = getattr(self.backbone, "get_input_embeddings", lambda: None)()
-        known = getattr(embedding, "num_embeddings", self.head.weight.shape[0])
-        return int(min(known, self.head.weight.shape[0]))
+        num_logits = self.head.weight.shape[0]
+        return int(min(getattr(embedding, "num_embeddings", num_logits), num_logits))
 
     @property
     def layout(self) -> Layout:
@@ -140,6 +158,7 @@ class CausalLM:
             layout=self.layout,
             max_tokens=self.max_tokens,
             device=self.device,
+            bare=self._hugging_face,
         ):
             found.append((pack.rows, pack.columns, self._read(pack)))
         row, column, log_probs = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -173,35 +192,33 @@ class CausalLM:
             home = values.device
             return expand_rows(name, values, shape)[pack.rows.to(home), pack.columns.to(home)]
 
-        try:
-            for pack in packs(
-                batch,
-                selection.keep,
-                selection.rows,
-                layout=self.layout,
-                max_tokens=self.max_tokens,
-                max_rows=size,
-                device=self.device,
-            ):
-                yield MicroBatch(
-                    rows=pack,
-                    advantages=at("advantages", advantages, pack),
-                    loss_inputs={k: at(k, v, pack) for k, v in loss_inputs.items()},
-                    keep=torch.ones_like(pack.targets, dtype=torch.bool),
-                    weight=at("weight", selection.weight, pack),
-                    num_rows=pack.num_rows,
-                    num_tokens=pack.num_tokens,
-                )
-        finally:
-            if self._switch is not None:
-                self._switch.__exit__()  # also where a backward failed half-way
+        for pack in packs(
+            batch,
+            selection.keep,
+            selection.rows,
+            layout=self.layout,
+            max_tokens=self.max_tokens,
+            max_rows=size,
+            device=self.device,
+            bare=self._hugging_face,
+        ):
+            yield MicroBatch(
+                rows=pack,
+                advantages=at("advantages", advantages, pack),
+                loss_inputs={k: at(k, v, pack) for k, v in loss_inputs.items()},
+                keep=torch.ones_like(pack.targets, dtype=torch.bool),
+                weight=at("weight", selection.weight, pack),
+                num_rows=pack.num_rows,
+                num_tokens=pack.num_tokens,
+            )
 
     def _read(self, pack: Pack) -> Tensor:
         """Run backbone and head; [K]."""
-        hidden = self._hidden(pack).flatten(0, -2)
+        hidden, head = self._hidden(pack).flatten(0, -2), self.head
+        check_whole(head.weight)
         return token_log_probs(
-            hidden.index_select(0, pack.read.to(hidden.device)),
-            self.head,
+            _as_head_takes(hidden.index_select(0, pack.read.to(hidden.device)), head),
+            head,
             pack.targets.to(hidden.device),
             temperature=self.temperature,
             backend=self.head_backend,
@@ -211,12 +228,9 @@ class CausalLM:
     def _hidden(self, pack: Pack) -> Tensor:
         """Run the backbone; [1, total, D] or [B, max_length, D]."""
         if pack.layout == "varlen":
-            assert self._switch is not None  # the constructor, or layout, has seen to it
-            with self._switch:
-                hidden = _last_hidden(self.backbone(**_varlen_inputs(pack)))
-            if hidden.requires_grad:
-                self._switch.during_backward(hidden)
-            return hidden
+            serve_packs(self._configs)
+            arguments = (pack.input_ids, pack.position_ids, pack.cu_seqlens, pack.max_length)
+            return _last_hidden(self.backbone(**pack_arguments(*arguments)))
         if self._hugging_face:
             return _last_hidden(self.backbone(**self._padded_inputs(pack)))
         return _last_hidden(
@@ -268,7 +282,7 @@ class CausalLM:
         for layout in ("padded", "varlen"):
             (pack,) = packs(rows, sampled, layout=layout, max_tokens=10)
             try:
-                with no_trace(self.backbone, ids):
+                with no_trace(self.backbone, ids), _without_compiling(self.backbone):
                     hidden[layout] = self._hidden(pack).flatten(0, -2)[pack.read].double()
             except Exception as error:  # whatever a foreign model raises is the reason we look for
                 return str(error)
@@ -276,8 +290,9 @@ class CausalLM:
 
     def _compare_logits(self, base: nn.Module) -> None:
         """Refuse a model whose logits are more than its head and the bends we know."""
+        check_whole(self.head.weight)
         ids = torch.arange(3, device=self.device).unsqueeze(0) % self.vocab_size
-        with no_trace(base, ids):
+        with no_trace(base, ids), _without_compiling(base):
             logits = base(input_ids=ids, use_cache=False).logits
             hidden = _last_hidden(self.backbone(input_ids=ids, use_cache=False))
             fault = _difference(_logits(hidden, self.head), logits, self._dtype)
@@ -309,7 +324,23 @@ def _check_options(temperature: float, max_tokens: int, attention: str) -> None:
         raise ValueError(f'attention must be "auto", "varlen" or "padded", got {attention!r}.')
 
 
+def _as_head_takes(hidden: Tensor, head: Head) -> Tensor:
+    """Return hidden states in the head's dtype where that is float32 and theirs is half of it."""
+    if torch.is_autocast_enabled(hidden.device.type) or hidden.dtype not in _HALF:
+        return hidden
+    return hidden.float() if head.weight.dtype == torch.float32 else hidden
+
+
+def _without_compiling(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Run compiled layers as they are written: a graph of a few tokens serves nothing else."""
+    if any(each._compiled_call_impl is not None for each in module.modules()):
+        stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return stance
+    return contextlib.nullcontext()
+
+
 def _logits(hidden: Tensor, head: Head) -> Tensor:
+    hidden = _as_head_takes(hidden, head)
     logits = head.scale * nn.functional.linear(hidden, head.weight, head.bias)
     return logits if head.soft_cap is None else head.soft_cap * (logits / head.soft_cap).tanh()
 
@@ -319,18 +350,6 @@ def _difference(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> str | None:
     error = float((ours.double() - theirs.double()).norm() / theirs.double().norm())
     limit = 0.05 if dtype in _HALF else 1e-3
     return None if error <= limit else f"results differ by {error:.2g} of their norm"
-
-
-def _varlen_inputs(pack: Pack) -> dict[str, Any]:
-    return {
-        "input_ids": pack.input_ids,
-        "position_ids": pack.position_ids,
-        "use_cache": False,
-        "cu_seq_lens_q": pack.cu_seqlens,
-        "cu_seq_lens_k": pack.cu_seqlens,
-        "max_length_q": pack.max_length,
-        "max_length_k": pack.max_length,
-    }
 
 
 def _last_hidden(output: Any) -> Tensor:

@@ -1,8 +1,13 @@
-"""The parts of a Hugging Face causal LM: backbone, output layer, and what bends its logits."""
+"""The parts of a causal LM: backbone, output layer, and what bends its logits."""
 
+import sys
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
+
+# Their frequencies are those of the longest position in the forward: a row that is cut, or has
+# other neighbours, gets other hidden states.
+_ROPES_OF_THE_LONGEST = {"dynamic", "longrope"}
 
 
 def without_adapters(model: nn.Module) -> nn.Module:
@@ -11,6 +16,12 @@ def without_adapters(model: nn.Module) -> nn.Module:
         raise ValueError(
             "model must not be wrapped in DistributedDataParallel, whose forward would not run; "
             "give model.module, and average the gradients after the step."
+        )
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError(
+            "model must not be wrapped in FullyShardedDataParallel, which gathers its weights in a "
+            "forward of its own that would not run; use torch.distributed.fsdp.fully_shard and "
+            "kondo.distributed."
         )
     if not hasattr(model, "get_base_model"):
         return model
@@ -23,32 +34,87 @@ def without_adapters(model: nn.Module) -> nn.Module:
     return base
 
 
-def separate(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Split a Hugging Face causal LM into its backbone and its output layer."""
+def backbone_of(model: nn.Module) -> nn.Module:
+    """Return what comes before the output layer of a Hugging Face causal LM."""
+    if hasattr(model, "_orig_mod"):
+        raise ValueError(
+            "model must not be wrapped by torch.compile as a whole: its parts are called, so that "
+            "nothing would be compiled; give the model itself, and compile its layers in place: "
+            "for layer in model.model.layers: layer.compile()."
+        )
     layer = getattr(model, "get_output_embeddings", lambda: None)()
-    backbone = getattr(model, "base_model", model)
+    backbone: nn.Module = getattr(model, "base_model", model)
     if layer is None or backbone is model:
         raise ValueError(
             f"model must have a separable head, got {type(model).__name__} without an output layer "
             f"after its backbone; give them as CausalLM(backbone, head=linear_layer)."
         )
-    layer = _saved_copy(layer)
+    return backbone
+
+
+def output_layer(model: nn.Module) -> nn.Module:
+    """Return the layer that makes the logits of a Hugging Face causal LM, as it stands now."""
+    layer = _saved_copy(cast(Any, model).get_output_embeddings())
     if list(layer.children()) or getattr(layer, "weight", None) is None:
         raise ValueError(
             f"model must have a plain linear head, got {type(layer).__name__}, which adds terms of "
             f"its own; leave the output layer out of the adapter's target modules, or train a "
             f"whole copy of it (modules_to_save)."
         )
-    return backbone, layer
+    return layer
 
 
 def _saved_copy(layer: nn.Module) -> nn.Module:
-    """Return the trained copy where PEFT's modules_to_save wraps the layer."""
+    """Return the copy in use where PEFT's modules_to_save wraps the layer, or the layer itself."""
     copies = getattr(layer, "modules_to_save", None)
     if not isinstance(copies, nn.ModuleDict):
         return layer
-    (active,) = layer.active_adapters  # type: ignore[misc]
-    return copies[active]
+    wrapper = cast(Any, layer)
+    active = [name for name in wrapper.active_adapters if name in copies]
+    if wrapper.disable_adapters or not active:
+        original: nn.Module = wrapper.original_module
+        return original
+    if len(active) > 1:
+        raise ValueError(
+            f"model must have one active adapter with an output layer of its own, got {active}; "
+            f"choose one with model.set_adapter(...)."
+        )
+    return copies[active[0]]
+
+
+def check_whole(weight: Tensor) -> None:
+    """Refuse an output layer that is spread over ranks: it is read here, and not called."""
+    # Where the module was never imported no tensor can be one of its class.
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is not None and isinstance(weight, tensors.DTensor):
+        raise ValueError(
+            "model must have an output layer whose weights are whole, got a DTensor: fully_shard "
+            "gathers them in the forward of the module it was called on, which is not run here. "
+            "Make the CausalLM of the plain model, and shard kondo.distributed's TokenLogProb."
+        )
+
+
+def check_positions(backbone: nn.Module) -> None:
+    """Refuse rotary embeddings in which a token's hidden state depends on what follows it."""
+    config = getattr(backbone, "config", None)
+    given = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    found = {kind for each in given for kind in _rope_types(each)} & _ROPES_OF_THE_LONGEST
+    if found:
+        raise ValueError(
+            f"model must have rotary embeddings that do not depend on the longest row of a "
+            f"forward, got rope_type {sorted(found)} in {type(backbone).__name__}: cutting and "
+            f"packing rows would change their log-probs. Use a model of another rope_type, such as "
+            f"default, linear, llama3 or yarn."
+        )
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """Return the types in a config's parameters; some models have one dict per kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    inner = (_rope_types(value) for value in parameters.values())
+    own = parameters.get("rope_type", parameters.get("type"))
+    return set().union(*inner) | ({own} if isinstance(own, str) else set())
 
 
 def bend_of(model: nn.Module) -> dict[str, Any]:

@@ -8,15 +8,16 @@ linear layers replaced. Only for screening: nothing here has a gradient.
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 Format = Literal["int8", "fp8"]
-Backend = Literal["auto", "torch", "torchao"]
+LinearBackend = Literal["auto", "torch", "torchao"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
@@ -28,19 +29,34 @@ _MULTIPLE = {"int8": 8, "fp8": 16}
 _LEAST_INT8_ROWS = 17
 
 
+class Quantisation(NamedTuple):
+    """What became of the linear layers of a module."""
+
+    backend: Literal["torch", "torchao"]
+    """What computes the products."""
+    quantised: int
+    """Layers replaced."""
+    skipped: int
+    """Layers left as they were: their sizes do not fit the format (routers, small LoRA)."""
+
+
 def quantise_linears(
-    module: nn.Module, number: Format, *, skip: Tensor | None = None, backend: Backend = "auto"
-) -> str:
-    """Replace the linear layers of `module` in place; return the backend that did it.
+    module: nn.Module,
+    number: Format,
+    *,
+    skip: Tensor | None = None,
+    backend: LinearBackend = "auto",
+) -> Quantisation:
+    """Replace the linear layers of `module` in place where their sizes fit; say how many did.
 
     Args:
-        module: frozen; every `nn.Linear` below it is replaced.
+        module: frozen; every `nn.Linear` below it whose sizes fit is replaced.
         number: "int8" or "fp8" (e4m3).
-        skip: weight of a layer to leave alone: the head.
-        backend: "torchao", "torch" for `QuantisedLinear`, or "auto": torchao where it is installed.
+        skip: weight of a layer to leave alone, and not to count: the head.
+        backend: "torch" for `QuantisedLinear`, "torchao", or "auto": "torch".
 
     Raises:
-        ValueError: unknown options, no linear layer, sizes or a device the format cannot do.
+        ValueError: unknown options, no linear layer that fits, a device the format cannot do.
         ImportError: torchao was asked for and is not installed.
     """
     if number not in _DTYPES:
@@ -53,19 +69,24 @@ def quantise_linears(
             f"the model must have nn.Linear layers outside its head to be quantised, got none in "
             f"{type(module).__name__} (GPT-2 has layers of its own kind); use another draft."
         )
+    fitting = [found for found in layers if _fits(found[2], _MULTIPLE[number])]
+    if not fitting:
+        name, _, layer = layers[0]
+        raise ValueError(
+            f"linear layers must have sizes that are multiples of {_MULTIPLE[number]} for this "
+            f"format, got none of {len(layers)}, the first {layer.in_features} x "
+            f"{layer.out_features} in {name}; use another draft."
+        )
     if number == "fp8":
-        _check_float8(layers[0][2].weight.device)
-    if backend == "auto":
-        backend = "torchao" if importlib.util.find_spec("torchao") else "torch"
-    for name, _, layer in layers:
-        _check_sizes(name, layer, _MULTIPLE[number])
+        _check_float8(fitting[0][2].weight.device)
     if backend == "torchao":
-        chosen = {id(layer) for _, _, layer in layers}
+        chosen = {id(layer) for _, _, layer in fitting}
         _by_torchao(module, number, lambda layer, _: id(layer) in chosen)
     else:
-        for name, parent, layer in layers:
+        for name, parent, layer in fitting:
             setattr(parent, name.rpartition(".")[2], QuantisedLinear(layer, number))
-    return backend
+    used: Literal["torch", "torchao"] = "torchao" if backend == "torchao" else "torch"
+    return Quantisation(used, len(fitting), len(layers) - len(fitting))
 
 
 class QuantisedLinear(nn.Module):
@@ -91,15 +112,22 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale.t().contiguous())  # [1, O]
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
-        self._quantise = _fused(weight.device)
+
+    @torch.no_grad()
+    def refresh(self, layer: nn.Linear) -> None:
+        """Take the present weights of `layer`, in place."""
+        weight, scale = quantise_rows(layer.weight.detach(), self.number)
+        self.weight.copy_(weight)
+        self.scale.copy_(scale.t())
+        if self.bias is not None:
+            self.bias.copy_(layer.bias)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b in x's dtype."""
-        rows, scale = self._quantise(x.reshape(-1, x.shape[-1]), self.number)
+        rows, scale = _fused(quantise_rows, x.device)(x.reshape(-1, x.shape[-1]), self.number)
         product = _float8_product if self.number == "fp8" else _int8_product
-        y = product(rows, scale, self.weight, self.scale).to(x.dtype)
-        y = y if self.bias is None else y + self.bias
+        y = product(rows, scale, self.weight, self.scale, self.bias, x.dtype)
         return y.view(*x.shape[:-1], -1)
 
 
@@ -112,26 +140,59 @@ def quantise_rows(x: Tensor, number: Format) -> tuple[Tensor, Tensor]:
     return (scaled.round() if number == "int8" else scaled).to(_DTYPES[number]), scale
 
 
-def _fused(device: torch.device) -> Callable[[Tensor, Format], tuple[Tensor, Tensor]]:
-    # Five passes over the activations would cost what the cheaper product saves.
-    return _compiled() if device.type == "cuda" else quantise_rows
+def _fused(function: _F, device: torch.device) -> _F:
+    """Return the function as one kernel on a GPU: several passes would cost what products save.
+
+    Inside a layer that is compiled itself it becomes a part of that layer's kernels.
+    """
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return function
+    return cast(_F, _compiled(function))
 
 
 @functools.cache
-def _compiled() -> Callable[[Tensor, Format], tuple[Tensor, Tensor]]:
-    return torch.compile(quantise_rows, dynamic=True)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
 
 
-def _float8_product(rows: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    return torch._scaled_mm(
-        rows, weight.t(), scale_a=scale, scale_b=weight_scale, out_dtype=torch.bfloat16
+def _float8_product(
+    rows: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    bias = None if bias is None else bias.bfloat16()
+    product = torch._scaled_mm(
+        rows, weight.t(), scale_a=scale, scale_b=weight_scale, bias=bias, out_dtype=torch.bfloat16
     )
+    return product.to(dtype)
 
 
-def _int8_product(rows: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+def _int8_product(
+    rows: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
     missing = _LEAST_INT8_ROWS - rows.shape[0]
     padded = nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
-    return torch._int_mm(padded, weight.t())[: rows.shape[0]] * scale * weight_scale
+    product = torch._int_mm(padded, weight.t())[: rows.shape[0]]
+    return _fused(_scaled, product.device)(product, scale, weight_scale, bias, dtype)
+
+
+def _scaled(
+    product: Tensor, scale: Tensor, weight_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return product * scale * weight_scale + bias, through one float32 tensor at most."""
+    y = product * scale
+    y *= weight_scale
+    if bias is not None:
+        y += bias
+    return y.to(dtype)
 
 
 def _by_torchao(
@@ -153,6 +214,15 @@ def _by_torchao(
     quantization.quantize_(module, settings, filter_fn=chosen)
 
 
+def requantised(layer: nn.Linear, number: Format) -> nn.Linear:
+    """Return a layer with the weight of `layer` as torchao quantises it; it has no bias."""
+    alike = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+    alike.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+    holder = nn.Sequential(alike)
+    _by_torchao(holder, number, lambda each, _: isinstance(each, nn.Linear))
+    return cast(nn.Linear, holder[0])
+
+
 def _linears(module: nn.Module, skip: Tensor | None) -> Iterator[tuple[str, nn.Module, nn.Linear]]:
     """Yield (name, parent, layer) of each linear layer but the one whose weight is `skip`."""
     for path, parent in module.named_modules():
@@ -161,12 +231,8 @@ def _linears(module: nn.Module, skip: Tensor | None) -> Iterator[tuple[str, nn.M
                 yield f"{path}.{name}" if path else name, parent, layer
 
 
-def _check_sizes(name: str, layer: nn.Linear, multiple: int) -> None:
-    if layer.in_features % multiple or layer.out_features % multiple:
-        raise ValueError(
-            f"linear layers must have sizes that are multiples of {multiple} for this format, got "
-            f"{layer.in_features} x {layer.out_features} in {name}; use another draft."
-        )
+def _fits(layer: nn.Linear, multiple: int) -> bool:
+    return layer.in_features % multiple == 0 and layer.out_features % multiple == 0
 
 
 def _check_float8(device: torch.device) -> None:

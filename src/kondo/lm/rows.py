@@ -54,6 +54,11 @@ class TokenRows:
             object.__setattr__(self, name, _check_like(name, mask, ids).bool())
         if self.position_ids is not None:
             positions = _check_integers("position_ids", self.position_ids)
+            if positions.dtype == torch.bool:
+                raise ValueError(
+                    "position_ids must hold integers, got torch.bool, as masks have; leave them "
+                    "out to count the real tokens from 0."
+                )
             object.__setattr__(self, "position_ids", _check_like("position_ids", positions, ids))
 
     @classmethod
@@ -79,11 +84,18 @@ class TokenRows:
         )
 
     def check(self, vocab_size: int) -> None:
-        """Raise a ValueError for rows that cannot be right. One device sync.
+        """Raise a ValueError for rows that cannot be right.
+
+        One device sync; none where these rows passed before, unless a tensor of theirs was written
+        to since (a version that inference mode does not count).
 
         Args:
             vocab_size: rows of the model's embedding; ids must be below it.
         """
+        parts = (self.input_ids, self.attention_mask, self.completion_mask)
+        versions = [vocab_size, *(part._version for part in parts if not part.is_inference())]
+        if len(versions) == 4 and self.__dict__.get("_passed") == versions:
+            return
         ids, real, sampled = self.input_ids, self.attention_mask, self.completion_mask
         before = torch.nn.functional.pad(real[:, :-1], (1, 0))
         starts = (real & ~before).sum(1)
@@ -113,6 +125,7 @@ class TokenRows:
                 raise ValueError(
                     f"{rule}. Got row {first}, {int(where.sum())} of {where.numel()} rows in all."
                 )
+        object.__setattr__(self, "_passed", versions)
 
 
 def _check_integers(name: str, value: object, wanted: str = "integers") -> Tensor:

@@ -29,73 +29,86 @@ from kondo.engine.screen import LogProb
 from kondo.engine.select import GateLike, Priority, Unit, select
 from kondo.lm import step
 from kondo.lm.model import CausalLM
-from kondo.lm.quantise import Backend, Format, quantise_linears
+from kondo.lm.quantise import Format, LinearBackend, QuantisedLinear, quantise_linears, requantised
 from kondo.lm.rows import TokenRows
 
 
 class Stale:
     """A frozen copy of a policy, as it was at the latest `refresh`; made by `stale`."""
 
-    def __init__(self, lm: CausalLM):
+    def __init__(self, lm: CausalLM, compile_options: dict[str, Any] | None = None):
         self._lm = lm
         self._frozen = _frozen_copy(lm)
+        _compile_alike(self._frozen, lm, compile_options)
 
     def __call__(self, rows: Any) -> Tensor:
         """Return the copy's log-probs, [N, S]."""
         return self._frozen.log_prob(rows)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Copy the policy's present weights and buffers, in place."""
-        buffers = (self._frozen.module.buffers(), self._lm.module.buffers())
-        for mine, theirs in (
-            *zip(parameters_of(self._frozen), parameters_of(self._lm), strict=True),
-            *zip(*buffers, strict=True),
-        ):
-            mine.copy_(theirs)
+        _copy_weights(self._frozen, self._lm)
 
 
 class Quantised:
     """A low-precision copy of a policy, as it was at the latest `refresh`; made by `quantised`."""
 
-    def __init__(self, lm: CausalLM, number: Format, backend: Backend):
-        self._lm, self._number, self._asked = lm, number, backend
-        self.refresh()
+    def __init__(
+        self,
+        lm: CausalLM,
+        number: Format,
+        backend: LinearBackend,
+        compile_options: dict[str, Any] | None = None,
+    ):
+        self._lm, self._number = lm, number
+        self._frozen = _frozen_copy(lm)
+        self.backend, self.quantised, self.skipped = quantise_linears(
+            self._frozen.module, number, skip=self._frozen.head.weight, backend=backend
+        )
+        _compile_alike(self._frozen, lm, compile_options)
 
     def __call__(self, rows: Any) -> Tensor:
         """Return the copy's log-probs, [N, S]."""
         return self._frozen.log_prob(rows)
 
     def refresh(self) -> None:
-        """Copy and quantise the policy's present weights."""
-        frozen = _frozen_copy(self._lm)
-        self.backend = quantise_linears(
-            frozen.module, self._number, skip=frozen.head.weight, backend=self._asked
-        )
-        self._frozen = frozen
+        """Copy and quantise the policy's present weights, in place."""
+        _copy_weights(self._frozen, self._lm, self._number)
 
 
-def stale(lm: CausalLM) -> Stale:
+def stale(lm: CausalLM, *, compile_options: dict[str, Any] | None = None) -> Stale:
     """Return a frozen copy of `lm` as a screen; its `.refresh()` takes the present weights.
 
     It costs as much as the exact screen, but not on the learner's device or time: and it shows how
     stale a rollout's log-probs may grow before they stop to agree.
+
+    Args:
+        lm: the policy.
+        compile_options: layers that are compiled in `lm` (`layer.compile()`) are compiled in the
+            copy, with these arguments of `nn.Module.compile`; a layer does not tell its own.
     """
-    return Stale(lm)
+    return Stale(lm, compile_options)
 
 
-def quantised(lm: CausalLM, number: Format = "fp8", *, backend: Backend = "auto") -> Quantised:
+def quantised(
+    lm: CausalLM,
+    number: Format = "fp8",
+    *,
+    backend: LinearBackend = "auto",
+    compile_options: dict[str, Any] | None = None,
+) -> Quantised:
     """Return a copy of `lm` with int8 or float8 linear layers, to `.refresh()` as `lm` learns.
 
-    The head and the embeddings keep their precision.
+    The head and the embeddings keep their precision, and so do layers whose sizes do not fit the
+    format: the result's `quantised` and `skipped` count the linear layers.
 
     Args:
         lm: the policy; it is left as it is.
         number: "fp8" (CUDA, compute capability 8.9 or higher) or "int8".
-        backend: "torchao", "torch" for the layers of `kondo.lm.quantise`, or "auto": torchao where
-            it is installed.
+        backend: "torch" for the layers of `kondo.lm.quantise`, "torchao", or "auto": "torch".
+        compile_options: see `stale`.
     """
-    return Quantised(lm, number, backend)
+    return Quantised(lm, number, backend, compile_options)
 
 
 class Truncated:
@@ -326,6 +339,37 @@ def _frozen_copy(lm: CausalLM) -> CausalLM:
     for parameter in parameters_of(frozen):
         parameter.requires_grad_(False)
     return frozen
+
+
+def _compile_alike(frozen: CausalLM, lm: CausalLM, options: dict[str, Any] | None) -> None:
+    """Compile the modules of a copy that are compiled in the original: a copy loses that."""
+    for name, theirs in lm.module.named_modules():
+        if theirs._compiled_call_impl is not None:
+            frozen.module.get_submodule(name).compile(**(options or {}))
+
+
+@torch.no_grad()
+def _copy_weights(frozen: CausalLM, lm: CausalLM, number: Format | None = None) -> None:
+    """Write the policy's present weights and buffers into its copy, quantised where that is."""
+    for name, theirs in lm.module.named_modules():
+        mine = frozen.module.get_submodule(name)
+        if isinstance(mine, QuantisedLinear):
+            assert isinstance(theirs, nn.Linear)
+            mine.refresh(theirs)
+            continue
+        for old, new in (
+            *zip(mine.parameters(False), theirs.parameters(False), strict=True),
+            *zip(mine.buffers(False), theirs.buffers(False), strict=True),
+        ):
+            if type(old.data) is type(new.data):
+                old.copy_(new)
+            else:  # torchao's tensors stand in an nn.Linear
+                assert number is not None
+                assert isinstance(theirs, nn.Linear)
+                mine.weight = requantised(theirs, number).weight
+    frozen.head.weight.copy_(lm.head.weight)  # a head may stand beside the module
+    if frozen.head.bias is not None and lm.head.bias is not None:
+        frozen.head.bias.copy_(lm.head.bias)
 
 
 def _same_draws(generator: torch.Generator | None) -> torch.Generator:

@@ -1,12 +1,13 @@
 """The gated step for language models: `kondo.backward` with rows of tokens, cut and packed."""
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kondo.core import losses
-from kondo.core.delight import delight
+from kondo.core.delight import ROUNDING, delight
 from kondo.engine import step
 from kondo.engine.differentiate import BackwardFn, Loss
 from kondo.engine.report import Report
@@ -14,9 +15,6 @@ from kondo.engine.screen import LogProb
 from kondo.engine.select import GateLike, Priority
 from kondo.lm.model import CausalLM, check_rows
 from kondo.lm.rows import TokenRows
-
-# Log-probs of half-precision engines may stand this much above 0; more is no rounding.
-_MOST_LOG_PROB = 0.05
 
 
 def backward(
@@ -32,6 +30,7 @@ def backward(
     loss_inputs: dict[str, Tensor] | None = None,
     generator: torch.Generator | None = None,
     priority: Priority = delight,
+    screen_rows: Literal["all", "promising"] | None = None,
     backward_fn: BackwardFn = Tensor.backward,
 ) -> Report:
     """Add to `.grad` the gradient of the gated loss, computing only what the kept tokens need.
@@ -56,6 +55,8 @@ def backward(
         loss_inputs: further tensors of the loss by name, each [N] or [N, S].
         generator: for the gate's draws.
         priority: what the gate looks at, delight by default.
+        screen_rows: "promising" makes no screening forward for rows that cannot be kept; see
+            `kondo.backward`. By default so, unless there is another priority.
         backward_fn: how to differentiate a loss; see `kondo.backward`.
 
     Returns:
@@ -87,6 +88,8 @@ def backward(
         _check_per_token(name, value, rows)
     if isinstance(screen, Tensor):
         _check_screen(screen, rows)
+    elif callable(screen):
+        screen = partial(_checked_draft, screen)
     return step.backward(
         lm.log_prob,
         rows,
@@ -100,6 +103,7 @@ def backward(
         generator=generator,
         loss_inputs=loss_inputs,
         priority=priority,
+        screen_rows=screen_rows or ("promising" if priority is delight else "all"),
         backward_fn=backward_fn,
         compact=lm.compact,
     )
@@ -130,6 +134,14 @@ def _check_per_token(name: str, value: Tensor, rows: TokenRows) -> None:
     )
 
 
+def _checked_draft(draft: LogProb, rows: TokenRows) -> Tensor:
+    """Return what the draft makes of these rows, which may be some of the batch's."""
+    log_probs = draft(rows)
+    if isinstance(log_probs, Tensor):  # anything else is the engine's to refuse
+        _check_screen(log_probs, rows)
+    return log_probs
+
+
 def _check_screen(screen: Tensor, rows: TokenRows) -> None:
     """Refuse log-probs that no policy can have given to these tokens. One device sync."""
     _check_per_token("screen", screen, rows)
@@ -139,13 +151,17 @@ def _check_screen(screen: Tensor, rows: TokenRows) -> None:
             f"{list(screen.shape)}; sums over sequences do not say which token was surprising."
         )
     sampled = rows.completion_mask.to(screen.device)
-    above = sampled & (screen > _MOST_LOG_PROB)
+    most = ROUNDING.get(screen.dtype, 1e-2)
+    above = sampled & (screen > most)
     empty = ~(sampled & (screen != 0)).any()
-    num_above, is_empty = torch.stack([above.sum(), empty.long()]).tolist()
+    early, late = (_shifted_rows(screen != 0, sampled, by).sum() for by in (-1, 1))
+    num_above, is_empty, num_early, num_late = torch.stack(
+        [above.sum(), empty.long(), early, late]
+    ).tolist()
     if num_above:
         raise ValueError(
             f"screen must hold log-probs, at most 0, got {num_above} sampled tokens above "
-            f"{_MOST_LOG_PROB}, first at {above.nonzero()[0].tolist()}; logits, probabilities, "
+            f"{most}, first at {above.nonzero()[0].tolist()}; logits, probabilities, "
             f"surprisals or values of another tokenisation are no log-probs of these tokens."
         )
     if is_empty:
@@ -154,3 +170,22 @@ def _check_screen(screen: Tensor, rows: TokenRows) -> None:
             "they were not recorded, or they stand in other columns than their tokens: "
             "screen[n, t] belongs to input_ids[n, t]."
         )
+    for number, side in ((num_early, "left"), (num_late, "right")):
+        if 2 * number > screen.shape[0]:
+            raise ValueError(
+                f"screen must have the log-prob of input_ids[n, t] at screen[n, t], got one that "
+                f"stands a column to the {side} in {number} of {screen.shape[0]} rows: there is a "
+                f"log-prob beside the completion, and 0 at its other end. Shift it back, e.g. with "
+                f"torch.roll(screen, {1 if side == 'left' else -1}, 1)."
+            )
+
+
+def _shifted_rows(known: Tensor, sampled: Tensor, by: int) -> Tensor:
+    """Return which rows have log-probs only where sampled tokens would stand `by` columns further.
+
+    Zeros at an end of the completion alone would prove nothing, since a certain token (the last one
+    of an answer, a forced first one) has a log-prob of exactly 0. Here there is also a log-prob
+    beside the completion, and none anywhere else, as there would be if prompts had been recorded.
+    """
+    moved = torch.roll(sampled, by, 1)
+    return (known & ~sampled).any(1) & ~(known & ~moved).any(1)

@@ -17,6 +17,10 @@ from kondo.core._checks import at_least_float32, check_float
 CHUNK_BYTES = 512 * 2**20
 MIN_CHUNK_CUDA = 1024
 
+# Logits of less than this are one chunk on a GPU: the gradient of the weight is written once,
+# in the weight's own dtype, and needs no float32 sum.
+ONE_CHUNK_BYTES_CUDA = 2_500_000_000
+
 
 class Head(NamedTuple):
     """What turns hidden states into logits: soft_cap(scale * (hidden @ weight.T + bias))."""
@@ -31,10 +35,17 @@ class Head(NamedTuple):
     """Multiplies the logits before the cap: Cohere's logit_scale, 1 / Granite's logits_scaling."""
 
 
-def default_chunk(vocabulary: int, device: torch.device) -> int:
-    """Return how many tokens' logits exist at a time: CHUNK_BYTES, or more where a GPU wants it."""
+def default_chunk(vocabulary: int, device: torch.device, num_tokens: int | None = None) -> int:
+    """Return how many tokens' logits exist at a time: CHUNK_BYTES, or more where a GPU wants it.
+
+    Told how many tokens there are, all of them if they take less than ONE_CHUNK_BYTES_CUDA there.
+    """
     fitting = max(1, CHUNK_BYTES // (4 * vocabulary))
-    return max(fitting, MIN_CHUNK_CUDA) if device.type == "cuda" else fitting
+    if device.type != "cuda":
+        return fitting
+    if num_tokens is not None and 4 * vocabulary * num_tokens < ONE_CHUNK_BYTES_CUDA:
+        fitting = max(fitting, num_tokens)
+    return max(fitting, MIN_CHUNK_CUDA)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +123,7 @@ def prepare(
         scale=float(head.scale),
         soft_cap=head.soft_cap,
         temperature=_check_temperature(temperature, hidden, check),
-        chunk=chunk or default_chunk(head.weight.shape[0], hidden.device),
+        chunk=chunk or default_chunk(head.weight.shape[0], hidden.device, hidden.shape[0]),
         dtype=_product_dtype(hidden, head),
         device=hidden.device,
     )
