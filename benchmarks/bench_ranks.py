@@ -77,7 +77,7 @@ def dense_step(work: Workload) -> None:
     """Differentiate every row of every rank; DDP averages."""
     advantages = work.advantages if work.unit == "sample" else work.advantages.unsqueeze(1)
     loss = -(work.log_prob(work.batch) * advantages).mean()
-    loss.backward()  # type: ignore[attr-defined, no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def contenders_for(work: Workload, rates: Sequence[float]) -> list[Contender]:
