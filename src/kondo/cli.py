@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import kondo
+from kondo.distributed.ray.command import add_parser as add_actors
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_EXTRAS = {"numpy": "lab", "pandas": "lab", "matplotlib": "lab", "sklearn": "lab", "rich": "lab"}
+_EXTRAS = {
+    **dict.fromkeys(("numpy", "pandas", "matplotlib", "sklearn", "rich"), "lab"),
+    **dict.fromkeys(("ray", "datasketches"), "ray"),
+}
 
 RUNS = Path("kondo-runs")
 """Where runs go."""
@@ -72,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_plot(commands)
     _add_report(commands)
+    add_actors(commands)
     return parser
 
 

@@ -1,0 +1,133 @@
+"""Where every sample went.
+
+    produced = trained + skipped + quarantined + lost + in flight
+
+A sample is produced when its rollout is ordered: it is (order number, row). An order is settled
+once, whatever happens to its message after; the ledger is part of the learner's checkpoint, so what
+was settled before a restart is not settled, and not trained on, again.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+
+class Ledger:
+    """The accounts of one run.
+
+    Args:
+        samples: of every rollout.
+
+    Example:
+        >>> ledger = Ledger(samples=100)
+        >>> ledger.issue(3)
+        >>> ledger.train(0, 5)
+        >>> ledger.lose([1], "died")
+        >>> ledger.counts()["in_flight"], ledger.balanced
+        (100, True)
+    """
+
+    def __init__(self, samples: int):
+        self.samples = samples
+        self.issued = 0
+        """Orders so far: their numbers are 0 .. issued - 1."""
+        self.trained = 0
+        self.skipped = 0
+        self.quarantined: Counter[str] = Counter()
+        """Samples by reason."""
+        self.quarantined_by_actor: Counter[int] = Counter()
+        self.lost: Counter[str] = Counter()
+        """Samples by reason."""
+        self.duplicates = 0
+        """Messages for an order that was settled before: refused."""
+        self._below = 0  # every order below is settled
+        self._settled: set[int] = set()  # and these
+
+    def issue(self, issued: int) -> None:
+        """Say that orders below `issued` have been given."""
+        self.issued = max(self.issued, issued)
+
+    def is_settled(self, number: int) -> bool:
+        """Return whether the order has had its end."""
+        return number < self._below or number in self._settled
+
+    def train(self, number: int, trained: int) -> None:
+        """Settle an order: `trained` of its samples were differentiated, the others skipped."""
+        self._settle(number)
+        self.trained += trained
+        self.skipped += self.samples - trained
+
+    def quarantine(self, number: int, reason: str, actor: int) -> None:
+        """Settle an order whose message cannot be believed."""
+        self._settle(number)
+        self.quarantined[reason] += self.samples
+        self.quarantined_by_actor[actor] += self.samples
+
+    def lose(self, numbers: Iterable[int], reason: str) -> None:
+        """Settle orders that will never be delivered."""
+        for number in numbers:
+            self._settle(number)
+            self.lost[reason] += self.samples
+
+    def unsettled(self) -> list[int]:
+        """Return the orders in flight."""
+        return [n for n in range(self._below, self.issued) if n not in self._settled]
+
+    def _settle(self, number: int) -> None:
+        if not 0 <= number < self.issued or self.is_settled(number):
+            raise ValueError(
+                f"number must be an order in flight, got {number} of {self.issued}; settling one "
+                f"twice would count its samples twice."
+            )
+        self._settled.add(number)
+        while self._below in self._settled:
+            self._settled.remove(self._below)
+            self._below += 1
+
+    def counts(self) -> dict[str, int]:
+        """Return samples by fate; they add up to "produced"."""
+        return {
+            "produced": self.issued * self.samples,
+            "trained": self.trained,
+            "skipped": self.skipped,
+            "quarantined": self.quarantined.total(),
+            "lost": self.lost.total(),
+            "in_flight": (self.issued - self._below - len(self._settled)) * self.samples,
+        }
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every produced sample is in exactly one place."""
+        counts = self.counts()
+        return counts.pop("produced") == sum(counts.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain numbers."""
+        return {
+            "samples": self.samples,
+            "issued": self.issued,
+            "trained": self.trained,
+            "skipped": self.skipped,
+            "quarantined": dict(self.quarantined),
+            "quarantined_by_actor": dict(self.quarantined_by_actor),
+            "lost": dict(self.lost),
+            "duplicates": self.duplicates,
+            "below": self._below,
+            "settled": sorted(self._settled),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: the state counts rollouts of another size.
+        """
+        if state["samples"] != self.samples:
+            raise ValueError(
+                f"samples must be {state['samples']} as in the checkpoint, got {self.samples}."
+            )
+        for name in ("issued", "trained", "skipped", "duplicates"):
+            setattr(self, name, state[name])
+        for name in ("quarantined", "quarantined_by_actor", "lost"):
+            setattr(self, name, Counter(state[name]))
+        self._below, self._settled = state["below"], set(state["settled"])

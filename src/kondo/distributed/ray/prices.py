@@ -1,0 +1,152 @@
+"""One price for all actors, from sketches of their delight.
+
+    actor:    delight of a rollout -> REQ sketch -> (values, weights)
+    learner:  those of recent rollouts, pooled -> price for a rate -> published with the weights
+    both:     delight, price -> which units are worth it
+
+An actor that sends only what is above the price sketches everything, so the next price is that of
+all delight and not of what was sent. A sketch travels as two arrays: nothing foreign is parsed.
+
+REQ, not KLL, because prices lie in the upper tail, where its error shrinks with the distance from
+the top: for the price of 3% of 1000 units, 126 values are off by 0.14% of the units (standard
+deviation), KLL's 293 by 0.43%.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from datasketches import req_floats_sketch
+from torch import Tensor
+
+from kondo.core.delight import delight as delight_of
+from kondo.core.pricing import lottery
+from kondo.engine.select import Unit
+
+Array = npt.NDArray[Any]
+
+
+class Price(NamedTuple):
+    """What a unit must be worth."""
+
+    price: float
+    """Delight above it is kept."""
+    share: float
+    """Of the units exactly at the price, the share that is kept: discrete rewards make many."""
+
+
+class Sketch(NamedTuple):
+    """Some delights that stand for all of a rollout."""
+
+    values: Array
+    """[m] float32, none of them zero."""
+    weights: Array
+    """[m] int64: units each stands for; their sum is the number of units with non-zero delight."""
+
+
+EVERYTHING = Price(-math.inf, 1.0)
+
+
+def unit_delight(log_probs: Tensor, advantages: Tensor, unit: Unit) -> Tensor:
+    """Return the float32 delight of each unit, [N], or [N, T] for unit "token"."""
+    delight = delight_of(log_probs, advantages)
+    if unit == "sequence":
+        delight = delight.double().sum(dim=1)
+    return delight.float()
+
+
+def worth(delight: Tensor, price: Tensor, share: Tensor, place: Tensor) -> Tensor:
+    """Return which units are bought: those above the price, and a share of those at it.
+
+    Args:
+        delight: [...] float32.
+        price: broadcasts to it, float64.
+        share: broadcasts to it, float64.
+        place: like delight, int64: names the unit, so that a tie falls alike wherever it is judged.
+    """
+    lot = lottery(place, salt=price).double() / 2.0**64 + 0.5
+    at = (delight.double() == price) & (lot < share)
+    return (delight != 0) & ((delight.double() > price) | at)
+
+
+def places(number: int, index: Tensor, delight: Tensor) -> Tensor:
+    """Return a number for each unit, like delight: of rollout `number` and rows `index` [n]."""
+    start = index + number * 0x9E3779B1
+    if delight.ndim == 1:
+        return start
+    return start.unsqueeze(1) * delight.shape[1] + torch.arange(delight.shape[1])
+
+
+def sketch(delight: Tensor, size: int) -> Sketch:
+    """Return a REQ sketch of the non-zero, finite delights; fewer than 6 * size it holds whole.
+
+    Example:
+        >>> import torch
+        >>> values, weights = sketch(torch.tensor([0.0, 2.0, -1.0]), size=4)
+        >>> sorted(values.tolist()), weights.tolist()
+        ([-1.0, 2.0], [1, 1])
+    """
+    flat = delight.flatten()
+    made = req_floats_sketch(size, True)  # True: exact towards the top
+    made.update(flat[(flat != 0) & flat.isfinite()].float().numpy())
+    # Going through an empty sketch crashes the process (datasketches 5.2).
+    pairs = [] if made.is_empty() else list(made)
+    return Sketch(
+        np.array([value for value, _ in pairs], dtype=np.float32),
+        np.array([weight for _, weight in pairs], dtype=np.int64),
+    )
+
+
+class PriceWindow:
+    """Sketches of recent rollouts, and the price that buys a rate of their units.
+
+    Args:
+        size: rollouts remembered.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self._sketches: list[Sketch] = []
+        self._units: list[int] = []
+
+    def push(self, found: Sketch, num_units: int) -> None:
+        """Add a rollout: the sketch of its delight, and how many units it had, zeros included."""
+        self._sketches = [*self._sketches, found][-self.size :]
+        self._units = [*self._units, num_units][-self.size :]
+
+    def price(self, rate: float) -> Price:
+        """Return the price above which, over the window, `rate` of all units lie.
+
+        Example:
+            >>> import torch
+            >>> window = PriceWindow(4)
+            >>> window.push(sketch(torch.tensor([1.0, 2.0, 3.0, 3.0]), size=4), num_units=8)
+            >>> window.price(0.125)
+            Price(price=3.0, share=0.5)
+        """
+        budget = rate * sum(self._units)
+        values = np.concatenate([s.values for s in self._sketches] or [np.empty(0, np.float32)])
+        weights = np.concatenate([s.weights for s in self._sketches] or [np.empty(0, np.int64)])
+        if budget >= weights.sum():
+            return EVERYTHING
+        order = np.argsort(-values, kind="stable")
+        at = order[np.searchsorted(weights[order].cumsum(), budget)]
+        price = values[at]
+        over, tied = weights[values > price].sum(), weights[values == price].sum()
+        return Price(float(price), float((budget - over) / tied))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain tensors and numbers."""
+        return {
+            "values": [torch.from_numpy(s.values.copy()) for s in self._sketches],
+            "weights": [torch.from_numpy(s.weights.copy()) for s in self._sketches],
+            "units": list(self._units),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        pairs = zip(state["values"], state["weights"], strict=True)
+        self._sketches = [Sketch(v.numpy(), w.numpy()) for v, w in pairs][-self.size :]
+        self._units = list(state["units"])[-self.size :]

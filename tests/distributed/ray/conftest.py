@@ -1,0 +1,17 @@
+"""One small Ray for all tests of this folder."""
+
+from pathlib import Path
+
+import pytest
+
+from kondo.distributed.ray.cluster import connected
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS))  # the processes import the toys from here
+        with connected(num_cpus=4):
+            yield
