@@ -6,13 +6,17 @@ READY := $(VENV)/.ready
 BROWSER := $(VENV)/.browser
 PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 
-.PHONY: demo test lint bench bench-lab clean
+.PHONY: demo test test-slow lint bench bench-lab clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
 
 test: lint $(PEER) $(BROWSER)
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term --cov-fail-under=95
+
+# One after another: they start clusters, kill processes and wait for them to come back.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """What every test shares: a safe CPU kernel choice, one thread, hypothesis profiles, devices."""
 
 import os
+import signal
 
 # Some virtual machines advertise AMX and then trap on it. Must be set before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -8,6 +9,10 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# A shell starts background jobs with Ctrl-C ignored, and Python then leaves it so; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # xdist workers would otherwise fight over the cores.
 torch.set_num_threads(1)

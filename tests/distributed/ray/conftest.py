@@ -9,6 +9,12 @@ from kondo.distributed.ray.cluster import connected
 TESTS = Path(__file__).parents[2]
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     with pytest.MonkeyPatch.context() as patch:
