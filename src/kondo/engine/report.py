@@ -38,7 +38,7 @@ class Report:
     """The gated loss whose gradient was added to `.grad`."""
     rows_seen: int
     """Rows of the batch."""
-    rows_screened: int = 0
+    rows_screened: int
     """Rows that entered a screening forward; 0 where the log-probs were known."""
     rows_trained: int
     """Rows that entered a forward with a graph, and its backward."""
