@@ -14,7 +14,8 @@
 A step is zero_grad and everything up to gradients in `.grad`; the optimiser costs all the same.
 Speed-ups are over `dense`. Before anything is timed, gradients of few rows are compared with those
 of the plain masked loss; a wrong one ends the run. Tokens that enter a forward with a graph are
-counted by a hook, not taken from the report.
+counted at the backbone's door, not taken from the report. Peak memory is that of a step that
+allocates everything it needs: without CUDA graphs, which keep theirs from step to step.
 """
 
 import argparse
@@ -37,7 +38,8 @@ from torch import Tensor
 import kondo
 from harness import Row, environment, percentile, synchronise, write_csv
 from kondo.lm import backward, screens
-from kondo.lm.pack import packs
+from kondo.lm.graphs import shape_of
+from kondo.lm.pack import Pack, packs
 from lm_workloads import QUICK, SHAPES, LmWorkload, build_batch, build_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -250,30 +252,55 @@ def make_drafts(work: LmWorkload, wanted: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def counted_tokens(work: LmWorkload) -> Iterator[list[int]]:
-    """Count the tokens that enter a forward with a graph, in either model."""
-    seen = [0]
+    """Count the tokens that enter a forward with a graph, padding included, in either model."""
+    seen, inside = [0], list[Pack]()
+    lm, run = work.lm, work.lm._hidden
 
     def count(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not inside:
             ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
             seen[0] += ids.numel()
 
-    watched = {work.lm.backbone, work.plain.model}
-    hooks = [module.register_forward_pre_hook(count, with_kwargs=True) for module in watched]
+    def counted(pack: Pack) -> Tensor:
+        if torch.is_grad_enabled():
+            graphed = pack.num_tokens <= lm.graph_tokens
+            shape = (pack.num_tokens, pack.num_rows, pack.max_length)
+            seen[0] += shape_of(*shape).tokens if graphed else pack.num_tokens
+        inside.append(pack)  # not to count it again where both models are one
+        try:
+            return run(pack)
+        finally:
+            inside.clear()
+
+    hook = work.plain.model.register_forward_pre_hook(count, with_kwargs=True)
+    lm._hidden = counted  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
+        del lm._hidden
+
+
+def warm_up(contender: Contender, work: LmWorkload) -> int:
+    """Do the step untimed, and return its peak memory in bytes; then record CUDA graphs, if any."""
+    graph_tokens, work.lm.graph_tokens = work.lm.graph_tokens, 0
+    cuda = work.advantages.is_cuda
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    work.plain.zero_grad(set_to_none=True)
+    contender.step()
+    peak = torch.cuda.max_memory_allocated() if cuda else 0
+    work.lm.graph_tokens = graph_tokens
+    if graph_tokens and contender.name in OURS:
+        work.plain.zero_grad(set_to_none=True)
+        contender.step()
+    return peak
 
 
 def measure(contender: Contender, work: LmWorkload, taken: Taken) -> None:
-    """Time one step; find its peak memory, and the tokens it differentiated, in the same one."""
+    """Time one step, and count the tokens that it differentiated."""
     device = work.advantages.device
-    cuda = device.type == "cuda"
     synchronise(device)
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
     with counted_tokens(work) as seen:
         start = time.perf_counter()
         work.plain.zero_grad(set_to_none=True)
@@ -281,7 +308,6 @@ def measure(contender: Contender, work: LmWorkload, taken: Taken) -> None:
         synchronise(device)
         taken.seconds.append(time.perf_counter() - start)
     taken.tokens = seen[0]
-    taken.peak = torch.cuda.max_memory_allocated() if cuda else 0
 
 
 def check_gradients(work: LmWorkload, units: Sequence[Unit]) -> None:
@@ -328,21 +354,14 @@ def bench(
     rounds: int,
     where: dict[str, Any],
 ) -> list[LmRow]:
-    """Run every contender in every round, in an order drawn anew; return the CSV's lines.
-
-    A first round of each that is shorter than a second is thrown away: it may still compile, and
-    fills caches. Longer steps have done that in `check_gradients`.
-    """
-    samples = [Taken() for _ in contenders]
+    """Warm all up; then run every contender in every round, in an order drawn anew."""
+    samples = [Taken(peak=warm_up(contender, work)) for contender in contenders]
     draw = random.Random(SEED_OF_ORDER)
     turns = list(range(len(contenders)))
-    for number in range(rounds):
+    for _ in range(rounds):
         draw.shuffle(turns)
         for index in turns:
             measure(contenders[index], work, samples[index])
-            if number == 0 and samples[index].seconds[-1] < 1.0:
-                samples[index].seconds.clear()
-                measure(contenders[index], work, samples[index])
     return summarise(work, contenders, samples, where)
 
 
@@ -481,6 +500,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--micro-rows", type=int, default=8, help="rows where logits exist")
     parser.add_argument("--eager", action="store_true", help="do not compile the decoder layers")
     parser.add_argument(
+        "--graph-tokens",
+        type=int,
+        default=8192,
+        help="forwards of at most so many tokens are replayed from CUDA graphs; 0 for none",
+    )
+    parser.add_argument(
         "--spread",
         action="store_true",
         help="rows of log-normal lengths instead of equal ones; plain and trl pay for the padding",
@@ -491,6 +516,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tiny model; needs --out")
     options = parser.parse_args(arguments)
     options.compiled = options.device == "cuda" and not options.eager
+    if options.device == "cpu":
+        options.graph_tokens = 0
     if options.quick:
         if options.out == parser.get_default("out"):
             parser.error("--quick needs --out: its numbers must not replace the real ones.")
@@ -518,6 +545,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             max_tokens=options.max_tokens,
             compiled=options.compiled,
             positions=options.tokens,
+            graph_tokens=options.graph_tokens,
         )
         rows, advantages = build_batch(
             shape, max(options.rows), options.tokens, device, spread=options.spread
@@ -563,7 +591,8 @@ def describe(options: argparse.Namespace, num_rows: int, layout: str) -> str:
     lengths = "log-normal lengths" if options.spread else "equal lengths"
     return (
         f"{num_rows} x {options.tokens} tokens, {lengths}, {dtype}, {layout} packs "
-        f"of {options.max_tokens} tokens, {compiled}; plain and trl: {options.micro_rows} rows"
+        f"of {options.max_tokens} tokens, {compiled}, CUDA graphs up to {options.graph_tokens} "
+        f"tokens; plain and trl: {options.micro_rows} rows"
     )
 
 

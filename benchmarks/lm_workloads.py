@@ -94,6 +94,7 @@ def build_model(
     max_tokens: int,
     compiled: bool,
     positions: int,
+    graph_tokens: int = 0,
 ) -> tuple[Any, CausalLM]:
     """Return a Qwen2 with random weights, plain, and as an adapter that shares them."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -120,7 +121,7 @@ def build_model(
         model = copy.deepcopy(plain, {id(weight): weight for weight in plain.parameters()})
         for layer in model.model.layers:
             layer.compile(dynamic=True)
-    return plain, CausalLM(model, max_tokens=max_tokens)
+    return plain, CausalLM(model, max_tokens=max_tokens, graph_tokens=graph_tokens)
 
 
 def build_batch(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kondo.lm import head as head_module
-from kondo.lm.head import Head, default_chunk, kernels, token_entropy, token_log_probs
+from kondo.lm.head import Head, chunks, default_chunk, kernels, token_entropy, token_log_probs
 from kondo.lm.head.chunks import block_width
 from kondo.lm.head.inputs import prepare
 from oracles import head as oracle
@@ -343,6 +343,32 @@ def test_logits_are_recomputed_once_and_not_at_all_for_a_frozen_head(frozen, for
     assert watch.products == 4 * backward
 
 
+@pytest.mark.parametrize(("frozen", "backward"), [((), 2), (("weight",), 0), (("hidden",), 1)])
+def test_a_single_chunk_is_not_recomputed(frozen, backward):
+    case = Case(tokens=20).freeze(*frozen)
+    log_probs = case.log_probs(chunk=20)
+    with Watch() as watch:
+        log_probs.sum().backward()
+    assert watch.products == backward
+
+
+@pytest.mark.parametrize("chunk", [TOKENS - 1, TOKENS])
+@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
+def test_passes_that_can_be_fused_compute_what_the_others_do(options, chunk, monkeypatch):
+    """Here without a compiler: the formulas, also where a bias shuts tokens out."""
+    case = Case(**options)
+    if case.bias is not None:
+        with torch.no_grad():
+            case.bias[3:9] = -torch.inf
+        case.targets %= 3
+    monkeypatch.setattr(chunks, "can_fuse", lambda _: True)
+    found = [case.log_probs(chunk=chunk), *case.gradients(chunk=chunk)]
+    monkeypatch.setattr(chunks, "can_fuse", lambda _: False)
+    expected = [case.log_probs(chunk=chunk), *case.gradients(chunk=chunk)]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_close(mine, theirs)
+
+
 def saved_by(call):
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
@@ -362,11 +388,16 @@ def test_nothing_is_saved_or_prepared_without_a_graph():
         assert watch.products == 4
 
 
-def test_a_graph_saves_inputs_and_two_numbers_a_token_or_one_row_a_token():
+def test_a_graph_saves_two_numbers_a_token_or_one_row_a_token_or_a_single_chunk():
     case = Case(bias=True)
-    _, saved = saved_by(case.log_probs)
     own = {x.data_ptr() for x in (*case.leaves, case.targets)}
-    assert [tuple(x.shape) for x in saved if x.data_ptr() not in own] == [(TOKENS,)] * 2
+
+    def foreign(chunk):
+        _, saved = saved_by(partial(case.log_probs, chunk=chunk))
+        return [tuple(x.shape) for x in saved if x.data_ptr() not in own]
+
+    assert foreign(TOKENS - 1) == [(TOKENS,)] * 2
+    assert foreign(TOKENS) == [(TOKENS, VOCABULARY)]
     _, saved = saved_by(case.freeze("weight", "bias").log_probs)
     assert [tuple(x.shape) for x in saved] == [(TOKENS, WIDTH)]
 
@@ -386,14 +417,14 @@ def test_the_default_chunk_fits_its_bytes_unless_a_gpu_wants_more():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert default_chunk(32_768, cpu) == default_chunk(32_768, cuda) == 4096
     assert default_chunk(151_936, cpu) == 883
-    assert default_chunk(151_936, cuda) == 1024
+    assert default_chunk(151_936, cuda) == 2048
     assert default_chunk(10**12, cpu) == 1
 
 
 def test_on_a_gpu_few_tokens_are_one_chunk():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert default_chunk(151_936, cuda, 4000) == 4000  # 2.43 GB of logits
-    assert default_chunk(151_936, cuda, 4200) == 1024  # 2.55 GB
+    assert default_chunk(151_936, cuda, 4200) == 2048  # 2.55 GB
     assert default_chunk(32_768, cuda, 7) == 4096
     assert default_chunk(151_936, cpu, 4000) == 883
 

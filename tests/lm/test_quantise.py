@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kondo.lm import quantise
+from kondo.lm import fuse, quantise
 from kondo.lm.quantise import QuantisedLinear, quantise_linears, quantise_rows
 
 NUMBERS = ["int8", "fp8"]
@@ -103,15 +103,18 @@ def test_a_refreshed_layer_is_a_new_one_in_the_old_buffers(number, bias, generat
 
 def test_a_compiled_layer_quantises_inside_itself(generator, monkeypatch):
     """One graph, without a compiled function inside it, as on a GPU it would otherwise have."""
-    monkeypatch.setattr(quantise, "_compiled", lambda _: pytest.fail("compiled within"))
+    monkeypatch.setattr(fuse, "_compiled", lambda _: pytest.fail("compiled within"))
+    monkeypatch.setattr(fuse, "can_fuse", lambda _: True)
     layer = QuantisedLinear(nn.Linear(32, 16), "int8")
     x = torch.randn(20, 32, generator=generator)
-    expected = layer(x)
+    with monkeypatch.context() as eager:
+        eager.setattr(fuse, "can_fuse", lambda _: False)
+        expected = layer(x)
     torch.compiler.reset()
     layer.compile(backend="eager", fullgraph=True)
     assert torch.equal(layer(x), expected)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert quantise._fused(quantise.quantise_rows, torch.device("cuda")) is quantise.quantise_rows
+    assert fuse.fused(quantise.quantise_rows, torch.device("cuda")) is quantise.quantise_rows
 
 
 def test_torchao_that_is_asked_for_must_be_installed(monkeypatch):

@@ -20,6 +20,7 @@ from kondo.engine.compact import MicroBatch
 from kondo.engine.screen import no_trace
 from kondo.engine.select import Selection
 from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
+from kondo.lm.graphs import Graphs, Inputs
 from kondo.lm.head import Backend, Head, token_log_probs
 from kondo.lm.pack import Layout, Pack, packs
 from kondo.lm.parts import (
@@ -55,6 +56,10 @@ class CausalLM:
             rows of like length together; "auto" takes "varlen" on CUDA in half precision where the
             model's attention allows it, else "padded".
         head_backend: see `kondo.lm.head.token_log_probs`.
+        graph_tokens: packs of at most this many tokens, laid end to end, are differentiated from
+            CUDA graphs (see `kondo.lm.graphs`): for a few kept rows, launching the layers takes
+            longer than running them. Costs the memory of one such pack, and a second for each new
+            shape; 0 uses none.
 
     Example:
         >>> import torch
@@ -81,19 +86,22 @@ class CausalLM:
         max_tokens: int = 16_384,
         attention: Literal["auto", "varlen", "padded"] = "auto",
         head_backend: Backend = "auto",
+        graph_tokens: int = 0,
     ):
-        _check_options(temperature, max_tokens, attention)
+        _check_options(temperature, max_tokens, attention, graph_tokens)
         self.module = model
         self.temperature = float(temperature)
         self.max_tokens = max_tokens
         self.attention = attention
         self.head_backend: Backend = head_backend
+        self.graph_tokens = graph_tokens
         base = without_adapters(model)
         self._base, self._given_head = base, head
         self.backbone = base if head is not None else backbone_of(base)
         self._bend = bend_of(base) if head is None else {}
         self._hugging_face = hasattr(getattr(self.backbone, "config", None), "_attn_implementation")
         self._configs = configs_of(self.backbone)
+        self._graphs = Graphs(self.backbone, self._run_varlen)
         check_positions(self.backbone)
         self._faults: dict[tuple[str, torch.dtype], str | None] = {}
         if head is None:
@@ -229,8 +237,11 @@ class CausalLM:
         """Run the backbone; [1, total, D] or [B, max_length, D]."""
         if pack.layout == "varlen":
             serve_packs(self._configs)
-            arguments = (pack.input_ids, pack.position_ids, pack.cu_seqlens, pack.max_length)
-            return _last_hidden(self.backbone(**pack_arguments(*arguments)))
+            if torch.is_grad_enabled() and pack.num_tokens <= self.graph_tokens:
+                return self._graphs(pack)
+            assert pack.position_ids is not None  # a pack laid end to end has positions
+            inputs = Inputs(pack.input_ids, pack.position_ids, pack.cu_seqlens)
+            return self._run_varlen(inputs, pack.max_length)
         if self._hugging_face:
             return _last_hidden(self.backbone(**self._padded_inputs(pack)))
         return _last_hidden(
@@ -238,6 +249,9 @@ class CausalLM:
                 pack.input_ids, attention_mask=pack.attention_mask, position_ids=pack.position_ids
             )
         )
+
+    def _run_varlen(self, inputs: Inputs, longest: int) -> Tensor:
+        return _last_hidden(self.backbone(**pack_arguments(*inputs, longest)))
 
     def _padded_inputs(self, pack: Pack) -> dict[str, Any]:
         """Return a Hugging Face backbone's arguments.
@@ -313,13 +327,18 @@ def check_rows(rows: object) -> TokenRows:
     return rows
 
 
-def _check_options(temperature: float, max_tokens: int, attention: str) -> None:
+def _check_options(temperature: float, max_tokens: int, attention: str, graph_tokens: int) -> None:
     if not 0 < temperature < float("inf"):
         raise ValueError(
             f"temperature must be a positive number, got {temperature}; 1.0 is the model's own."
         )
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
+    if graph_tokens < 0 or (graph_tokens and attention == "padded"):
+        raise ValueError(
+            f'graph_tokens must be at least 0, and 0 with attention="padded", got {graph_tokens}: '
+            f"only packs laid end to end are replayed from CUDA graphs."
+        )
     if attention not in ("auto", "varlen", "padded"):
         raise ValueError(f'attention must be "auto", "varlen" or "padded", got {attention!r}.')
 

@@ -6,18 +6,17 @@ with m the largest number of the format, int8 or float8. In: a module. Out: the 
 linear layers replaced. Only for screening: nothing here has a gradient.
 """
 
-import functools
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from kondo.lm.fuse import fused
+
 Format = Literal["int8", "fp8"]
 LinearBackend = Literal["auto", "torch", "torchao"]
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 _DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
@@ -125,7 +124,7 @@ class QuantisedLinear(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b in x's dtype."""
-        rows, scale = _fused(quantise_rows, x.device)(x.reshape(-1, x.shape[-1]), self.number)
+        rows, scale = fused(quantise_rows, x.device)(x.reshape(-1, x.shape[-1]), self.number)
         product = _float8_product if self.number == "fp8" else _int8_product
         y = product(rows, scale, self.weight, self.scale, self.bias, x.dtype)
         return y.view(*x.shape[:-1], -1)
@@ -138,21 +137,6 @@ def quantise_rows(x: Tensor, number: Format) -> tuple[Tensor, Tensor]:
     scale = wide.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / _LARGEST[number]
     scaled = wide / scale
     return (scaled.round() if number == "int8" else scaled).to(_DTYPES[number]), scale
-
-
-def _fused(function: _F, device: torch.device) -> _F:
-    """Return the function as one kernel on a GPU: several passes would cost what products save.
-
-    Inside a layer that is compiled itself it becomes a part of that layer's kernels.
-    """
-    if device.type != "cuda" or torch.compiler.is_compiling():
-        return function
-    return cast(_F, _compiled(function))
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
 
 
 def _float8_product(
@@ -181,7 +165,7 @@ def _int8_product(
     missing = _LEAST_INT8_ROWS - rows.shape[0]
     padded = nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
     product = torch._int_mm(padded, weight.t())[: rows.shape[0]]
-    return _fused(_scaled, product.device)(product, scale, weight_scale, bias, dtype)
+    return fused(_scaled, product.device)(product, scale, weight_scale, bias, dtype)
 
 
 def _scaled(

@@ -11,8 +11,8 @@ With h a hidden state, W and b the head, s its scale, c its soft cap and T the t
                                        or, capped,  delta (1 - tanh^2(s raw / c))
 
 Saved for the backward are the inputs and two numbers per token; it recomputes the logits of each
-chunk, once. With g the gradient that arrives, -g s / T is one number per token. It multiplies
-[n, D] tensors and never an [n, V] one:
+chunk, once. Tokens that are a single chunk save their delta instead. With g the gradient that
+arrives, -g s / T is one number per token. It multiplies [n, D] tensors and never an [n, V] one:
 
     d h = -g s / T (delta W)           d W = delta' (-g s / T h)
 
@@ -22,12 +22,14 @@ takes three. A head that learns takes four either way, and recomputes.
 """
 
 import functools
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kondo.lm.fuse import can_fuse, fused
 from kondo.lm.head.inputs import Head, How, wants_graph
 
 # Log-softmax reads a row of logits three times: from memory, unless the row is this short.
@@ -40,7 +42,7 @@ def torch_log_probs(hidden: Tensor, head: Head, targets: Tensor, how: How) -> Te
     if wants_graph(hidden, head):
         found: Tensor = _TokenLogProbs.apply(*inputs, targets, how)  # type: ignore[no-untyped-call]
         return found
-    return _forward(*inputs, targets, how, want_delta_w=False)[0]
+    return _forward(*inputs, targets, how).log_probs
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -51,26 +53,49 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: How
     ) -> Tensor:
         ctx.how, ctx.hidden_dtype = how, hidden.dtype
-        ctx.frozen = not any(ctx.needs_input_grad[1:3])
-        log_probs, log_sums, delta_w = _forward(
-            hidden, weight, bias, targets, how, want_delta_w=ctx.frozen
-        )
-        if ctx.frozen:
-            ctx.save_for_backward(delta_w)
+        frozen = not any(ctx.needs_input_grad[1:3])
+        # What exists once anyway, a single chunk, may stay: it saves a product with the weight.
+        one_chunk = 0 < hidden.shape[0] <= how.chunk
+        ctx.saves = "delta_w" if frozen else "delta" if one_chunk else "inputs"
+        known = _forward(hidden, weight, bias, targets, how, wants=ctx.saves)
+        if ctx.saves == "delta_w":
+            ctx.save_for_backward(known.delta_w)
+        elif ctx.saves == "delta":
+            ctx.save_for_backward(hidden, weight, bias, known.delta)
         else:
-            ctx.save_for_backward(hidden, weight, bias, targets, log_probs, log_sums)
-        return log_probs
+            ctx.save_for_backward(hidden, weight, bias, targets, known.log_probs, known.log_sums)
+        return known.log_probs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        factor = -grad.unsqueeze(1) * ctx.how.slope
-        if ctx.frozen:
+        how: How = ctx.how
+        factor = -grad.unsqueeze(1) * how.slope
+        if ctx.saves == "delta_w":
             (delta_w,) = ctx.saved_tensors
             return (delta_w * factor).to(ctx.hidden_dtype), None, None, None, None
-        hidden, weight, bias, targets, log_probs, log_sums = ctx.saved_tensors
-        known, wanted = (targets, log_probs, log_sums), ctx.needs_input_grad[:3]
-        return *_backward(hidden, weight, bias, *known, factor, ctx.how, wanted), None, None
+        hidden, weight, bias, *known = ctx.saved_tensors
+        parts = list(how.chunks(hidden.shape[0]))
+        deltas: Iterator[Tensor] = (
+            iter(known)
+            if ctx.saves == "delta"
+            else _recomputed_deltas(hidden, weight, bias, *known, how=how, parts=parts)
+        )
+        wanted = ctx.needs_input_grad[:3]
+        return *_backward(hidden, weight, bias, deltas, factor, how, parts, wanted), None, None
+
+
+class _Known(NamedTuple):
+    """What a forward knows of K tokens."""
+
+    log_probs: Tensor
+    """[K]."""
+    log_sums: Tensor
+    """[K]: log sum exp(logits)."""
+    delta: Tensor | None
+    """[K, V], of a single chunk."""
+    delta_w: Tensor | None
+    """[K, D]: delta W."""
 
 
 def _forward(
@@ -80,59 +105,79 @@ def _forward(
     targets: Tensor,
     how: How,
     *,
-    want_delta_w: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return log-probs [K], log-sum-exps [K] and, if wanted, delta W [K, D]."""
+    wants: str = "",
+) -> _Known:
+    """Return log-probs, log-sum-exps and, if wanted, "delta" or "delta_w"."""
     num_tokens, width = hidden.shape
     log_probs = torch.empty(num_tokens, dtype=how.wide, device=hidden.device)
     log_sums = torch.empty_like(log_probs)
-    delta_w = weight.new_empty(num_tokens, width, dtype=how.dtype) if want_delta_w else None
+    delta: Tensor | None = None
+    delta_w = weight.new_empty(num_tokens, width, dtype=how.dtype) if wants == "delta_w" else None
     with how.no_autocast():
         weight, bias = how.cast(weight), how.cast(bias)
         for part in how.chunks(num_tokens):
             here, target = how.at(part), targets[part].unsqueeze(1)
             logits = chunk_logits(how.cast(hidden[part]), weight, bias, here)
-            log_probs[part], log_sums[part] = _at_target(logits, target, finite=bias is None)
-            if delta_w is not None:
+            log_probs[part], log_sums[part] = _at_target(logits, target)
+            if wants.startswith("delta"):
                 delta = _delta(logits, target, log_probs[part], log_sums[part], here)
+            del logits
+            if delta is not None and delta_w is not None:
                 torch.mm(delta, weight, out=delta_w[part])
-                del delta  # before the next chunk's logits exist
-    return log_probs, log_sums, delta_w
+                delta = None  # before the next chunk's logits exist
+    return _Known(log_probs, log_sums, delta, delta_w)
 
 
-def _backward(
+def _recomputed_deltas(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
     log_probs: Tensor,
     log_sums: Tensor,
+    *,
+    how: How,
+    parts: Sequence[slice],
+) -> Iterator[Tensor]:
+    """Yield each chunk's softmax - onehot, from logits computed anew; autocast must be off."""
+    weight, bias = how.cast(weight), how.cast(bias)
+    for part in parts:
+        here = how.at(part)
+        yield _delta(  # no names: neither logits nor delta outlive their turn
+            chunk_logits(how.cast(hidden[part]), weight, bias, here),
+            targets[part].unsqueeze(1),
+            log_probs[part],
+            log_sums[part],
+            here,
+        )
+
+
+def _backward(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    deltas: Iterator[Tensor],
     factor: Tensor,
     how: How,
+    parts: Sequence[slice],
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of hidden, weight and bias, given -g s / T as factor [K, 1]."""
     for_hidden, for_weight, for_bias = wanted
-    parts = list(how.chunks(hidden.shape[0]))
     # One chunk is no sum: its product may be rounded as it is written.
     sum_dtype = weight.dtype if len(parts) == 1 else how.wide
     d_hidden = torch.empty_like(hidden) if for_hidden else None
     d_weight = torch.empty_like(weight, dtype=sum_dtype) if for_weight else None
     d_bias = weight.new_zeros(weight.shape[0], dtype=how.wide) if for_bias else None
     with how.no_autocast():
-        low_weight, low_bias = how.cast(weight), how.cast(bias)
+        low_weight = how.cast(weight)
         for part in parts:
-            here, rows = how.at(part), how.cast(hidden[part])
-            logits = chunk_logits(rows, low_weight, low_bias, here)
-            target = targets[part].unsqueeze(1)
-            delta = _delta(logits, target, log_probs[part], log_sums[part], here)
-            del logits
+            delta = next(deltas)
             if d_hidden is not None:
                 d_hidden[part] = (delta @ low_weight) * factor[part]
             if d_weight is not None:
-                _add_product(
-                    d_weight, delta.T, how.cast(rows * factor[part]), beta=float(part.start > 0)
-                )
+                rows = how.cast(how.cast(hidden[part]) * factor[part])
+                _add_product(d_weight, delta.T, rows, beta=float(part.start > 0))
             if d_bias is not None:
                 _add_product(d_bias.unsqueeze(1), delta.T, how.cast(factor[part]))
             del delta  # before the next chunk's logits exist
@@ -169,23 +214,38 @@ def _scaled_linear(
     return result.mul_(factor) if isinstance(factor, Tensor) else result
 
 
-def _at_target(logits: Tensor, target: Tensor, *, finite: bool) -> tuple[Tensor, Tensor]:
+def _at_target(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-probs of targets [n, 1], and the log-sum-exps, [n] each.
 
-    log p = (logit - log-sum-exp of its block) + (log-sum-exp of its block - that of all blocks)
+    With t the largest logit of a block, s = log sum exp(logits - t) within it, and T the largest of
+    all:
 
-    Both are log-softmaxes: neither is above 0, and an offset of all logits costs them no digits. A
-    block's log-sum-exp is taken from its first logit, so where a bias may make that -inf, the whole
-    vocabulary is one block.
+        log p = (logit - t) - s + log-softmax over blocks of (t - T + s)
+
+    An offset of all logits cancels in every bracket and costs no digits, and no term is above 0.
     """
     num_tokens, vocabulary = logits.shape
-    width = block_width(vocabulary) if finite else vocabulary
+    width = block_width(vocabulary)
     blocks = logits.view(num_tokens, -1, width)
-    inside = blocks.log_softmax(dim=2)
-    sums = blocks[:, :, 0] - inside[:, :, 0] if finite else logits.logsumexp(1, keepdim=True)
-    found = inside.view(num_tokens, vocabulary).gather(1, target)
-    found += sums.log_softmax(dim=1).gather(1, target // width)
-    return found.squeeze(1), sums.logsumexp(dim=1)
+    tops, log_sums = fused(_tops_and_log_sums, logits.device)(blocks)
+    highest = tops.amax(dim=1, keepdim=True)
+    shares = tops - highest + log_sums
+    own = target // width
+    found = (logits.gather(1, target) - tops.gather(1, own)) - log_sums.gather(1, own)
+    # A block that a bias shuts out has no largest logit, and its targets no probability.
+    found = torch.where(tops.gather(1, own) == -torch.inf, -torch.inf, found)
+    found += shares.log_softmax(dim=1).gather(1, own)
+    return found.squeeze(1), highest.squeeze(1) + shares.logsumexp(dim=1)
+
+
+def _tops_and_log_sums(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest logit of each block [n, B, width], and log sum exp(logits - it), [n, B].
+
+    Fused, this reads the logits once.
+    """
+    tops = blocks.amax(dim=2)
+    offset = torch.where(tops == -torch.inf, 0.0, tops)  # exp(-inf - 0) is 0, not NaN
+    return tops, (blocks - offset.unsqueeze(2)).exp_().sum(dim=2).log()
 
 
 @functools.cache
@@ -201,6 +261,10 @@ def block_width(vocabulary: int) -> int:
 def _delta(logits: Tensor, target: Tensor, log_probs: Tensor, log_sums: Tensor, how: How) -> Tensor:
     """Return softmax - onehot, [n, V] in the products' dtype, capped as above. Spoils logits."""
     bend = None if how.soft_cap is None else (logits / how.top).square_().neg_().add_(1.0)
+    if can_fuse(logits.device):
+        one_pass = fused(_delta_in_one_pass, logits.device)
+        delta = one_pass(logits, target, log_probs, log_sums, how.dtype)
+        return delta if bend is None else delta.mul_(bend)
     logits.sub_(log_sums.unsqueeze(1))
     if logits.dtype == how.dtype:
         delta = logits.exp_()
@@ -209,6 +273,14 @@ def _delta(logits: Tensor, target: Tensor, log_probs: Tensor, log_sums: Tensor, 
     # p - 1 at the target from log p: a confident token's p is 1 in half precision.
     delta.scatter_(1, target, log_probs.expm1().to(how.dtype).unsqueeze(1))
     return delta if bend is None else delta.mul_(bend)
+
+
+def _delta_in_one_pass(
+    logits: Tensor, target: Tensor, log_probs: Tensor, log_sums: Tensor, dtype: torch.dtype
+) -> Tensor:
+    column = torch.arange(logits.shape[1], device=logits.device)
+    softmax = (logits - log_sums.unsqueeze(1)).exp()
+    return torch.where(column == target, log_probs.expm1().unsqueeze(1), softmax).to(dtype)
 
 
 def _add_product(

@@ -1,0 +1,232 @@
+"""Small packs from CUDA graphs: Python takes longer to launch a few thousand tokens than a GPU.
+
+A graph has fixed sizes, so a pack is padded up to one of a few shapes: the padding is a row of its
+own behind the others, which nobody reads and no gradient enters. The first pack of a shape is run a
+few times and recorded, forward and backward; from then on both are replayed.
+
+    pack -> padded, copied to where the graph reads -> replay -> hidden states
+    gradient of the hidden states -> copied -> replay -> gradients of the parameters
+
+All graphs of a model share one pool of memory, that of the largest. A forward therefore overwrites
+what an earlier one had kept for its backward: packs are differentiated one after the other, as
+`kondo.lm.backward` does, and whoever does not is told.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from kondo.lm.pack import Pack
+
+STEP = 512
+"""Tokens from one shape to the next: the most that padding costs."""
+MAX_GRAPHS = 32
+"""Of a model; the one unused for longest makes room."""
+EAGER_CALLS = 2
+"""Before the recording: lazy initialisation and compilation happen there."""
+
+Run = Callable[["Inputs", int], Tensor]
+"""(inputs, longest row) -> hidden states [1, T, D]."""
+
+
+class Shape(NamedTuple):
+    """What is fixed in a graph."""
+
+    tokens: int
+    """T."""
+    rows: int
+    """R, those of the padding and empty ones included."""
+    longest: int
+    """No row is longer."""
+
+
+class Inputs(NamedTuple):
+    """What a backbone reads of a pack."""
+
+    input_ids: Tensor
+    """int64 [1, T]."""
+    position_ids: Tensor
+    """int64 [1, T]."""
+    starts: Tensor
+    """int32 [R + 1]: where each row starts."""
+
+
+def shape_of(num_tokens: int, num_rows: int, longest: int) -> Shape:
+    """Return the smallest shape that a pack fits.
+
+    Example:
+        >>> shape_of(num_tokens=1300, num_rows=3, longest=600)
+        Shape(tokens=1536, rows=4, longest=1024)
+    """
+    tokens = -(-num_tokens // STEP) * STEP
+    padding = tokens - num_tokens
+    rows = _power_of_two(num_rows + (padding > 0))
+    return Shape(tokens, rows, _power_of_two(max(longest, padding)))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def fill(inputs: Inputs, pack: Pack) -> None:
+    """Write a pack and its padding over `inputs`, without waiting for the device."""
+    assert pack.position_ids is not None  # a pack laid end to end has positions
+    total, tokens = pack.num_tokens, inputs.input_ids.shape[1]
+    inputs.input_ids[:, :total].copy_(pack.input_ids)
+    inputs.position_ids[:, :total].copy_(pack.position_ids)
+    inputs.input_ids[:, total:].zero_()
+    padding = torch.arange(tokens - total, device=inputs.position_ids.device)
+    inputs.position_ids[:, total:].copy_(padding)
+    ends = pack.cu_seqlens.numel()
+    inputs.starts[:ends].copy_(pack.cu_seqlens)
+    inputs.starts[ends:].fill_(tokens)
+
+
+class Graphs:
+    """The graphs of one backbone.
+
+    Args:
+        backbone: whose parameters are differentiated.
+        run: runs it.
+    """
+
+    def __init__(self, backbone: nn.Module, run: Run):
+        self._backbone, self._run = backbone, run
+        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
+        self._pool: Any = None
+        self._turn = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Graphs":
+        """Return graphs of the copied backbone, none of them recorded yet."""
+        return Graphs(copy.deepcopy(self._backbone, memo), copy.deepcopy(self._run, memo))
+
+    def __call__(self, pack: Pack) -> Tensor:
+        """Return the hidden states of a pack laid end to end, [1, total, D]; differentiable once.
+
+        Differentiated with respect to the parameters that require grad.
+        """
+        weights = list(self._backbone.parameters())
+        learning = [weight for weight in weights if weight.requires_grad]
+        shape = shape_of(pack.num_tokens, pack.num_rows, pack.max_length)
+        # A graph reads weights where they were when it was recorded, and repeats what was done.
+        places = tuple((weight.data_ptr(), weight.requires_grad) for weight in weights)
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        key = (shape, self._backbone.training, autocast, places)
+        recorded = self._recorded.pop(key, None) or self._record(shape, learning, pack)
+        self._recorded[key] = recorded  # the last is the latest used
+        hidden: Tensor = _Replay.apply(self, recorded, pack, *learning)  # type: ignore[no-untyped-call]
+        return hidden
+
+    def _record(self, shape: Shape, learning: Sequence[Tensor], pack: Pack) -> "_Recorded":
+        device = pack.input_ids.device
+        self._check(device)
+        if len(self._recorded) >= MAX_GRAPHS:
+            del self._recorded[next(iter(self._recorded))]
+        inputs = Inputs(
+            torch.zeros(1, shape.tokens, dtype=torch.int64, device=device),
+            torch.zeros(1, shape.tokens, dtype=torch.int64, device=device),
+            torch.zeros(shape.rows + 1, dtype=torch.int32, device=device),
+        )
+        fill(inputs, pack)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return _record(self._run, shape, inputs, learning, self._pool)
+
+    def _check(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise ValueError(
+                f"graph_tokens must be 0 for a model on {device.type}, got packs to replay from "
+                f"CUDA graphs; leave it out."
+            )
+        if getattr(self._backbone, "is_gradient_checkpointing", False):
+            raise ValueError(
+                "graph_tokens must be 0 with gradient checkpointing, which runs layers a second "
+                "time in the backward; small packs need no checkpointing, or no graphs."
+            )
+
+    def begin(self) -> int:
+        """Return a name for a forward; what earlier ones kept is overwritten from now on."""
+        self._turn += 1
+        return self._turn
+
+    def end(self, turn: int) -> None:
+        """Raise unless this forward is the latest, and not differentiated yet."""
+        if turn != self._turn:
+            raise RuntimeError(
+                "a pack that is replayed from a CUDA graph must be differentiated once, before the "
+                "next one is run: they share their memory. Differentiate each pack in turn, as "
+                "kondo.lm.backward does, or use CausalLM(..., graph_tokens=0)."
+            )
+        self._turn += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """Two graphs, and the memory that they read from and write to."""
+
+    inputs: Inputs
+    forward: torch.cuda.CUDAGraph
+    hidden: Tensor
+    """[1, T, D], detached."""
+    gradient: Tensor
+    """[1, T, D], of the hidden states."""
+    backward: torch.cuda.CUDAGraph
+    gradients: tuple[Tensor | None, ...]
+    """Of the parameters; None of those without influence."""
+
+
+def _record(
+    run: Run, shape: Shape, inputs: Inputs, learning: Sequence[Tensor], pool: Any
+) -> _Recorded:
+    device = inputs.input_ids.device
+
+    def differentiate(hidden: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(hidden, learning, gradient, allow_unused=True)
+
+    torch.cuda.synchronize(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        for _ in range(EAGER_CALLS):
+            hidden = run(inputs, shape.longest)
+            gradient = torch.zeros_like(hidden)
+            differentiate(hidden, gradient)
+            del hidden
+    torch.cuda.synchronize(device)
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(forward, pool=pool):
+        hidden = run(inputs, shape.longest)
+    with torch.cuda.graph(backward, pool=pool):
+        gradients = differentiate(hidden, gradient)
+    return _Recorded(inputs, forward, hidden.detach(), gradient, backward, gradients)
+
+
+class _Replay(torch.autograd.Function):
+    """A recorded forward and backward, made known to autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graphs: Graphs, recorded: _Recorded, pack: Pack, *learning: Tensor
+    ) -> Tensor:
+        ctx.graphs, ctx.recorded, ctx.turn = graphs, recorded, graphs.begin()
+        fill(recorded.inputs, pack)
+        recorded.forward.replay()
+        # A copy: the next replay writes to the same place.
+        return recorded.hidden[:, : pack.num_tokens].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        graphs: Graphs = ctx.graphs
+        recorded: _Recorded = ctx.recorded
+        graphs.end(ctx.turn)
+        total = gradient.shape[1]
+        recorded.gradient[:, :total].copy_(gradient)
+        recorded.gradient[:, total:].zero_()
+        recorded.backward.replay()
+        copies = (None if found is None else found.clone() for found in recorded.gradients)
+        return None, None, None, *copies

@@ -1,0 +1,267 @@
+"""kondo.lm.graphs: padded packs compute what packs compute; replays give the same gradients."""
+
+import copy
+import dataclasses
+import types
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kondo
+from kondo.lm import CausalLM, backward, graphs
+from kondo.lm.graphs import Graphs, Inputs, fill, shape_of
+from kondo.lm.pack import packs
+from tolerances import assert_close
+
+from . import models
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+def pack_of(rows, device=None):
+    (pack,) = packs(rows, rows.completion_mask, layout="varlen", max_tokens=10**6, device=device)
+    return pack
+
+
+def on_gpu(rows):
+    moved = {k: v.cuda() for k, v in vars(rows).items() if isinstance(v, torch.Tensor)}
+    return dataclasses.replace(rows, **moved)
+
+
+def empty_inputs(shape):
+    return Inputs(
+        torch.full((1, shape.tokens), 7),
+        torch.full((1, shape.tokens), 7),
+        torch.full((shape.rows + 1,), 7, dtype=torch.int32),
+    )
+
+
+@given(lengths=st.lists(st.integers(1, 2000), min_size=1, max_size=40))
+def test_a_shape_has_room_for_the_pack_and_a_row_of_padding(lengths):
+    total, longest = sum(lengths), max(lengths)
+    shape = shape_of(total, len(lengths), longest)
+    padding = shape.tokens - total
+    assert 0 <= padding < graphs.STEP
+    assert shape.rows >= len(lengths) + (padding > 0)
+    assert shape.longest >= max(longest, padding)
+    # Few shapes: twice of what is needed at most.
+    assert shape.rows <= 2 * (len(lengths) + 1)
+    assert shape.longest <= 2 * max(longest, padding)
+
+
+@pytest.mark.parametrize("step", [1, 16, 64])
+def test_padding_is_a_row_of_its_own_behind_the_others(step, monkeypatch):
+    monkeypatch.setattr(graphs, "STEP", step)
+    pack = pack_of(models.rows("left"))
+    shape = shape_of(pack.num_tokens, pack.num_rows, pack.max_length)
+    inputs = empty_inputs(shape)
+    fill(inputs, pack)
+    total = pack.num_tokens
+    assert torch.equal(inputs.input_ids[:, :total], pack.input_ids)
+    assert torch.equal(inputs.position_ids[:, :total], pack.position_ids)
+    assert inputs.position_ids[0, total:].tolist() == list(range(shape.tokens - total))
+    assert inputs.starts[: pack.num_rows + 1].tolist() == pack.cu_seqlens.tolist()
+    assert set(inputs.starts[pack.num_rows + 1 :].tolist()) <= {shape.tokens}
+    lengths = inputs.starts.diff()
+    assert bool((lengths >= 0).all())
+    assert int(lengths.sum()) == shape.tokens
+
+
+@pytest.mark.parametrize("make", [models.llama, models.qwen2])
+def test_a_padded_pack_has_the_hidden_states_and_gradients_of_the_pack(make, monkeypatch):
+    monkeypatch.setattr(graphs, "STEP", 64)
+    model = models.build(make)
+    lm = CausalLM(model, attention="varlen")
+    pack = pack_of(models.rows("both"))
+    shape = shape_of(pack.num_tokens, pack.num_rows, pack.max_length)
+    assert shape.tokens > pack.num_tokens
+    inputs = empty_inputs(shape)
+    fill(inputs, pack)
+    weights = list(lm.backbone.parameters())
+    padded = lm._run_varlen(inputs, shape.longest)[:, : pack.num_tokens]
+    own = lm._run_varlen(
+        Inputs(pack.input_ids, pack.position_ids, pack.cu_seqlens), pack.max_length
+    )
+    assert_close(padded, own)
+    pull = torch.randn_like(own)
+    for found, expected in zip(
+        torch.autograd.grad(padded, weights, pull),
+        torch.autograd.grad(own, weights, pull),
+        strict=True,
+    ):
+        assert_close(found, expected)
+
+
+class Tape:
+    """Stands for recorded graphs: replays by computing, so that order and accounts can be seen."""
+
+    def __init__(self, monkeypatch):
+        self.recorded = []
+        monkeypatch.setattr(graphs, "_record", self.record)
+        monkeypatch.setattr(graphs.Graphs, "_check", lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+    def record(self, run, shape, inputs, learning, pool):
+        self.recorded.append(shape)
+        hidden = run(inputs, shape.longest).detach()
+        gradient = torch.zeros_like(hidden)
+        gradients = tuple(torch.zeros_like(weight) for weight in learning)
+
+        def forward():
+            with torch.enable_grad():
+                self.live = run(inputs, shape.longest)
+            hidden.copy_(self.live.detach())
+
+        def backward():
+            for place, found in zip(
+                gradients, torch.autograd.grad(self.live, learning, gradient), strict=True
+            ):
+                place.copy_(found)
+
+        return graphs._Recorded(
+            inputs,
+            types.SimpleNamespace(replay=forward),
+            hidden,
+            gradient,
+            types.SimpleNamespace(replay=backward),
+            gradients,
+        )
+
+
+def gradients_of(lm, rows, **options):
+    lm.module.zero_grad(set_to_none=True)
+    advantages = torch.linspace(-1, 1, len(rows.input_ids), device=rows.input_ids.device)
+    report = backward(lm, rows, advantages, gate=kondo.Gate(rate=0.7), **options)
+    return report, [weight.grad for weight in lm.module.parameters()]
+
+
+def test_replayed_packs_add_up_to_the_gradient_of_packs(monkeypatch):
+    """Two packs and more in one step: what a replay returns must not be overwritten by the next."""
+    tape, model = Tape(monkeypatch), models.build(models.llama)
+    rows = models.rows("both")
+    plain = CausalLM(model, attention="varlen", max_tokens=16)
+    report, expected = gradients_of(plain, rows)
+    assert report.calls > 2
+    replayed = CausalLM(model, attention="varlen", max_tokens=16, graph_tokens=16)
+    for _ in range(2):
+        _, found = gradients_of(replayed, rows)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert_close(mine, theirs)
+    assert 0 < len(tape.recorded) == len(set(tape.recorded))
+
+
+def test_only_small_packs_with_a_graph_are_replayed(monkeypatch):
+    tape, model = Tape(monkeypatch), models.build(models.llama)
+    rows = models.rows()
+    tokens = pack_of(rows).num_tokens
+    for limit in (0, tokens - 1):
+        CausalLM(model, attention="varlen", graph_tokens=limit).log_prob(rows)
+    with torch.no_grad():
+        CausalLM(model, attention="varlen", graph_tokens=tokens).log_prob(rows)
+    assert not tape.recorded
+    CausalLM(model, attention="varlen", graph_tokens=tokens).log_prob(rows)
+    assert len(tape.recorded) == 1
+
+
+def test_a_new_graph_is_recorded_where_an_old_one_would_lie(monkeypatch):
+    tape, model = Tape(monkeypatch), models.build(models.llama)
+    lm = CausalLM(model, attention="varlen", graph_tokens=10**6)
+    rows = models.rows()
+
+    def records():
+        before = len(tape.recorded)
+        gradients_of(lm, rows)
+        return len(tape.recorded) - before
+
+    assert [records(), records()] == [1, 0]
+    next(model.parameters()).requires_grad_(False)
+    assert records() == 1
+    lm.module.eval()
+    assert records() == 1
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    weight.data = weight.data.clone()
+    assert [records(), records()] == [1, 0]
+
+
+def test_the_graph_unused_for_longest_makes_room(monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "STEP", 1)
+    tape, model = Tape(monkeypatch), models.build(models.llama)
+    lm = CausalLM(model, attention="varlen", graph_tokens=10**6)
+    batches = [models.rows(columns=columns) for columns in (7, 8, 9)]
+    for which, new in ((0, 1), (1, 1), (0, 0), (2, 1), (0, 0), (1, 1)):
+        before = len(tape.recorded)
+        lm.log_prob(batches[which])
+        assert len(tape.recorded) - before == new
+
+
+def test_packs_that_are_not_differentiated_in_turn_are_refused(monkeypatch):
+    Tape(monkeypatch)
+    lm = CausalLM(models.build(models.llama), attention="varlen", graph_tokens=10**6)
+    rows = models.rows()
+    first, second = lm.log_prob(rows).sum(), lm.log_prob(rows).sum()
+    with pytest.raises(RuntimeError, match="differentiated once, before the next one is run"):
+        first.backward()
+    second.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="share their memory"):
+        second.backward()
+
+
+def test_a_copy_has_graphs_of_its_own(monkeypatch):
+    tape, model = Tape(monkeypatch), models.build(models.llama)
+    lm = CausalLM(model, attention="varlen", graph_tokens=10**6)
+    rows = models.rows()
+    gradients_of(lm, rows)
+    twin = copy.deepcopy(lm)
+    _, expected = gradients_of(lm, rows)
+    lm.module.zero_grad(set_to_none=True)
+    _, found = gradients_of(twin, rows)
+    assert len(tape.recorded) == 2
+    assert all(weight.grad is None for weight in lm.module.parameters())
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_close(mine, theirs)
+
+
+def test_graphs_refuse_what_they_cannot_record():
+    model = models.build(models.llama)
+    with pytest.raises(ValueError, match="graph_tokens must be 0 for a model on cpu"):
+        CausalLM(model, attention="varlen", graph_tokens=100).log_prob(models.rows())
+    with pytest.raises(ValueError, match='and 0 with attention="padded"'):
+        CausalLM(model, attention="padded", graph_tokens=100)
+    with pytest.raises(ValueError, match="graph_tokens must be at least 0"):
+        CausalLM(model, graph_tokens=-1)
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="graph_tokens must be 0 with gradient checkpointing"):
+        Graphs(model.model, lambda *_: None)._check(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("make", [models.llama, models.qwen2])
+def test_replays_on_a_gpu_give_the_gradients_of_packs(make, compiled):
+    options = {"hidden_size": 64, "head_dim": 16, "initializer_range": 0.15}
+    model = models.build(make, dtype=torch.bfloat16, device="cuda", **options)
+    if compiled:
+        torch.compiler.reset()
+        for layer in model.model.layers:
+            layer.compile(dynamic=True)
+    batches = [
+        on_gpu(models.rows("both", **size))
+        for size in ({"num_rows": 16, "columns": 40}, {"num_rows": 40, "columns": 50})
+    ]
+    plain = CausalLM(model, max_tokens=700)
+    replayed = CausalLM(model, max_tokens=700, graph_tokens=700)
+    for _ in range(2):
+        for rows in batches:
+            _, expected = gradients_of(plain, rows)
+            _, found = gradients_of(replayed, rows)
+            for mine, theirs in zip(found, expected, strict=True):
+                assert bool(mine.isfinite().all())
+                error = (mine - theirs).float().norm() / theirs.float().norm().clamp_min(1e-12)
+                assert float(error) < 0.02
+        with torch.no_grad():  # a graph reads the weights as they are, not as they were
+            for weight in model.parameters():
+                weight.mul_(1.05)
