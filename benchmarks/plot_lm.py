@@ -1,12 +1,13 @@
-"""Draw a CSV of bench_lm_step: speed-up by rate, by batch size, and memory.
+"""Draw CSVs of bench_lm_step: speed-up by rate, by batch size, and memory.
 
-    python benchmarks/plot_lm.py results/lm-step-v1/steps.csv
+    python benchmarks/plot_lm.py results/lm-step-v1/*.csv
 
-In: the CSV. Out: a PNG of the same name beside it.
+In: one or more CSVs. Out: a PNG beside the first, of its name, or steps.png if they are several.
 """
 
 import csv
 import sys
+from collections import Counter
 from pathlib import Path
 
 import matplotlib as mpl
@@ -27,10 +28,12 @@ SHOWN_RATE = "0.03"
 Line = dict[str, str]
 
 
-def draw(path: Path) -> Path:
+def draw(*paths: Path) -> Path:
     """Draw one row of panels per model; return the PNG's path."""
-    with path.open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines: list[Line] = []
+    for path in paths:
+        with path.open(newline="") as file:
+            lines += csv.DictReader(file)
     models = list(dict.fromkeys(line["model"] for line in lines))
     figure, axes = plt.subplots(len(models), 3, figsize=(13, 4.2 * len(models)), squeeze=False)
     for row, model in zip(axes, models, strict=True):
@@ -47,15 +50,15 @@ def draw(path: Path) -> Path:
         fontsize=9,
     )
     figure.tight_layout()
-    target = path.with_suffix(".png")
+    target = paths[0].with_name("steps.png" if len(paths) > 1 else f"{paths[0].stem}.png")
     figure.savefig(target, dpi=110)
     plt.close(figure)
     return target
 
 
 def _by_rate(axis: Axes, lines: list[Line]) -> None:
-    """Speed-up against rate at the largest batch; token units dashed; limits dotted."""
-    rows = max(int(line["rows"]) for line in lines)
+    """Speed-up against rate at the batch measured most; token units dashed; limits dotted."""
+    rows = _main_rows(lines)
     for name, (label, colour, marker) in STYLES.items():
         for unit, dash in (("sequence", "-"), ("token", "--")):
             own = [
@@ -85,6 +88,7 @@ def _by_rows(axis: Axes, lines: list[Line]) -> None:
             and line["unit"] == "sequence"
             and line["rate"] in (SHOWN_RATE, "1")
         ]
+        own.sort(key=lambda line: int(line["tokens"]))
         if own:
             xs = [float(line["tokens"]) for line in own]
             _errorbar(axis, xs, own, label, colour, marker, "-")
@@ -92,21 +96,21 @@ def _by_rows(axis: Axes, lines: list[Line]) -> None:
 
 
 def _memory(axis: Axes, lines: list[Line]) -> None:
-    """Peak memory by contender, largest batch, 3% where there is a rate."""
-    rows = max(int(line["rows"]) for line in lines)
-    own = [
-        line
+    """Peak memory by contender, 3% where there is a rate."""
+    rows = _main_rows(lines)
+    peaks = {
+        line["contender"]: float(line["peak_memory_mb"]) / 1024
         for line in lines
         if int(line["rows"]) == rows
         and line["rate"] in (SHOWN_RATE, "1")
         and line["unit"] == "sequence"
-    ]
-    axis.barh(
-        [line["contender"] for line in own],
-        [float(line["peak_memory_mb"]) / 1024 for line in own],
-        color="#5a5a5a",
-    )
+    }
+    axis.barh(list(peaks), list(peaks.values()), color="#5a5a5a")
     axis.set_xlabel(f"peak memory, GiB, {rows} rows, 3%")
+
+
+def _main_rows(lines: list[Line]) -> int:
+    return int(Counter(line["rows"] for line in lines).most_common(1)[0][0])
 
 
 def _errorbar(
@@ -128,5 +132,4 @@ def _logs(axis: Axes, xlabel: str, ylabel: str) -> None:
 
 
 if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        print(draw(Path(given)))
+    print(draw(*map(Path, sys.argv[1:])))

@@ -13,7 +13,7 @@ from kondo.core._checks import at_least_float32, check_float
 # A chunk's float32 logits take this much, or as much as MIN_CHUNK_CUDA tokens need. In the backward
 # each chunk reads the weight, and reads and writes the float32 sum of its gradient: 10 bytes an
 # entry, for 6 n operations with n tokens. An H200 does 165 operations a byte, so 300 tokens would
-# only balance the two; 2048 take 4% less time than 1024, and 4096 another 2% for twice the memory.
+# only balance the two.
 CHUNK_BYTES = 512 * 2**20
 MIN_CHUNK_CUDA = 2048
 
