@@ -152,6 +152,27 @@ def test_replayed_packs_add_up_to_the_gradient_of_packs(monkeypatch):
     assert 0 < len(tape.recorded) == len(set(tape.recorded))
 
 
+def test_what_a_replay_gave_outlives_the_next_one(monkeypatch):
+    """A long pack and a short one in one shape: nothing of the long one stays where it was."""
+    tape, model = Tape(monkeypatch), models.build(models.llama)
+    lm = CausalLM(model, attention="varlen", graph_tokens=10**6)
+    weights = list(lm.backbone.parameters())
+    long, short = (pack_of(models.rows(columns=columns)) for columns in (9, 5))
+    found, copies = [], []
+    for pack in (long, short, long):
+        hidden = lm._hidden(pack)
+        found.append([hidden.detach(), *torch.autograd.grad(hidden.square().sum(), weights)])
+        copies.append([tensor.clone() for tensor in found[-1]])
+    assert len(tape.recorded) == 1
+    for before, after in zip(copies, found, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+    lm.graph_tokens = 0
+    hidden = lm._hidden(short)
+    expected = [hidden.detach(), *torch.autograd.grad(hidden.square().sum(), weights)]
+    for mine, theirs in zip(found[1], expected, strict=True):
+        assert_close(mine, theirs)
+
+
 def test_only_small_packs_with_a_graph_are_replayed(monkeypatch):
     tape, model = Tape(monkeypatch), models.build(models.llama)
     rows = models.rows()
@@ -235,6 +256,27 @@ def test_graphs_refuse_what_they_cannot_record():
     model.gradient_checkpointing_enable()
     with pytest.raises(ValueError, match="graph_tokens must be 0 with gradient checkpointing"):
         Graphs(model.model, lambda *_: None)._check(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda model: model.model.layers[0].register_forward_hook(lambda *_: None),
+        lambda model: model.model.norm.register_forward_pre_hook(lambda *_: None),
+        lambda model: model.model.norm.register_full_backward_hook(lambda *_: None),
+        lambda model: model.model.norm.weight.register_hook(lambda gradient: gradient),
+    ],
+)
+def test_hooks_that_a_replay_would_pass_by_are_refused(add, monkeypatch):
+    Tape(monkeypatch)
+    model, rows = models.build(models.llama), models.rows()
+    lm = CausalLM(model, attention="varlen", graph_tokens=10**6)
+    gradients_of(lm, rows)
+    hook = add(model)
+    with pytest.raises(ValueError, match="graph_tokens must be 0 for a model with hooks, got one"):
+        gradients_of(lm, rows)
+    hook.remove()
+    gradients_of(lm, rows)
 
 
 @pytest.mark.gpu

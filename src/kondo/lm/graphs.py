@@ -111,6 +111,7 @@ class Graphs:
         Differentiated with respect to the parameters that require grad.
         """
         weights = list(self._backbone.parameters())
+        self._check_hooks(weights)
         learning = [weight for weight in weights if weight.requires_grad]
         shape = shape_of(pack.num_tokens, pack.num_rows, pack.max_length)
         # A graph reads weights where they were when it was recorded, and repeats what was done.
@@ -149,6 +150,16 @@ class Graphs:
                 "time in the backward; small packs need no checkpointing, or no graphs."
             )
 
+    def _check_hooks(self, weights: Sequence[Tensor]) -> None:
+        """Refuse what a replay would pass by, or a recording do twice."""
+        hooked = [module for module in self._backbone.modules() if _hooks_of(module)]
+        if hooked or any(weight._backward_hooks for weight in weights):
+            who = type(hooked[0]).__name__ if hooked else "a parameter"
+            raise ValueError(
+                f"graph_tokens must be 0 for a model with hooks, got one on {who}: a replay does "
+                f"not run it. Remove the hook, or leave graph_tokens out."
+            )
+
     def begin(self) -> int:
         """Return a name for a forward; what earlier ones kept is overwritten from now on."""
         self._turn += 1
@@ -163,6 +174,15 @@ class Graphs:
                 "kondo.lm.backward does, or use CausalLM(..., graph_tokens=0)."
             )
         self._turn += 1
+
+
+def _hooks_of(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 @dataclasses.dataclass(frozen=True)
