@@ -1,8 +1,12 @@
 """The laboratory's tasks as setups: `kondo actors run digits`."""
 
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from kondo.distributed.ray.setup import Setup
+from kondo.distributed.ray.setup import Rollout, Setup, Task, incarnation_of
 from kondo.lab import seeds
 from kondo.lab.policies import MLP, Transformer
 from kondo.lab.tasks.digits import NUM_DIGITS, NUM_PIXELS, DigitsBandit
@@ -57,3 +61,33 @@ def _reversal_task(
 def _reversal_policy(length: int, num_tokens: int, seed: int) -> Transformer:
     generator = seeds.generator(seed, "policy")
     return Transformer(prompt_length=length, num_tokens=num_tokens, generator=generator)
+
+
+def slowed(setup: Setup, pauses: Sequence[float]) -> Setup:
+    """Return the setup with slow actors: real stale weights.
+
+    Args:
+        setup: what they do otherwise.
+        pauses: seconds that the first, second, ... rollout process waits in every rollout; who
+            comes after the last begins with the first again. The learner, process 0, never waits.
+    """
+    if not pauses or min(pauses) < 0:
+        raise ValueError(f"pauses must be seconds >= 0, one or more, got {list(pauses)}.")
+    make = partial(_slowed_task, setup.make_task, tuple(pauses))
+    return dataclasses.replace(setup, make_task=make)
+
+
+def _slowed_task(make_task: Callable[[int], Task], pauses: Sequence[float], seed: int) -> Task:
+    task, process = make_task(seed), incarnation_of(seed)
+    return _Slowed(task, pauses[(process - 1) % len(pauses)]) if process else task
+
+
+class _Slowed:
+    """A task whose rollouts take longer."""
+
+    def __init__(self, task: Task, pause: float):
+        self.unit, self._task, self._pause = task.unit, task, pause
+
+    def rollout(self, policy: Any) -> Rollout:
+        time.sleep(self._pause)
+        return self._task.rollout(policy)

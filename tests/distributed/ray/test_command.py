@@ -47,7 +47,7 @@ def status(step=1, events=(), quarantined=()):
         durable=0,
         counts=COUNTS,
     )
-    return Status(report, "toy", 10, 0.5 * step, (11, 0), 1, 12, (1, 2), tuple(events))
+    return Status(report, (), "toy", 10, 0.5 * step, (11, 0), 1, 12, (1, 2), tuple(events))
 
 
 def summary(**changes):

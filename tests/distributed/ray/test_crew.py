@@ -1,5 +1,6 @@
 """Who takes the seat of a process that died; without processes."""
 
+import dataclasses
 import time
 
 import pytest
@@ -53,12 +54,49 @@ def test_a_spare_that_is_up_takes_the_seat_at_once(crew):
     assert crew.incarnations == 4  # the next spare
 
 
-def test_a_spare_that_is_not_up_yet_is_left_alone(crew):
+def test_a_spare_that_is_starting_is_nearer_than_a_new_process(crew):
     for seat in crew.seats:
         up(seat)
     crew.keep_spares()
     crew._replace(crew.seats[0], "actor died", "")
-    assert crew.seats[0].incarnation == 4
+    assert crew.seats[0].incarnation == 3
+    assert crew.seats[0].ready is not None
+    crew.keep_spares()
+    assert crew.incarnations == 3  # the next spare waits until this one is up
+    up(crew.seats[0])
+    crew.keep_spares()
+    assert crew.incarnations == 4
+
+
+def test_a_spare_that_is_up_goes_before_one_that_is_starting(crew):
+    crew._settings = dataclasses.replace(crew._settings, spares=2)
+    for seat in crew.seats:
+        up(seat)
+    for _ in range(3):  # one after the other
+        crew.keep_spares()
+    assert crew.incarnations == 3
+    spare = next(seat for _, seat in crew.expect())
+    up(spare)
+    crew.keep_spares()
+    assert (crew.incarnations, crew.ready_spares) == (4, 1)
+    spare.since += 60  # started last, but up
+    crew._replace(crew.seats[1], "actor died", "")
+    crew._replace(crew.seats[0], "actor died", "")
+    assert [seat.incarnation for seat in crew.seats] == [4, 3]
+
+
+def test_two_that_die_at_once_are_both_replaced_by_spares(crew):
+    crew._settings = dataclasses.replace(crew._settings, spares=2)
+    for seat in crew.seats:
+        up(seat)
+    for _ in range(2):
+        crew.keep_spares()
+        for _, spare in list(crew.expect()):
+            up(spare)
+    assert crew.ready_spares == 2
+    for seat in list(crew.seats):
+        crew._replace(seat, "actor died", "")
+    assert [(seat.incarnation, seat.ready) for seat in crew.seats] == [(3, None), (4, None)]
 
 
 def test_what_does_not_start_in_time_is_replaced(crew):

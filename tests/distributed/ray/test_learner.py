@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+import kondo
 from distributed.ray.toys import POISONS, REASON, SAMPLES, Policy, Task, feed, make_message, toy
 from kondo.distributed.ray import checkpoint, log
 from kondo.distributed.ray.learner import MAX_KEPT, QUARANTINE, Learner, StepOrder, Undelivered
-from kondo.distributed.ray.messages import Order
+from kondo.distributed.ray.messages import Order, pack
 from kondo.distributed.ray.prices import Price
 from kondo.distributed.ray.setup import Settings
 from tolerances import assert_close
@@ -60,6 +61,37 @@ def test_the_gradient_is_that_of_the_whole_rollouts_masked_by_the_price(tmp_path
         count += rollout.log_probs.numel()
     (total / count).backward()
     assert_close(sum(gradients), policy.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [("is_pg", "behaviour_log_probs"), ("ppo", "old_log_probs")]
+)
+def test_a_loss_may_ask_for_the_log_probs_that_the_actor_sampled_with(tmp_path, loss, name):
+    """Two steps on rollouts of the first weights, against plain torch."""
+    own = {"rate": None, "price": -float("inf"), "at_source": False, "learning_rate": 0.1}
+    chosen = {**own, "loss": getattr(kondo.losses, loss), "behaviour_input": name}
+    made = learner(tmp_path, dtype=torch.float64, **chosen)
+    policy = Policy(0, dtype=torch.float64)
+    policy.load_state_dict(made.policy.state_dict())
+    optimiser = torch.optim.Adam(policy.parameters(), lr=0.1)
+    actor = Policy(0, dtype=torch.float64)
+    actor.load_state_dict(made.policy.state_dict())
+    for number in (1, 2):
+        order = Order(number - 1, 0, 1, 0, made.price)
+        rollout = Task(number, dtype=torch.float64).rollout(actor)
+        message = pack(rollout, order, unit="sample", at_source=False, sketch_size=4)
+        made.step(StepOrder(number, (order,), (), number, 1), [message])
+        log_probs = policy.log_prob(rollout.rows)
+        ratio = (log_probs - rollout.log_probs).exp()
+        if loss == "is_pg":
+            losses = -ratio.detach() * rollout.advantages * log_probs
+        else:
+            clipped = ratio.clamp(0.8, 1.2) * rollout.advantages
+            losses = -torch.minimum(ratio * rollout.advantages, clipped)
+        optimiser.zero_grad()
+        losses.mean().backward()
+        optimiser.step()
+    assert_close(made.policy.weight, policy.weight)
 
 
 @pytest.mark.parametrize("unit", UNITS)

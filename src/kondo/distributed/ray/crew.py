@@ -1,8 +1,8 @@
 """The rollout processes: orders out, receipts in; the dead and the hanging are replaced.
 
     order(seat) -> process -> receipt (to us) + message (for the learner)
-    no receipt for rollout_timeout, or the process died -> its orders are lost; a spare process, or
-    else a new one, takes the seat
+    no receipt for rollout_timeout, or the process died -> its orders are lost; a spare process, one
+    that is up or else one that is starting, or else a new one, takes the seat
 
 The driver asks `expect` what to wait for and gives back what arrived. Nothing here blocks.
 """
@@ -162,10 +162,14 @@ class Crew:
         return sum(spare.ready is None for spare in self._spares)
 
     def keep_spares(self) -> None:
-        """Start spare processes, once those that are needed now are up."""
-        if all(seat.ready is None for seat in self.seats):
-            missing = self._settings.spares - len(self._spares)
-            self._spares += [self._start(-1) for _ in range(missing)]
+        """Start a spare process if one is missing and no other process is starting.
+
+        One at a time: to start is mostly to import, and two that start side by side on a busy
+        machine are both late.
+        """
+        starting = any(seat.ready is not None for seat in [*self.seats, *self._spares])
+        if not starting and len(self._spares) < self._settings.spares:
+            self._spares.append(self._start(-1))
 
     def _replace(self, seat: Seat, kind: str, detail: str) -> None:
         if seat in self._spares:
@@ -185,10 +189,12 @@ class Crew:
         self.seats[seat.index] = new
 
     def _take_spare(self, index: int) -> Seat | None:
-        spare = next((spare for spare in self._spares if spare.ready is None), None)
-        if spare is not None:
-            self._spares.remove(spare)
-            spare.index, self._spare_failures = index, 0
+        """Give the seat to a spare: one that is up, else the one that has been starting longest."""
+        if not self._spares:
+            return None
+        spare = min(self._spares, key=lambda spare: (spare.ready is not None, spare.since))
+        self._spares.remove(spare)
+        spare.index, self._spare_failures = index, 0
         return spare
 
     def _drop_spare(self, spare: Seat, kind: str, detail: str) -> None:

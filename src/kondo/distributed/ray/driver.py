@@ -27,7 +27,7 @@ from kondo.distributed.ray.cluster import connected
 from kondo.distributed.ray.crew import Crew, Delivery, Event
 from kondo.distributed.ray.learner import StepOrder, StepReport
 from kondo.distributed.ray.messages import Order
-from kondo.distributed.ray.processes import Summary
+from kondo.distributed.ray.processes import Standing, Summary
 from kondo.distributed.ray.setup import Settings, Setup
 from kondo.distributed.ray.steps import Steps
 
@@ -40,6 +40,8 @@ class Status(NamedTuple):
     """What an observer sees after every step."""
 
     report: StepReport
+    orders: tuple[Order, ...]
+    """Whose rollouts the step was made of, the versions they acted with among them."""
     setup: str
     num_steps: int
     seconds: float
@@ -124,7 +126,8 @@ class _Driver:
         self._deliveries: deque[Delivery] = deque()
         self._ending = False
         self._steps = Steps(setup, settings, home, resume=resume)
-        standing = self._steps.standing
+        # A new run has nothing to go on from: its actors start while its learner does.
+        standing = self._steps.begin() if resume else Standing()
         self._planned = standing.step
         past = log.last_issued(home)
         self._crew = Crew(
@@ -136,6 +139,8 @@ class _Driver:
         # What an earlier run ordered and its checkpoint did not settle has ended with that run.
         unsettled = [*standing.unsettled, *range(standing.issued, past.orders)]
         self._crew.lost = [(number, "run ended") for number in unsettled]
+        if not resume:
+            self._steps.begin()
         self._events: list[Event] = []
         self._started = time.monotonic()
         if resume:
@@ -212,6 +217,7 @@ class _Driver:
         events, self._events = tuple(self._events), []
         status = Status(
             report=report,
+            orders=order.orders,
             setup=self._name,
             num_steps=self._settings.steps,
             seconds=time.monotonic() - self._started,

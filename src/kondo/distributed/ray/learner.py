@@ -21,15 +21,12 @@ from kondo.distributed.ray import checkpoint
 from kondo.distributed.ray.ledger import Ledger
 from kondo.distributed.ray.messages import Batch, Order, Quarantine, schema_of, validate
 from kondo.distributed.ray.prices import Array, Price, PriceWindow, sketch, unit_delight
-from kondo.distributed.ray.setup import Settings, Setup
+from kondo.distributed.ray.setup import Settings, Setup, process_seed
 from kondo.engine.step import backward
 
 QUARANTINE = "quarantine"
 """Folder of quarantined messages kept for inspection."""
 MAX_KEPT = 8
-
-# Rollout processes count from 1: seed 0 of a run is the learner's own.
-_SEEDS_PER_RUN = 1 << 32
 
 
 class Undelivered(NamedTuple):
@@ -77,7 +74,8 @@ class StepReport(NamedTuple):
     counts: dict[str, int]
     """The ledger so far."""
     seconds: float = 0.0
-    """Of the learner's process, fetching and publishing included; it fills this in."""
+    """Of the learner's process: check, train, publish, but not the fetching, which is done while
+    the step before is at work; it fills this in."""
     idle_seconds: float = 0.0
     """It waited before."""
 
@@ -88,11 +86,6 @@ class Publication(NamedTuple):
     version: int
     price: Price
     weights: dict[str, Array]
-
-
-def process_seed(seed: int, incarnation: int) -> int:
-    """Return the seed of a process: 0 is the learner, rollout processes count from 1."""
-    return seed * _SEEDS_PER_RUN + incarnation
 
 
 def decided(keep: Tensor, price: float) -> Any:
@@ -189,8 +182,10 @@ class Learner:
         rollouts, gated.
         """
         loss = 0.0
+        taken = self._settings.behaviour_input
         if any(bool(batch.keep.any()) for batch in batches):
             self._optimiser.zero_grad()
+            log_probs = torch.cat([batch.log_probs for batch in batches])
             report = backward(
                 self.policy.log_prob,
                 {
@@ -199,9 +194,10 @@ class Learner:
                 },
                 torch.cat([batch.advantages for batch in batches]),
                 gate=decided(torch.cat([batch.keep for batch in batches]), self.price.price),
-                screen=torch.cat([batch.log_probs for batch in batches]),
+                screen=log_probs,
                 unit=self.schema.unit,
                 loss=self._settings.loss,
+                loss_inputs={} if taken is None else {taken: log_probs},
                 micro_batch=self._settings.micro_batch,
                 denominator=float(len(batches) * self.schema.elements),
             )

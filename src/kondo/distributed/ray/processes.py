@@ -4,6 +4,7 @@ Each computes on one thread: the processes are what is spread over the cores.
 """
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +18,9 @@ from kondo.distributed.ray.learner import (
     StepOrder,
     StepReport,
     Undelivered,
-    process_seed,
 )
 from kondo.distributed.ray.messages import Order, pack
-from kondo.distributed.ray.setup import Settings, Setup
+from kondo.distributed.ray.setup import Settings, Setup, process_seed
 
 # A message that was announced lies in the object store; on another machine it has to be fetched.
 _FETCH_SECONDS = 60.0
@@ -34,13 +34,13 @@ class Receipt(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a learner stands."""
+    """Where a learner stands; by default, at the start of a new run."""
 
-    pid: int
-    step: int
-    issued: int
-    incarnations: int
-    unsettled: tuple[int, ...]
+    pid: int = 0
+    step: int = 0
+    issued: int = 0
+    incarnations: int = 0
+    unsettled: tuple[int, ...] = ()
 
 
 class Summary(NamedTuple):
@@ -63,7 +63,7 @@ class Summary(NamedTuple):
     busy_seconds: float
     """The learner's, since it was last started."""
     idle_seconds: float
-    """Of it, waiting between the end of a step and the start of the next."""
+    """It waited between the end of a step and the start of the next, since then."""
     held_out_error: float | None
 
 
@@ -101,13 +101,24 @@ class RolloutProcess:
         return Receipt(order.number, time.perf_counter() - start), message
 
 
+LEARNER_THREADS = 2
+"""Calls a learner has at hand: one at work, one whose messages are fetched meanwhile."""
+
+
 class LearnerProcess:
-    """Fetches messages for a `Learner`, and keeps its clock."""
+    """Fetches messages for a `Learner`, takes one step at a time, and keeps its clock.
+
+    Ray runs calls on `LEARNER_THREADS` threads. A step waits for its turn with its messages at
+    hand, and hands over its report and weights while the next is at work: what Ray does between
+    two calls costs the learner nothing. Steps are taken in the order of their numbers, so threads
+    change nothing of what is learned.
+    """
 
     def __init__(self, setup: Setup, settings: Settings, folder: str, resume: bool):
         torch.set_num_threads(1)
         torch.manual_seed(process_seed(settings.seed, 0))
         self._learner = Learner(setup, settings, Path(folder), resume=resume)
+        self._turn = threading.Condition()
         self._busy = self._idle = 0.0
         self._last = 0.0
 
@@ -130,17 +141,30 @@ class LearnerProcess:
         self, order: StepOrder, messages: list[Any], publish: bool
     ) -> tuple[StepReport, Publication | None]:
         """Make one update. `messages` are references; Ray hands out their contents here alone."""
-        start = time.perf_counter()
-        idle = start - self._last if self._last else 0.0
-        report = self._learner.step(order, [_fetch(reference) for reference in messages])
-        publication = self._learner.publication() if publish else None
-        self._last = time.perf_counter()
-        self._busy += self._last - start
-        self._idle += idle
-        return report._replace(seconds=self._last - start, idle_seconds=idle), publication
+        contents = [_fetch(reference) for reference in messages]
+        with self._turn:
+            self._await_step(order.number - 1)
+            start = time.perf_counter()
+            idle = start - self._last if self._last else 0.0
+            report = self._learner.step(order, contents)
+            publication = self._learner.publication() if publish else None
+            self._last = time.perf_counter()
+            self._busy += self._last - start
+            self._idle += idle
+            self._turn.notify_all()
+            return report._replace(seconds=self._last - start, idle_seconds=idle), publication
+
+    def _await_step(self, number: int) -> None:
+        """Wait until step `number` is done; whoever is late for it is not kept."""
+        self._turn.wait_for(lambda: self._learner.step_number >= number)
 
     def finish(self, order: StepOrder) -> Summary:
-        """Write the last checkpoint and return the accounts."""
+        """Write the last checkpoint, once all steps are done, and return the accounts."""
+        with self._turn:
+            self._await_step(order.number)
+            return self._finished(order)
+
+    def _finished(self, order: StepOrder) -> Summary:
         self._learner.finish(order)
         learner, ledger = self._learner, self._learner.ledger
         return Summary(

@@ -126,6 +126,9 @@ class Settings:
     """Updates from one published version of the weights to the next."""
     loss: Loss = losses.pg
     """Per-element loss; see `kondo.losses`."""
+    behaviour_input: str | None = None
+    """Name by which the loss takes the log-probs the actor sampled with, if it takes them:
+    "behaviour_log_probs" for `kondo.losses.is_pg`, "old_log_probs" for `kondo.losses.ppo`."""
     learning_rate: float = 1e-3
     """Of Adam."""
     micro_batch: int | None = None
@@ -138,8 +141,9 @@ class Settings:
     """Recent rollouts whose delight sets the price: more are smoother, and lag behind."""
     checkpoint_every: int = 20
     """Updates between checkpoints; the rollouts since the last one are kept for a replay."""
-    spares: int = 1
-    """Processes kept ready to take the seat of one that dies: to start one takes seconds."""
+    spares: int = 2
+    """Processes kept ready to take the seat of one that dies: to start one takes seconds, and so
+    many may die at once."""
     rollout_timeout: float = 30.0
     """Seconds after which an actor that has delivered nothing is taken to hang."""
     start_timeout: float = 120.0
@@ -182,6 +186,25 @@ class Settings:
                 f"rollouts_per_step must be at most queue * actors ({self.queue * self.actors}), "
                 f"got {self.rollouts_per_step}: a step would wait for rollouts nobody may make."
             )
+
+
+# Rollout processes count from 1: seed 0 of a run is the learner's own.
+_SEEDS_PER_RUN = 1 << 32
+
+
+def process_seed(seed: int, incarnation: int) -> int:
+    """Return the seed of a process of run `seed`: 0 is the learner, rollout processes count from 1.
+
+    Example:
+        >>> incarnation_of(process_seed(7, 3))
+        3
+    """
+    return seed * _SEEDS_PER_RUN + incarnation
+
+
+def incarnation_of(seed: int) -> int:
+    """Return which process of its run has this seed; the inverse of `process_seed`."""
+    return seed % _SEEDS_PER_RUN
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -5,7 +5,7 @@
 
 A call holds the references of its messages, so they stay in the object store for the replay. The
 learner is a function of its calls: after the replay it is where it was, and no sample has had a
-second effect. Nothing here blocks but the constructor.
+second effect. Nothing here blocks but `begin`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from kondo.distributed.ray.crew import Event
 from kondo.distributed.ray.learner import StepOrder, StepReport
 from kondo.distributed.ray.prices import Price
-from kondo.distributed.ray.processes import LearnerProcess, Standing, Summary
+from kondo.distributed.ray.processes import LEARNER_THREADS, LearnerProcess, Standing, Summary
 from kondo.distributed.ray.setup import Settings, Setup
 
 LEARNER = -1
@@ -73,18 +73,24 @@ class Steps:
         self.events: list[Event] = []
         self.pid = 0
         self._start(resume=resume)
-        self.standing = self._first_standing()
-        """Where the learner stood when the run began."""
-        self._up(self.standing)
+
+    def begin(self) -> Standing:
+        """Wait for the first process and its weights; return where it stands."""
+        standing = self._first_standing()
+        self._up(standing)
         weights = self._handle.publication.remote()
         first = ray.get(weights)
         self.published = Published(first.version, first.price, weights)
+        return standing
 
     def _start(self, *, resume: bool) -> None:
         # Beside the driver: that is where the checkpoints are.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         remote: Any = ray.remote(LearnerProcess).options(
-            num_cpus=0, max_restarts=0, scheduling_strategy=here
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=LEARNER_THREADS,
+            scheduling_strategy=here,
         )
         self._handle: Any = remote.remote(self._setup, self._settings, str(self._home), resume)
         self._ready = self._handle.ready.remote()
@@ -129,10 +135,14 @@ class Steps:
             self._finish = self._handle.finish.remote(self._last)
 
     def expect(self) -> list[Any]:
-        """Return the references to wait for."""
-        own = [reference for reference in (self._ready, self._finish) if reference is not None]
+        """Return the references to wait for.
+
+        Of the answers only the next: a learner on several threads may hand over a later one first,
+        and what is published and reported must not go back.
+        """
         calls = [c.report for c in self._calls if c.report is not None and not c.answered]
-        return [*calls, *own]
+        answers = [*calls, self._finish][:1]
+        return [one for one in (*answers, self._ready) if one is not None]
 
     def arrived(self, reference: Any) -> tuple[StepOrder, StepReport] | Summary | None:
         """Take what arrived: a step that was not done before, or the end of the run."""
