@@ -1,0 +1,414 @@
+import dataclasses
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from kondo import lm
+from kondo.lab.draws import Draws
+from kondo.lab.language import contenders, loop
+from kondo.lab.language.contenders import Contender
+from kondo.lab.language.loop import Learner, Shape, prompts_for_seconds, seconds_per_step
+from kondo.lab.language.model import Size, StackedLM
+from kondo.lab.language.population import Member, Population
+from kondo.lab.language.sampler import sample
+from kondo.lab.language.warm import Start
+from kondo.lab.studies.study import Context, Stopped
+from tolerances import assert_close
+
+NUM_TOKENS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 3, 4
+GROUP, ROWS = 4, 32
+EVERY = [
+    *contenders.contenders(rates=(0.1, 0.3), etas=(0.5,)),
+    Contender(name="DG sequences", gate="soft", eta=2.0),
+    Contender(name="PODS groups", loss="grpo", gate="variance", scope="group", rate=0.5),
+    Contender(name="GRPO kept", loss="grpo", gate="top", rate=0.2, denominator="kept"),
+    Contender(name="random tokens", gate="top", priority="uniform", unit="token", rate=0.2),
+    Contender(name="advantage tokens", gate="top", priority="advantage", unit="token", rate=0.2),
+    Contender(name="|advantage|", gate="top", priority="abs_advantage", rate=0.2),
+    Contender(name="budget of rows", gate="budget", rate=0.2),
+]
+by_name = partial(pytest.mark.parametrize, "contender", ids=lambda each: each.name)
+DENSE = Contender(name="PG")
+KEPT = Contender(name="DG-K 30%", gate="top", rate=0.3)
+
+
+class Echo:
+    """Repeat the first token of the prompt, then end: a policy that knows nothing gets some."""
+
+    prompt_length, answer_length = PROMPT_LENGTH, ANSWER_LENGTH
+
+    def prompts(self, draws, stream, step, count, *, held_out=False):
+        return 2 + draws.integers(f"{stream} {held_out}", step, NUM_TOKENS - 2, count, 3)
+
+    def reward(self, prompts, completions):
+        return (completions[..., 0] == prompts[..., 0]).float()
+
+
+def tiny(dtype=torch.float32, seeds=(0,)):
+    model = StackedLM(
+        Size(width=16, num_layers=1, num_heads=2),
+        prompt_length=PROMPT_LENGTH,
+        answer_length=ANSWER_LENGTH,
+        num_tokens=NUM_TOKENS,
+    )
+    fresh = model.initialise(Draws(list(seeds)))
+    # Opinions, so that surprises differ, but none so firm that answers do not.
+    fresh["head"] *= 0.2 / fresh["head"].std()
+    return model, {name: value.to(dtype) for name, value in fresh.items()}
+
+
+def learner(contender=KEPT, *, learning_rate=1e-2, seed=0, **options):
+    model, parameters = tiny()
+    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16)
+    return Learner(
+        Echo(),
+        model,
+        parameters,
+        contender,
+        shape=shape,
+        learning_rate=learning_rate,
+        seed=seed,
+        **options,
+    )
+
+
+def rolled(model, parameters, step=5):
+    draws = Draws([7])
+    prompts = Echo().prompts(draws, "train", step, ROWS // GROUP)
+    sampled = sample(model, parameters, prompts, repeats=GROUP, draws=draws, step=step)
+    rewards = Echo().reward(prompts.repeat_interleave(GROUP, 1), sampled.completions)
+    return sampled, rewards, draws
+
+
+def stacked_gradient(contender, model, parameters, step=5):
+    """By the population's way: decide and loss, all rows in one graph."""
+    sampled, rewards, draws = rolled(model, parameters, step)
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    chosen = contenders.decide(
+        contender,
+        sampled.log_probs,
+        rewards,
+        sampled.mask,
+        draws,
+        step,
+        GROUP,
+        sampled.entropies,
+        prompt_length=PROMPT_LENGTH,
+    )
+    new = model.log_prob(leaves, sampled.tokens)
+    total = contenders.loss(contender, new, sampled.log_probs, chosen, sampled.mask).sum()
+    found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    gradient = dict(zip(leaves, (each[0] for each in found), strict=True))
+    return chosen, total.detach(), gradient
+
+
+def module_gradient(module):
+    """By the parameters' stacked names; what the graph did not reach is 0."""
+    named = {
+        name.removeprefix("backbone.").replace("layers.", "").replace("weights.", ""): parameter
+        for name, parameter in module.named_parameters()
+    }
+    named["head"] = named.pop("head.weight")
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in named.items()
+    }
+
+
+@by_name([each for each in EVERY if each.gate != "budget"])
+def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision(contender):
+    model, parameters = tiny(torch.float64)
+    chosen, total, expected = stacked_gradient(contender, model, parameters)
+    sampled, rewards, draws = rolled(model, parameters)
+    module = model.as_module(parameters, 0)
+    policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=20)
+    learned = loop.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
+    found = module_gradient(module)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert_close(gradient, expected[name])
+    assert any(gradient.any() for gradient in found.values())
+    assert_close(learned.loss, total)
+    assert learned.kept == int(chosen.tokens_kept)
+    assert learned.rows == int(chosen.rows_kept)
+    assert learned.tokens >= int(chosen.tokens_differentiated)  # padding of packs
+
+
+@by_name(EVERY)
+def test_the_plain_path_has_the_same_gradient(contender):
+    model, parameters = tiny(torch.float64)
+    _, total, expected = stacked_gradient(contender, model, parameters)
+    sampled, rewards, draws = rolled(model, parameters)
+    module = model.as_module(parameters, 0)
+    learned = loop.plain_backward(
+        contender, module, sampled, rewards[0], draws, 5, GROUP, max_tokens=50
+    )
+    for name, gradient in module_gradient(module).items():
+        assert_close(gradient, expected[name])
+    assert_close(learned.loss, total)
+    assert learned.tokens == ROWS * (PROMPT_LENGTH + ANSWER_LENGTH)
+
+
+@by_name([each for each in EVERY if each.gate == "budget"])
+def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
+    model, parameters = tiny(torch.float64)
+    chosen, _, _ = stacked_gradient(contender, model, parameters)
+    sampled, rewards, draws = rolled(model, parameters)
+    module = model.as_module(parameters, 0)
+    policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=1)  # a row per pack
+    learned = loop.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
+    seen = int(sampled.mask.sum()) + ROWS * PROMPT_LENGTH
+    assert 0 < learned.tokens <= contender.rate * seen
+    # Its loss is minus U log pi over the batch's tokens: the delight bought, up to that number.
+    chi = chosen.advantages.unsqueeze(2) * -sampled.log_probs
+    bought = float((chosen.weight * chi).sum())
+    assert learned.loss * int(sampled.mask.sum()) >= bought * (1 - 1e-9)
+
+
+def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
+    model, parameters = tiny(torch.float64)
+    sampled, rewards, draws = rolled(model, parameters)
+    wrong = sampled._replace(log_probs=torch.where(sampled.mask, -1.0, 0.0).double())
+    module = model.as_module(parameters, 0)
+    policy = lm.CausalLM(module.backbone, head=module.head)
+    found = {}
+    for screen, what in (("free", sampled), ("exact", wrong), ("free", wrong)):
+        module.zero_grad()
+        contender = dataclasses.replace(KEPT, screen=screen)
+        loop.product_backward(contender, policy, what, rewards[0], draws, 5, GROUP)
+        found[screen, what is wrong] = module_gradient(module)["head"]
+    assert_close(found["exact", True], found["free", False])
+    assert (found["free", True] - found["free", False]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("eta", [None, 0.5])
+def test_a_gate_for_everything_keeps_zero_delight_too(eta):
+    delight, mask = torch.tensor([0.0, 1.0, -2.0, 5.0]), torch.tensor([True, True, True, False])
+    out = loop.Everything(eta)(delight, mask)
+    assert torch.equal(out.keep, mask)
+    expected = torch.ones(4) if eta is None else torch.sigmoid(delight / 0.5)
+    assert_close(out.weight, expected * mask)
+    assert float(out.rate) == 1.0
+
+
+def test_training_on_what_is_kept_learns_the_task():
+    one = learner(learning_rate=2e-2)
+    before = one.evaluate()["held-out reward"]
+    records = loop.train(
+        one, context(), part="echo", num_steps=60, log_steps=[30], evaluate_steps=[0, 60]
+    )
+    held_out = {r.step: r.value for r in records if r.metric == "held-out reward"}
+    assert held_out == {0: before, 60: one.evaluate()["held-out reward"]}
+    assert held_out[60] > 0.9 > 0.6 > held_out[0]
+
+
+def context(tmp=None, *, stop_after=math.inf):
+    calls = []
+
+    def stopped():
+        calls.append(None)
+        return len(calls) >= stop_after
+
+    checkpoint = Path("/nowhere/to/be/found") if tmp is None else tmp / "checkpoint.pt"
+    return Context(
+        device=torch.device("cpu"),
+        progress=lambda share, note: None,
+        stopped=stopped,
+        checkpoint=checkpoint,
+    )
+
+
+def without_seconds(records):
+    return [record for record in records if not record.metric.startswith("seconds")]
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path):
+    run = partial(loop.train, part="echo", num_steps=7, log_steps=[2, 5], evaluate_steps=[0, 7])
+    expected = run(learner(), context())
+    with pytest.raises(Stopped):
+        run(learner(), context(tmp_path, stop_after=4))
+    records = run(learner(), context(tmp_path))
+    assert without_seconds(records) == without_seconds(expected)
+    assert {r.step for r in records} == {0, 2, 5, 7}
+
+
+def test_records_say_what_was_paid():
+    records = loop.train(
+        learner(DENSE), context(), part="p", num_steps=2, log_steps=[1], setting=0.5
+    )
+    values = {(r.step, r.metric): r.value for r in records}
+    assert values[2, "rows differentiated"] == 64
+    assert values[2, "kept tokens"] == 32 * values[2, "completion length"]
+    generated = values[1, "kept tokens"] + values[2, "kept tokens"]
+    assert values[2, "tokens generated"] == generated
+    assert values[2, "tokens differentiated"] >= generated + 64 * PROMPT_LENGTH
+    for stage in (*loop.STAGES, loop.LEARNER, loop.LOOP):
+        assert values[2, f"seconds {stage}"] >= values[1, f"seconds {stage}"] >= 0
+    parts = sum(values[2, f"seconds {stage}"] for stage in ("generate", "reward", loop.LEARNER))
+    assert parts <= values[2, "seconds loop"]
+    learning = ("screen", "select", "train", "optimiser")
+    assert sum(values[2, f"seconds {stage}"] for stage in learning) <= values[2, "seconds learner"]
+    last = records[-1]
+    assert (last.series, last.setting, last.seed, last.step) == ("PG", 0.5, 0, 2)
+    assert (last.forward, last.backward) == (64, 64)
+
+
+def test_a_step_in_which_all_are_paid_the_same_differentiates_nothing():
+    one = learner(DENSE)
+    for contender in (KEPT, Contender(name="filter", gate="filter")):
+        one.task = type("Free", (Echo,), {"reward": lambda self, p, c: (c[..., 0] < 99).float()})()
+        one.contender = contender
+        before = [p.clone() for p in one.module.parameters()]
+        done = one.step()
+        assert done.learned.kept == done.learned.tokens == 0
+        assert done.means["gradient norm"] == done.means["mixed groups"] == 0
+        assert all(map(torch.equal, before, one.module.parameters()))
+    assert one.totals["empty steps"] == 2
+    assert {state["step"].item() for state in one.optimiser.state.values()} == {2}
+
+
+@by_name([each for each in EVERY if each.gate != "budget"])
+def test_a_run_is_that_of_a_populations_member_of_its_seed(contender):
+    model, parameters = tiny(torch.float64, seeds=(0, 1))
+    member = Member(series="x", seed=1, learning_rate=1e-2, contender=contender)
+    options = {"num_prompts": 8, "repeats": GROUP, "num_held_out": 16, "max_norm": 0.05}
+    start = Start((0, 1), parameters)
+    population = Population(model, Echo(), [member], start, device=torch.device("cpu"), **options)
+    one = Learner(
+        Echo(), model, start.of([1]), contender, shape=Shape(**options), learning_rate=1e-2, seed=1
+    )
+    # Answers to one prompt share the entropy of their first token, and such ties are drawn by its
+    # bits: once the weights differ by rounding, another of the four is kept.
+    for _ in range(1 if contender.priority == "entropy" else 3):
+        population.step()
+        one.step()
+    expected = model.as_module(population.parameters, 0)
+    for ours, its in zip(one.module.parameters(), expected.parameters(), strict=True):
+        assert_close(ours, its, torch.float32)  # rewards and advantages are of this precision
+    values = population.read()
+    assert values["tokens generated"] == [one.totals["tokens generated"]]
+    assert {k: v.item() for k, v in population.evaluate().items()} == one.evaluate()
+
+
+def test_a_warm_up_leaves_no_trace():
+    warm, cold = learner(), learner()
+    warm.warm_up()
+    assert warm.totals == {}
+    warm.step()
+    cold.step()
+    assert all(map(torch.equal, warm.module.parameters(), cold.module.parameters()))
+
+
+def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
+    one = learner(DENSE, learning_rate=0.0)
+    before = [p.clone() for p in one.module.parameters()]
+    found = seconds_per_step(one, [DENSE, KEPT], rounds=3)
+    assert all(map(torch.equal, before, one.module.parameters()))
+    assert (one.contender, one.path) == (DENSE, "product")
+    assert one.num_steps == 3
+    lines = {(line.contender, line.stage): line for line in found}
+    names = ["PG", "DG-K 30%", "PG plain"]
+    assert list(dict.fromkeys(line.contender for line in found)) == names
+    for name in names:
+        for stage in (*loop.STAGES, loop.LEARNER, loop.LOOP):
+            line = lines[name, stage]
+            assert 0 <= line.p20 <= line.p50 <= line.p80
+        assert lines[name, "loop"].p50 > 0
+    assert lines["PG plain", "loop"].tokens == 32 * (PROMPT_LENGTH + ANSWER_LENGTH)
+    assert lines["DG-K 30%", "loop"].tokens < lines["PG", "loop"].tokens
+    records = loop.seconds_records("seconds", found, one)
+    metrics = {(r.series, r.metric): r.value for r in records}
+    assert metrics["PG", "seconds train p50"] == lines["PG", "train"].p50
+    assert metrics["PG", "tokens differentiated"] == lines["PG", "loop"].tokens
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [(5.0, 40), (0.5, 10), (1000.0, 100), (2.02, 10), (2.4, 14)]
+)
+def test_saved_seconds_buy_prompts_along_a_line(target, expected):
+    number = prompts_for_seconds(lambda n: 1 + 0.1 * n, target, fewest=10, most=100)
+    assert number == expected
+
+
+def test_saved_seconds_buy_prompts_along_a_curve_without_exceeding_the_target():
+    asked = []
+
+    def seconds(number):
+        asked.append(number)
+        return 0.1 + 1e-3 * number**1.3
+
+    number = prompts_for_seconds(seconds, 2.0, fewest=16, most=10_000)
+    assert len(asked) <= 5
+    assert number in asked
+    assert 1.8 < seconds(number) <= 2.0 * 1.02
+
+
+def test_a_last_try_that_took_too_long_does_not_count():
+    assert prompts_for_seconds(lambda n: n**2, 400.0, fewest=10, most=1000, tries=1) == 10
+    assert prompts_for_seconds(lambda n: n**2, 400.0, fewest=10, most=1000, tries=9) == 20
+
+
+def test_a_contender_fills_the_time_of_another_with_prompts():
+    made = []
+
+    def make(num_prompts):
+        made.append(num_prompts)
+        model, parameters = tiny()
+        shape = Shape(num_prompts=num_prompts, repeats=GROUP)
+        return Learner(Echo(), model, parameters, KEPT, shape=shape, learning_rate=0.0, seed=0)
+
+    options = {"fewest": 2, "most": 6, "rounds": 1}
+    assert loop.prompts_for_equal_time(make, KEPT, 1e9, **options) == 6
+    assert made == [2, 6]
+    assert loop.prompts_for_equal_time(make, KEPT, 1e-9, **options) == 2
+
+
+def test_noise_does_not_lead_astray():
+    falling = {10: 1.0, 40: 0.9}
+    assert prompts_for_seconds(falling.__getitem__, 4.0, fewest=10, most=100) == 40
+
+
+def test_what_cannot_be_right_is_refused():
+    model, two = tiny(seeds=(0, 1))
+    with pytest.raises(ValueError, match="parameters must be those of one member"):
+        Learner(Echo(), model, two, DENSE, shape=Shape(), learning_rate=0.1, seed=0)
+    with pytest.raises(ValueError, match="learning_rate must be 0"):
+        seconds_per_step(learner(), [DENSE], rounds=1)
+    with pytest.raises(ValueError, match="rounds must be >= 1"):
+        seconds_per_step(learner(learning_rate=0.0), [DENSE], rounds=0)
+    with pytest.raises(ValueError, match="repeats must be >= 2"):
+        Shape(repeats=1)
+    with pytest.raises(ValueError, match="num_prompts must be >= 1"):
+        Shape(num_prompts=0)
+    with pytest.raises(ValueError, match="max_norm must be > 0"):
+        Shape(max_norm=0.0)
+    with pytest.raises(ValueError, match="fewest must lie between"):
+        prompts_for_seconds(lambda n: 1.0, 1.0, fewest=5, most=4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("compiled", [False, True])
+@by_name([DENSE, KEPT])
+def test_on_a_gpu_a_captured_loop_learns_too(contender, compiled):
+    model, parameters = tiny()
+    parameters = {name: value.cuda() for name, value in parameters.items()}
+    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=64)
+    one = Learner(
+        Echo(),
+        model,
+        parameters,
+        contender,
+        shape=shape,
+        learning_rate=2e-2,
+        seed=0,
+        compiled=compiled,
+    )
+    one.warm_up()
+    before = one.evaluate()["held-out reward"]
+    for _ in range(80):
+        one.step()
+    assert one.evaluate()["held-out reward"] > max(0.8, before)
