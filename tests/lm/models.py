@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from kondo.lm import TokenRows
+from kondo.lm import TokenRows, packed_attention
 
 VOCAB = 23
 
@@ -102,6 +102,29 @@ def build(make, *, dtype=torch.float64, device="cpu", **options):
         torch.manual_seed(0)
         model = make(**options)
     return model.to(device=device, dtype=dtype)
+
+
+class Attending(nn.Module):
+    """A backbone of one's own that attends within rows, side by side or end to end."""
+
+    takes_packs = True
+
+    def __init__(self, width=12, heads=3):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCAB, width), nn.Embedding(64, width)
+        self.mix, self.heads = nn.Linear(width, 3 * width), heads
+
+    def forward(
+        self, input_ids, attention_mask=None, position_ids=None, cu_seqlens=None, max_length=0
+    ):
+        hidden = self.tokens(input_ids) + self.places(position_ids)
+        query, key, value = self.mix(hidden).unflatten(2, (3, self.heads, -1)).unbind(2)
+        if cu_seqlens is None:
+            parts = (part.transpose(1, 2) for part in (query, key, value))
+            found = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+            return hidden + found.transpose(1, 2).flatten(2)
+        packed = packed_attention(query[0], key[0], value[0], cu_seqlens, max_length)
+        return hidden + packed.flatten(1).unsqueeze(0)
 
 
 class Recurrent(nn.Module):

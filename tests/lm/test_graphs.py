@@ -61,7 +61,8 @@ def test_padding_is_a_row_of_its_own_behind_the_others(step, monkeypatch):
     total = pack.num_tokens
     assert torch.equal(inputs.input_ids[:, :total], pack.input_ids)
     assert torch.equal(inputs.position_ids[:, :total], pack.position_ids)
-    assert inputs.position_ids[0, total:].tolist() == list(range(shape.tokens - total))
+    assert not inputs.input_ids[:, total:].any()
+    assert not inputs.position_ids[:, total:].any()
     assert inputs.starts[: pack.num_rows + 1].tolist() == pack.cu_seqlens.tolist()
     assert set(inputs.starts[pack.num_rows + 1 :].tolist()) <= {shape.tokens}
     lengths = inputs.starts.diff()
@@ -174,6 +175,21 @@ def test_what_a_replay_gave_outlives_the_next_one(monkeypatch):
         assert_close(mine, theirs)
 
 
+def test_a_backbone_of_ones_own_is_replayed_too(monkeypatch):
+    tape = Tape(monkeypatch)
+    backbone, head = models.Attending().double(), torch.nn.Linear(12, models.VOCAB).double()
+    rows = models.rows("both")
+    found = []
+    for graph_tokens in (0, 10**6):
+        lm = CausalLM(backbone, head=head, attention="varlen", graph_tokens=graph_tokens)
+        log_probs = lm.log_prob(rows)
+        weights = [*backbone.parameters(), *head.parameters()]
+        found.append([log_probs, *torch.autograd.grad(log_probs.sum(), weights)])
+    assert len(tape.recorded) == 1
+    for mine, theirs in zip(*found, strict=True):
+        assert_close(mine, theirs)
+
+
 def test_only_small_packs_with_a_graph_are_replayed(monkeypatch):
     tape, model = Tape(monkeypatch), models.build(models.llama)
     rows = models.rows()
@@ -254,6 +270,8 @@ def test_graphs_refuse_what_they_cannot_record():
         CausalLM(model, attention="padded", graph_tokens=100)
     with pytest.raises(ValueError, match="graph_tokens must be at least 0"):
         CausalLM(model, graph_tokens=-1)
+    with pytest.raises(ValueError, match="graph_tokens must be 0 for packs side by side"):
+        CausalLM(model, graph_tokens=100).log_prob(models.rows())
     model.gradient_checkpointing_enable()
     with pytest.raises(ValueError, match="graph_tokens must be 0 with gradient checkpointing"):
         Graphs(model.model, lambda *_: None)._check(torch.device("cuda"))

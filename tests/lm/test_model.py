@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import kondo
-from kondo.lm import CausalLM, Head, Pack, TokenRows
+from kondo.lm import CausalLM, Head, Pack, TokenRows, packed_attention
 from kondo.lm import attention as attention_module
 from kondo.lm import model as lm_model
 from kondo.lm import pack as packing
@@ -72,6 +72,48 @@ def test_a_plain_backbone_and_head():
     assert_close(CausalLM(backbone, head=head, max_tokens=20).log_prob(rows), expected)
     given = Head(head.weight, head.bias)
     assert_close(CausalLM(backbone, head=given).log_prob(rows), expected)
+
+
+@pytest.mark.parametrize("max_tokens", [20, 1000])
+def test_a_backbone_of_ones_own_may_take_packs(max_tokens):
+    backbone, head = models.Attending().double(), nn.Linear(12, models.VOCAB).double()
+    rows = models.rows("both")
+    weights = [*backbone.parameters(), *head.parameters()]
+    found = {}
+    for attention in ("padded", "varlen"):
+        lm = CausalLM(backbone, head=head, attention=attention, max_tokens=max_tokens)
+        log_probs = lm.log_prob(rows)
+        pull = torch.linspace(0, 1, log_probs.numel(), dtype=torch.float64).view_as(log_probs)
+        gradients = torch.autograd.grad((pull * log_probs).sum(), weights)
+        found[attention] = [log_probs, *gradients]
+    for mine, theirs in zip(found["varlen"], found["padded"], strict=True):
+        assert_close(mine, theirs)
+
+
+def test_a_backbone_that_takes_packs_wrongly_is_found_out():
+    class Leaking(models.Attending):
+        def forward(self, input_ids, cu_seqlens=None, **options):
+            if cu_seqlens is not None:
+                cu_seqlens = cu_seqlens[[0, -1]]  # all rows as one
+            return super().forward(input_ids, cu_seqlens=cu_seqlens, **options)
+
+    with pytest.raises(ValueError, match="results differ by"):
+        CausalLM(Leaking(), head=nn.Linear(12, models.VOCAB), attention="varlen")
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_packed_attention_is_that_of_each_row_alone(window):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(9, heads, 5, dtype=torch.float64, generator=generator) for heads in (4, 2, 2)
+    )
+    starts = torch.tensor([0, 2, 3, 9], dtype=torch.int32)
+    found = packed_attention(query, key, value, starts, 6, scale=0.3, window=window)
+    sizes = (-1 if window is None else window - 1, 0)
+    assert_close(
+        found,
+        causal.attention_by_rows(query, key, value, starts, scale=0.3, window_size=sizes),
+    )
 
 
 def test_a_backbone_of_transformers_with_a_head_of_ones_own():

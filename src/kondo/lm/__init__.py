@@ -1,5 +1,6 @@
 """Causal language models on the engine: rows of tokens, cut, packed, and read only where kept."""
 
+from kondo.lm.attention import packed_attention
 from kondo.lm.budget import BudgetGate
 from kondo.lm.guard import Guarded
 from kondo.lm.head import Head, token_entropy, token_log_probs
@@ -20,6 +21,7 @@ __all__ = [
     "backward",
     "draft",
     "gradient_cosine",
+    "packed_attention",
     "quantised",
     "stale",
     "token_entropy",

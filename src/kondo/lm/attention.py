@@ -54,6 +54,8 @@ def serve_packs(configs: list[Any]) -> None:
 
     A model that looks elsewhere is not served: `CausalLM` finds out by comparing hidden states.
     """
+    if not configs:
+        return
     from transformers import AttentionInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -131,9 +133,65 @@ def varlen_attention(
         # Rotary embeddings of float32 weights leave float32 queries and keys behind.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (part.to(dtype) for part in (query, key, value))
+    return _within_rows(query, key, value, ends, scaling, sliding_window), None
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_length: int,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Attend causally within the rows of a pack laid end to end, for a backbone of your own.
+
+    A backbone that has the attribute `takes_packs = True` is called with
+
+        backbone(input_ids [1, total], position_ids=[1, total], cu_seqlens=[B + 1], max_length=int)
+
+    and attends by this function. On CUDA in half precision it is flash attention without padding;
+    elsewhere a mask of [total, total]. Differentiable with respect to query, key and value.
+
+    Args:
+        query: [total, H, D].
+        key: [total, G, D], with G a divisor of H.
+        value: like key.
+        cu_seqlens: int32 [B + 1]: where each row starts, and where the last one ends.
+        max_length: tokens of the longest row, or more.
+        scale: of the scores; 1 / sqrt(D) if None.
+        window: a token sees itself and window - 1 before it; all before it if None.
+
+    Returns:
+        [total, H, D].
+
+    Example:
+        >>> import torch
+        >>> from kondo.lm import packed_attention
+        >>> x = torch.randn(5, 2, 8)
+        >>> rows_of_three_and_two = torch.tensor([0, 3, 5], dtype=torch.int32)
+        >>> y = packed_attention(x, x, x, rows_of_three_and_two, max_length=3)
+        >>> torch.allclose(y[3], x[3])  # the first of its row sees itself alone
+        True
+    """
+    query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+    return _within_rows(query, key, value, (cu_seqlens, max_length), scale, window).squeeze(0)
+
+
+def _within_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: tuple[Tensor, int],
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """Return [1, total, H, D] of query [1, H, total, D]."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        return _flash(query, key, value, ends, scaling, sliding_window), None
-    return _block_diagonal(query, key, value, ends[0], scaling, sliding_window), None
+        return _flash(query, key, value, ends, scaling, window)
+    return _block_diagonal(query, key, value, ends[0], scaling, window)
 
 
 def _flash(
@@ -201,9 +259,14 @@ def varlen_fault(backbone: nn.Module) -> str | None:
     What supports flash attention passes everything that shapes its scores as arguments, so that
     `varlen_attention` can refuse what it does not know; the rest hides it in masks.
     """
+    if _flag(backbone, "takes_packs"):
+        return None
     config = getattr(backbone, "config", None)
     if not hasattr(config, "_attn_implementation"):
-        return "it is not a Hugging Face model, whose attention can be replaced"
+        return (
+            "it is not a Hugging Face model, whose attention can be replaced, and does not say "
+            "takes_packs = True (see kondo.lm.packed_attention)"
+        )
     if not _flag(backbone, "_supports_flash_attn") or not _flag(
         backbone, "_supports_attention_backend"
     ):

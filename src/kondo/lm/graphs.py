@@ -79,9 +79,9 @@ def fill(inputs: Inputs, pack: Pack) -> None:
     total, tokens = pack.num_tokens, inputs.input_ids.shape[1]
     inputs.input_ids[:, :total].copy_(pack.input_ids)
     inputs.position_ids[:, :total].copy_(pack.position_ids)
+    # All padding stands at the first place: a model may have fewer places than padding tokens.
     inputs.input_ids[:, total:].zero_()
-    padding = torch.arange(tokens - total, device=inputs.position_ids.device)
-    inputs.position_ids[:, total:].copy_(padding)
+    inputs.position_ids[:, total:].zero_()
     ends = pack.cu_seqlens.numel()
     inputs.starts[:ends].copy_(pack.cu_seqlens)
     inputs.starts[ends:].fill_(tokens)

@@ -43,9 +43,10 @@ class CausalLM:
         model: a Hugging Face causal LM, also inside PEFT; or, with `head`, any backbone: a module
             (input_ids, attention_mask=..., position_ids=...) -> hidden states [B, T, D], or an
             object with last_hidden_state. It must be causal: padding is on the right, and a row's
-            hidden states may depend on nothing but its tokens up to there. Layers that are compiled
-            in place (`layer.compile()`) stay so; torch.compile of a whole Hugging Face model, whose
-            forward is not run, is refused.
+            hidden states may depend on nothing but its tokens up to there. It may also take packs
+            laid end to end, see `kondo.lm.packed_attention`. Layers that are compiled in place
+            (`layer.compile()`) stay so; torch.compile of a whole Hugging Face model, whose forward
+            is not run, is refused.
         head: what turns hidden states into logits: a linear layer or a `Head`. None takes the
             model's own, whichever it has at each call (adapters may bring theirs), and compares a
             few logits with the model's: one forward of three tokens. It may be wider than the
@@ -242,6 +243,11 @@ class CausalLM:
             assert pack.position_ids is not None  # a pack laid end to end has positions
             inputs = Inputs(pack.input_ids, pack.position_ids, pack.cu_seqlens)
             return self._run_varlen(inputs, pack.max_length)
+        if self.graph_tokens and torch.is_grad_enabled():
+            raise ValueError(
+                f"graph_tokens must be 0 for packs side by side, got {self.graph_tokens}: rows are "
+                f"not laid end to end here, since {self._why_padded()}; leave it out."
+            )
         if self._hugging_face:
             return _last_hidden(self.backbone(**self._padded_inputs(pack)))
         return _last_hidden(
@@ -251,7 +257,12 @@ class CausalLM:
         )
 
     def _run_varlen(self, inputs: Inputs, longest: int) -> Tensor:
-        return _last_hidden(self.backbone(**pack_arguments(*inputs, longest)))
+        if self._hugging_face:
+            return _last_hidden(self.backbone(**pack_arguments(*inputs, longest)))
+        ids, positions, starts = inputs
+        return _last_hidden(
+            self.backbone(ids, position_ids=positions, cu_seqlens=starts, max_length=longest)
+        )
 
     def _padded_inputs(self, pack: Pack) -> dict[str, Any]:
         """Return a Hugging Face backbone's arguments.
@@ -285,6 +296,11 @@ class CausalLM:
             self._faults[key] = varlen_fault(self.backbone) or self._try_varlen()
         return self._faults[key]
 
+    def _why_padded(self) -> str:
+        if self.attention == "auto" and (self.device.type != "cuda" or self._dtype not in _HALF):
+            return f'the model is {self._dtype} on {self.device.type} (attention="varlen" insists)'
+        return self._varlen_fault() or 'attention is "padded"'
+
     def _try_varlen(self) -> str | None:
         """Compare the hidden states of two short rows, end to end and side by side."""
         ids = torch.arange(10, device=self.device).reshape(2, 5) % self.vocab_size
@@ -297,10 +313,11 @@ class CausalLM:
             (pack,) = packs(rows, sampled, layout=layout, max_tokens=10)
             try:
                 with no_trace(self.backbone, ids), _without_compiling(self.backbone):
-                    hidden[layout] = self._hidden(pack).flatten(0, -2)[pack.read].double()
+                    hidden[layout] = self._hidden(pack).flatten(0, -2)[pack.read]
             except Exception as error:  # whatever a foreign model raises is the reason we look for
                 return str(error)
-        return _difference(hidden["varlen"], hidden["padded"], self._dtype)
+        # Weights may be wider than what is computed with them.
+        return _difference(hidden["varlen"], hidden["padded"], hidden["padded"].dtype)
 
     def _compare_logits(self, base: nn.Module) -> None:
         """Refuse a model whose logits are more than its head and the bends we know."""

@@ -131,11 +131,12 @@ def rows_of(own, tokens):
     return TokenRows(input_ids=tokens, attention_mask=real, completion_mask=sampled)
 
 
-def test_kondo_lm_reads_and_trains_a_module():
+@pytest.mark.parametrize("attention", ["padded", "varlen"])
+def test_kondo_lm_reads_and_trains_a_module(attention):
     own = toys.model()
     parameters, tokens = toys.parameters(own), toys.tokens(own, rows=9)
     module = own.as_module(parameters, 1)
-    lm = CausalLM(module.backbone, head=module.head)
+    lm = CausalLM(module.backbone, head=module.head, attention=attention)
     rows = rows_of(own, tokens[1])
     mask = rows.completion_mask[:, own.prompt_length :]
     leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}

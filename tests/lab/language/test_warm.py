@@ -194,8 +194,7 @@ def test_a_seed_stops_where_its_reward_is_high_enough():
     rewards = [point.reward for point in full]
     until = 0.5 * max(map(max, rewards))
     expected = [
-        next(place for place, both in enumerate(rewards) if both[seed] >= until)
-        for seed in (0, 1)
+        next(place for place, both in enumerate(rewards) if both[seed] >= until) for seed in (0, 1)
     ]
     assert len(set(expected)) == 2, "choose a reward that the seeds reach at different steps"
     start, points = quick([0, 1], num_steps=60, measure_steps=every, num_prompts=50, until=until)

@@ -72,6 +72,8 @@ class Shape:
     """The gradient's norm is clipped here."""
     max_tokens: int = 65_536
     """Most tokens of a forward, screening or training."""
+    graph_tokens: int = 65_536
+    """On a GPU, packs of at most so many tokens are replayed from CUDA graphs: dense ones too."""
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "num_held_out", "max_tokens"):
@@ -408,8 +410,13 @@ class Learner:
         if compiled:
             for layer in self.module.backbone.layers:
                 layer.compile(dynamic=True)
+        on_gpu = self.device.type == "cuda"
         self.policy = lm.CausalLM(
-            self.module.backbone, head=self.module.head, max_tokens=shape.max_tokens
+            self.module.backbone,
+            head=self.module.head,
+            max_tokens=shape.max_tokens,
+            attention="varlen" if on_gpu else "auto",
+            graph_tokens=shape.graph_tokens if on_gpu else 0,
         )
         self.optimiser = torch.optim.Adam(self.module.parameters(), lr=learning_rate, fused=True)
         self.num_steps = 0

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kondo.lab.draws import Draws
 from kondo.lab.population.networks import Parameters
+from kondo.lm import packed_attention
 
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Kernels of a population's attention: not cuDNN's, which plans anew for every shape, and a sampler
@@ -265,6 +266,9 @@ class LanguageModel(nn.Module):
 class Backbone(nn.Module):
     """Token ids -> normalised hidden states. Layers can be compiled in place, `layer.compile()`."""
 
+    takes_packs = True
+    """Of rows laid end to end, see `kondo.lm.packed_attention`."""
+
     def __init__(self, model: StackedLM, parameters: dict[str, nn.Parameter]):
         super().__init__()
         self.dtype = model.dtype
@@ -279,8 +283,10 @@ class Backbone(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_length: int = 0,
     ) -> Tensor:
-        """Return hidden states [B, T, D] of rows that are padded on the right.
+        """Return hidden states [B, T, D] of rows padded on the right, or of a pack [1, total].
 
         A causal model needs no mask for what comes after everything that is read, so
         `attention_mask` is not looked at.
@@ -292,7 +298,7 @@ class Backbone(nn.Module):
             places = pick(self.positions.to(dtype), position_ids)
         hidden = pick(self.tokens.to(dtype), input_ids) + places
         for layer in self.layers:
-            hidden = layer(hidden)
+            hidden = layer(hidden, cu_seqlens, max_length)
         return normalised(hidden)
 
 
@@ -304,10 +310,17 @@ class _Block(nn.Module):
         self.weights = nn.ParameterDict(weights)
         self.num_heads = model.size.num_heads
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(
+        self, hidden: Tensor, cu_seqlens: Tensor | None = None, max_length: int = 0
+    ) -> Tensor:
         layer = Layer(**{name: self.weights[name].to(hidden.dtype) for name in _LAYER})
         flat = hidden.flatten(0, 1)
-        attended = causal_attention(layer.mix(flat), hidden.shape[1], self.num_heads)
+        mixed = layer.mix(flat)
+        if cu_seqlens is None:
+            attended = causal_attention(mixed, hidden.shape[1], self.num_heads)
+        else:
+            query, key, value = mixed.view(len(flat), 3, self.num_heads, -1).unbind(1)
+            attended = packed_attention(query, key, value, cu_seqlens, max_length).flatten(1)
         return layer.finish(flat, attended).view_as(hidden)
 
 

@@ -280,8 +280,7 @@ class Population:
         self.roll(self._step)
         found = self._rolled_means()
         kept: dict[str, list[Tensor]] = {
-            name: []
-            for name in ("kept rows", "kept tokens", "kept delight share", "gradient norm")
+            name: [] for name in ("kept rows", "kept tokens", "kept delight share", "gradient norm")
         }
         differentiated = []
         for crew in self.crews:
