@@ -110,8 +110,7 @@ class Graphs:
 
         Differentiated with respect to the parameters that require grad.
         """
-        weights = list(self._backbone.parameters())
-        self._check_hooks(weights)
+        weights = self._weights()
         learning = [weight for weight in weights if weight.requires_grad]
         shape = shape_of(pack.num_tokens, pack.num_rows, pack.max_length)
         # A graph reads weights where they were when it was recorded, and repeats what was done.
@@ -150,15 +149,26 @@ class Graphs:
                 "time in the backward; small packs need no checkpointing, or no graphs."
             )
 
-    def _check_hooks(self, weights: Sequence[Tensor]) -> None:
-        """Refuse what a replay would pass by, or a recording do twice."""
-        hooked = [module for module in self._backbone.modules() if _hooks_of(module)]
-        if hooked or any(weight._backward_hooks for weight in weights):
-            who = type(hooked[0]).__name__ if hooked else "a parameter"
+    def _weights(self) -> list[Tensor]:
+        """Return the parameters; refuse hooks, which a replay passes by or a recording runs twice.
+
+        One walk over the modules for both: this is done for every pack.
+        """
+        found: dict[int, Tensor] = {}
+        hooked: object = None
+        for module in self._backbone.modules():
+            hooked = hooked or (module if _hooks_of(module) else None)
+            found |= {id(own): own for own in module._parameters.values() if own is not None}
+        weights = list(found.values())
+        if hooked is None and any(weight._backward_hooks for weight in weights):
+            hooked = weights[0]
+        if hooked is not None:
             raise ValueError(
-                f"graph_tokens must be 0 for a model with hooks, got one on {who}: a replay does "
-                f"not run it. Remove the hook, or leave graph_tokens out."
+                f"graph_tokens must be 0 for a model with hooks, got one on a "
+                f"{type(hooked).__name__}: a replay does not run it. Remove the hook, or leave "
+                f"graph_tokens out."
             )
+        return weights
 
     def begin(self) -> int:
         """Return a name for a forward; what earlier ones kept is overwritten from now on."""
