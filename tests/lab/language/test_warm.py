@@ -189,18 +189,19 @@ def test_a_device_starts_where_the_cpu_does():
 
 
 def test_a_seed_stops_where_its_reward_is_high_enough():
-    every = range(1, 61)
-    _, full = quick([0, 1], num_steps=60, measure_steps=every, num_prompts=50)
-    rewards = [point.reward for point in full]
-    until = 0.5 * max(map(max, rewards))
-    expected = [
-        next(place for place, both in enumerate(rewards) if both[seed] >= until) for seed in (0, 1)
-    ]
-    assert len(set(expected)) == 2, "choose a reward that the seeds reach at different steps"
-    start, points = quick([0, 1], num_steps=60, measure_steps=every, num_prompts=50, until=until)
-    assert len(points) == max(expected) + 1
+    options = {"num_steps": 30, "measure_steps": range(1, 31), "num_prompts": 50}
+    _, full = quick([0, 1], **options)
+    rewards = torch.tensor([point.reward for point in full])  # [30, 2]
+
+    def first(level):
+        return (rewards >= level).int().argmax(dim=0).tolist()
+
+    reached = [level for level in rewards[:, 0].tolist() if level <= rewards[:, 1].max()]
+    until = next(level for level in reached if len(set(first(level))) == 2)
+    start, points = quick([0, 1], until=until, **options)
+    assert len(points) == max(first(until)) + 1
     found = mean_reward(toys.model(), start.parameters, toys.Echo(), Draws([0, 1]), 50)
-    assert found.tolist() == [rewards[place][seed] for seed, place in enumerate(expected)]
+    assert found.tolist() == [float(rewards[n, seed]) for seed, n in enumerate(first(until))]
 
 
 def test_a_seed_that_never_gets_there_has_its_last_weights():
