@@ -99,16 +99,17 @@ class Tape:
     """Stands for recorded graphs: replays by computing, so that order and accounts can be seen."""
 
     def __init__(self, monkeypatch):
-        self.recorded = []
+        self.recorded, self.places = [], set()
         monkeypatch.setattr(graphs, "_record", self.record)
         monkeypatch.setattr(graphs.Graphs, "_check", lambda *_: None)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
-    def record(self, run, shape, inputs, learning, pool):
+    def record(self, run, shape, inputs, learning, pool, gradients):
         self.recorded.append(shape)
         hidden = run(inputs, shape.longest).detach()
         gradient = torch.zeros_like(hidden)
-        gradients = tuple(torch.zeros_like(weight) for weight in learning)
+        gradients = gradients or tuple(torch.zeros_like(weight) for weight in learning)
+        self.places.add(tuple(map(id, gradients)))
 
         def forward():
             with torch.enable_grad():
@@ -151,6 +152,19 @@ def test_replayed_packs_add_up_to_the_gradient_of_packs(monkeypatch):
         for mine, theirs in zip(found, expected, strict=True):
             assert_close(mine, theirs)
     assert 0 < len(tape.recorded) == len(set(tape.recorded))
+
+
+def test_all_shapes_write_their_gradients_to_one_place(monkeypatch):
+    """A copy for each would cost the memory of the model again and again."""
+    monkeypatch.setattr(graphs, "STEP", 1)
+    tape, model = Tape(monkeypatch), models.build(models.llama)
+    lm = CausalLM(model, attention="varlen", graph_tokens=10**6)
+    for columns in (7, 8, 9):
+        gradients_of(lm, models.rows(columns=columns))
+    assert (len(tape.recorded), len(tape.places)) == (3, 1)
+    next(model.parameters()).requires_grad_(False)  # and nothing of the wrong number
+    gradients_of(lm, models.rows(columns=7))
+    assert (len(tape.recorded), len(tape.places)) == (4, 2)
 
 
 def test_what_a_replay_gave_outlives_the_next_one(monkeypatch):

@@ -7,9 +7,9 @@ few times and recorded, forward and backward; from then on both are replayed.
     pack -> padded, copied to where the graph reads -> replay -> hidden states
     gradient of the hidden states -> copied -> replay -> gradients of the parameters
 
-All graphs of a model share one pool of memory, that of the largest. A forward therefore overwrites
-what an earlier one had kept for its backward: packs are differentiated one after the other, as
-`kondo.lm.backward` does, and whoever does not is told.
+All graphs of a model share one pool of memory, that of the largest, and one place for gradients. A
+forward therefore overwrites what an earlier one had kept for its backward: packs are differentiated
+one after the other, as `kondo.lm.backward` does, and whoever does not is told.
 """
 
 import copy
@@ -32,6 +32,9 @@ EAGER_CALLS = 2
 
 Run = Callable[["Inputs", int], Tensor]
 """(inputs, longest row) -> hidden states [1, T, D]."""
+
+Gradients = tuple[Tensor | None, ...]
+"""Of the parameters that learn; None of those without influence."""
 
 
 class Shape(NamedTuple):
@@ -98,6 +101,8 @@ class Graphs:
     def __init__(self, backbone: nn.Module, run: Run):
         self._backbone, self._run = backbone, run
         self._recorded: dict[tuple[Any, ...], _Recorded] = {}
+        self._places: tuple[Any, ...] = ()
+        self._gradients: Gradients | None = None
         self._pool: Any = None
         self._turn = 0
 
@@ -113,10 +118,12 @@ class Graphs:
         weights = self._weights()
         learning = [weight for weight in weights if weight.requires_grad]
         shape = shape_of(pack.num_tokens, pack.num_rows, pack.max_length)
-        # A graph reads weights where they were when it was recorded, and repeats what was done.
         places = tuple((weight.data_ptr(), weight.requires_grad) for weight in weights)
+        if places != self._places:  # a graph reads weights where they were when it was recorded
+            self._recorded.clear()
+            self._places, self._gradients = places, None
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        key = (shape, self._backbone.training, autocast, places)
+        key = (shape, self._backbone.training, autocast)
         recorded = self._recorded.pop(key, None) or self._record(shape, learning, pack)
         self._recorded[key] = recorded  # the last is the latest used
         hidden: Tensor = _Replay.apply(self, recorded, pack, *learning)  # type: ignore[no-untyped-call]
@@ -135,7 +142,9 @@ class Graphs:
         fill(inputs, pack)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        return _record(self._run, shape, inputs, learning, self._pool)
+        recorded = _record(self._run, shape, inputs, learning, self._pool, self._gradients)
+        self._gradients = recorded.gradients
+        return recorded
 
     def _check(self, device: torch.device) -> None:
         if device.type != "cuda":
@@ -206,16 +215,22 @@ class _Recorded:
     gradient: Tensor
     """[1, T, D], of the hidden states."""
     backward: torch.cuda.CUDAGraph
-    gradients: tuple[Tensor | None, ...]
-    """Of the parameters; None of those without influence."""
+    gradients: Gradients
+    """Shared by all graphs of a model."""
 
 
 def _record(
-    run: Run, shape: Shape, inputs: Inputs, learning: Sequence[Tensor], pool: Any
+    run: Run,
+    shape: Shape,
+    inputs: Inputs,
+    learning: Sequence[Tensor],
+    pool: Any,
+    places: Gradients | None,
 ) -> _Recorded:
+    """Record forward and backward; the latter writes to `places`, or to new ones if None."""
     device = inputs.input_ids.device
 
-    def differentiate(hidden: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def differentiate(hidden: Tensor, gradient: Tensor) -> Gradients:
         return torch.autograd.grad(hidden, learning, gradient, allow_unused=True)
 
     torch.cuda.synchronize(device)
@@ -224,15 +239,20 @@ def _record(
         for _ in range(EAGER_CALLS):
             hidden = run(inputs, shape.longest)
             gradient = torch.zeros_like(hidden)
-            differentiate(hidden, gradient)
+            found = differentiate(hidden, gradient)
             del hidden
     torch.cuda.synchronize(device)
+    if places is None:
+        places = tuple(None if each is None else torch.empty_like(each) for each in found)
+    del found
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(forward, pool=pool):
         hidden = run(inputs, shape.longest)
     with torch.cuda.graph(backward, pool=pool):
-        gradients = differentiate(hidden, gradient)
-    return _Recorded(inputs, forward, hidden.detach(), gradient, backward, gradients)
+        for place, each in zip(places, differentiate(hidden, gradient), strict=True):
+            if place is not None and each is not None:
+                place.copy_(each)
+    return _Recorded(inputs, forward, hidden.detach(), gradient, backward, places)
 
 
 class _Replay(torch.autograd.Function):
@@ -250,7 +270,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
         graphs: Graphs = ctx.graphs
         recorded: _Recorded = ctx.recorded
         graphs.end(ctx.turn)

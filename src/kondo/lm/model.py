@@ -59,8 +59,8 @@ class CausalLM:
         head_backend: see `kondo.lm.head.token_log_probs`.
         graph_tokens: packs of at most this many tokens, laid end to end, are differentiated from
             CUDA graphs (see `kondo.lm.graphs`): for a few kept rows, launching the layers takes
-            longer than running them. Costs the memory of one such pack, and a second for each new
-            shape; 0 uses none.
+            longer than running them. Costs the memory of one such pack and of one gradient, and a
+            second for each new shape; 0 uses none.
 
     Example:
         >>> import torch

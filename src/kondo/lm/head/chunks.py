@@ -18,7 +18,7 @@ arrives, -g s / T is one number per token. It multiplies [n, D] tensors and neve
 
 A frozen head (LoRA) needs no sum over tokens, so its forward keeps delta W, [K, D], and its
 backward only multiplies that by -g s / T: two matrix products in all, where a recomputing backward
-takes three. A head that learns takes four either way, and recomputes.
+takes three. A head that learns takes four in pieces, and three as a single chunk.
 """
 
 import functools
@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 from kondo.lm.fuse import can_fuse, fused
 from kondo.lm.head.inputs import Head, How, wants_graph
 
-# Log-softmax reads a row of logits three times: from memory, unless the row is this short.
+# A log-sum-exp reads a row of logits twice: from memory, unless the row is this short.
 MAX_BLOCK = 8192
 
 
