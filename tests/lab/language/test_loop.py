@@ -8,12 +8,13 @@ import torch
 
 from kondo import lm
 from kondo.lab.draws import Draws
-from kondo.lab.language import contenders, loop
+from kondo.lab.language import contenders, loop, seconds, updates
 from kondo.lab.language.contenders import Contender
-from kondo.lab.language.loop import Learner, Shape, prompts_for_seconds, seconds_per_step
+from kondo.lab.language.loop import Learner, Shape
 from kondo.lab.language.model import Size, StackedLM
 from kondo.lab.language.population import Member, Population
 from kondo.lab.language.sampler import sample
+from kondo.lab.language.seconds import prompts_for_seconds, seconds_per_step
 from kondo.lab.language.warm import Start
 from kondo.lab.studies.study import Context, Stopped
 from tolerances import assert_close
@@ -125,7 +126,7 @@ def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision
     sampled, rewards, draws = rolled(model, parameters)
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=20)
-    learned = loop.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
+    learned = updates.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
     found = module_gradient(module)
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
@@ -143,7 +144,7 @@ def test_the_plain_path_has_the_same_gradient(contender):
     _, total, expected = stacked_gradient(contender, model, parameters)
     sampled, rewards, draws = rolled(model, parameters)
     module = model.as_module(parameters, 0)
-    learned = loop.plain_backward(
+    learned = updates.plain_backward(
         contender, module, sampled, rewards[0], draws, 5, GROUP, max_tokens=50
     )
     for name, gradient in module_gradient(module).items():
@@ -159,7 +160,7 @@ def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
     sampled, rewards, draws = rolled(model, parameters)
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=1)  # a row per pack
-    learned = loop.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
+    learned = updates.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
     seen = int(sampled.mask.sum()) + ROWS * PROMPT_LENGTH
     assert 0 < learned.tokens <= contender.rate * seen
     # Its loss is minus U log pi over the batch's tokens: the delight bought, up to that number.
@@ -178,7 +179,7 @@ def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
     for screen, what in (("free", sampled), ("exact", wrong), ("free", wrong)):
         module.zero_grad()
         contender = dataclasses.replace(KEPT, screen=screen)
-        loop.product_backward(contender, policy, what, rewards[0], draws, 5, GROUP)
+        updates.product_backward(contender, policy, what, rewards[0], draws, 5, GROUP)
         found[screen, what is wrong] = module_gradient(module)["head"]
     assert_close(found["exact", True], found["free", False])
     assert (found["free", True] - found["free", False]).abs().max() > 1e-3
@@ -187,7 +188,7 @@ def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
 @pytest.mark.parametrize("eta", [None, 0.5])
 def test_a_gate_for_everything_keeps_zero_delight_too(eta):
     delight, mask = torch.tensor([0.0, 1.0, -2.0, 5.0]), torch.tensor([True, True, True, False])
-    out = loop.Everything(eta)(delight, mask)
+    out = updates.Everything(eta)(delight, mask)
     assert torch.equal(out.keep, mask)
     expected = torch.ones(4) if eta is None else torch.sigmoid(delight / 0.5)
     assert_close(out.weight, expected * mask)
@@ -245,9 +246,9 @@ def test_records_say_what_was_paid():
     generated = values[1, "kept tokens"] + values[2, "kept tokens"]
     assert values[2, "tokens generated"] == generated
     assert values[2, "tokens differentiated"] >= generated + 64 * PROMPT_LENGTH
-    for stage in (*loop.STAGES, loop.LEARNER, loop.LOOP):
+    for stage in (*updates.STAGES, updates.LEARNER, updates.LOOP):
         assert values[2, f"seconds {stage}"] >= values[1, f"seconds {stage}"] >= 0
-    parts = sum(values[2, f"seconds {stage}"] for stage in ("generate", "reward", loop.LEARNER))
+    parts = sum(values[2, f"seconds {stage}"] for stage in ("generate", "reward", updates.LEARNER))
     assert parts <= values[2, "seconds loop"]
     learning = ("screen", "select", "train", "optimiser")
     assert sum(values[2, f"seconds {stage}"] for stage in learning) <= values[2, "seconds learner"]
@@ -313,13 +314,13 @@ def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
     names = ["PG", "DG-K 30%", "PG plain"]
     assert list(dict.fromkeys(line.contender for line in found)) == names
     for name in names:
-        for stage in (*loop.STAGES, loop.LEARNER, loop.LOOP):
+        for stage in (*updates.STAGES, updates.LEARNER, updates.LOOP):
             line = lines[name, stage]
             assert 0 <= line.p20 <= line.p50 <= line.p80
         assert lines[name, "loop"].p50 > 0
     assert lines["PG plain", "loop"].tokens == 32 * (PROMPT_LENGTH + ANSWER_LENGTH)
     assert lines["DG-K 30%", "loop"].tokens < lines["PG", "loop"].tokens
-    records = loop.seconds_records("seconds", found, one)
+    records = seconds.seconds_records("seconds", found, one)
     metrics = {(r.series, r.metric): r.value for r in records}
     assert metrics["PG", "seconds train p50"] == lines["PG", "train"].p50
     assert metrics["PG", "tokens differentiated"] == lines["PG", "loop"].tokens
@@ -361,9 +362,9 @@ def test_a_contender_fills_the_time_of_another_with_prompts():
         return Learner(Echo(), model, parameters, KEPT, shape=shape, learning_rate=0.0, seed=0)
 
     options = {"fewest": 2, "most": 6, "rounds": 1}
-    assert loop.prompts_for_equal_time(make, KEPT, 1e9, **options) == 6
+    assert seconds.prompts_for_equal_time(make, KEPT, 1e9, **options) == 6
     assert made == [2, 6]
-    assert loop.prompts_for_equal_time(make, KEPT, 1e-9, **options) == 2
+    assert seconds.prompts_for_equal_time(make, KEPT, 1e-9, **options) == 2
 
 
 def test_noise_does_not_lead_astray():

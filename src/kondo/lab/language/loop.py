@@ -2,58 +2,46 @@
 
     generate   prompts and completions, with the log-probs they were drawn with
     reward     of every completion
-    screen     log-probs to decide by: the sampler's (free), or a forward without a graph (exact)
-    select     priority -> gate -> kept tokens, and packs of what they need
-    train      forward and backward of the packs
+    learn      screen, select, train: see `updates`
     optimiser  norm, clip, Adam
 
-Every contender goes through `kondo.lm.backward`, and so has the same packing and head; a dense one
-keeps everything. The path "plain" is the same update as somebody without a gate would write it, all
-rows padded to one length: a second witness of what dense costs. At the end of each stage the clock
-waits for the device. The learner's seconds are those after the reward, bookkeeping included.
+At the end of each stage the clock waits for the device. The learner's seconds are those after the
+reward, bookkeeping included.
 """
 
 import dataclasses
 import math
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
-import kondo
 from kondo import lm
-from kondo.core import losses
-from kondo.engine.select import GateLike, Priority
 from kondo.lab.draws import Draws
-from kondo.lab.language import contenders
 from kondo.lab.language.contenders import Contender
 from kondo.lab.language.model import StackedLM
-from kondo.lab.language.sampler import Sampled, sample
+from kondo.lab.language.sampler import sample
+from kondo.lab.language.updates import (
+    LEARNER,
+    LOOP,
+    Clock,
+    Learned,
+    plain_backward,
+    product_backward,
+)
 from kondo.lab.language.warm import mean_reward
 from kondo.lab.population.graphs import Captured
 from kondo.lab.population.networks import Parameters
 from kondo.lab.population.train import save
 from kondo.lab.studies.study import Context, Record, Stopped
 from kondo.lab.text import TextTask
-from kondo.lm.budget import BudgetGate
-
-STAGES = ("generate", "reward", "screen", "select", "train", "optimiser")
-LEARNER, LOOP = "learner", "loop"
-"""Everything after the reward, and everything: measured, not summed."""
 
 CHECKPOINT_SECONDS = 60.0
 """Between two checkpoints of a run: what a crash can cost."""
 WARM_UP_CALLS = 5
 """Of each stage before the first step: graphs are recorded and kernels chosen there."""
-EQUAL_TIME = 0.02
-"""Loop times this close, relatively, are equal."""
 
 Path = Literal["product", "plain"]
 
@@ -93,248 +81,6 @@ class Shape:
         return self.num_prompts * self.repeats
 
 
-class Learned(NamedTuple):
-    """What a backward did, by counts of what it was called with."""
-
-    rows: int
-    """That entered a training forward."""
-    tokens: int
-    """That entered a training forward: prompts, prefixes and padding included."""
-    kept: int
-    """Tokens with a loss; 0 where nothing was worth it, and `.grad` is untouched."""
-    loss: float
-    """Whose gradient it is."""
-    seconds: dict[str, float]
-    """Of screen, select and train."""
-
-
-class Everything:
-    """A gate that keeps all units that count: dense, or DG with a temperature.
-
-    Unlike `kondo.Gate(rate=1)` it also keeps units of zero delight: dense pays for them.
-
-    Args:
-        eta: weigh units by sigmoid(delight / eta); None weighs all by 1.
-    """
-
-    def __init__(self, eta: float | None = None):
-        self.eta = eta
-
-    def __call__(
-        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> kondo.GateOutput:
-        """Keep whatever the mask says; nothing is drawn."""
-        weight = torch.ones_like(delight) if self.eta is None else (delight / self.eta).sigmoid()
-        return _decision(mask, weight * mask, mask)
-
-
-class Prechosen:
-    """A gate that keeps the units it was told to, whatever their delight.
-
-    Args:
-        keep: bool, like the delight it will be shown.
-    """
-
-    def __init__(self, keep: Tensor):
-        self.keep = keep
-
-    def __call__(
-        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> kondo.GateOutput:
-        """Keep them, where they count; nothing is drawn."""
-        keep = self.keep & mask
-        return _decision(keep, keep.to(delight.dtype), mask)
-
-
-def _decision(keep: Tensor, weight: Tensor, mask: Tensor) -> kondo.GateOutput:
-    return kondo.GateOutput(
-        keep=keep,
-        weight=weight,
-        price=torch.tensor(-math.inf, dtype=torch.float64),
-        rate=keep.sum().double() / mask.sum(),
-        probability=keep.to(weight.dtype),
-    )
-
-
-def product_backward(
-    contender: Contender,
-    policy: lm.CausalLM,
-    sampled: Sampled,
-    rewards: Tensor,
-    draws: Draws,
-    step: int,
-    group: int,
-) -> Learned:
-    """Add to `.grad` the gradient of the contender's loss, through `kondo.lm.backward`.
-
-    The choices are those of `contenders.decide` for one member.
-
-    Args:
-        contender: the rule.
-        policy: the model.
-        sampled: N completions of one member, [1, N, ...].
-        rewards: [N].
-        draws: of this member.
-        step: of the draws.
-        group: A, answers per prompt.
-    """
-    tokens, log_probs, entropies, mask = (part[0] for part in sampled)
-    prompt_length = tokens.shape[1] - mask.shape[1]
-    on_rows = partial(pad, pad=(prompt_length, 0))  # [N, La] -> [N, Lp + La]
-    rows = lm.TokenRows(
-        input_ids=tokens,
-        attention_mask=pad(mask, (prompt_length, 0), value=True),
-        completion_mask=on_rows(mask),
-    )
-    gate, advantages = _gate(contender, rows, rewards, draws, step, group)
-    kept: Counter[str] = Counter()
-
-    def loss(log_probs: Tensor, _: Tensor, *, own: Tensor, old: Tensor) -> Tensor:
-        kept["tokens"] += log_probs.numel()  # a pack holds kept tokens alone
-        if contender.loss == "pg":
-            return losses.pg(log_probs, own)
-        return losses.ppo(log_probs, own, old, clip=contender.clip)
-
-    report = lm.backward(
-        policy,
-        rows,
-        kondo.advantage.group_mean(rewards, group),
-        gate=gate,
-        unit=contender.unit,
-        screen=on_rows(log_probs) if contender.screen == "free" else None,
-        loss=loss,
-        denominator=contender.denominator,
-        loss_inputs={"own": advantages, "old": on_rows(log_probs)},
-        priority=_priority(contender, on_rows(entropies), draws, step, prompt_length),
-    )
-    spent = report.seconds
-    return Learned(
-        rows=report.rows_trained,
-        tokens=report.tokens_trained,
-        kept=kept["tokens"],
-        loss=report.loss,
-        seconds={
-            "screen": spent["screen"],
-            "select": spent["select"] + spent["compact"],
-            "train": spent["forward"] + spent["backward"],
-        },
-    )
-
-
-def _gate(
-    contender: Contender,
-    rows: lm.TokenRows,
-    rewards: Tensor,
-    draws: Draws,
-    step: int,
-    group: int,
-) -> tuple[GateLike, Tensor]:
-    """Return the contender's gate for these rows, and the advantages [N] of its loss."""
-    together = rewards.unsqueeze(0)
-    advantages = contenders.loss_advantages(contender, together, group)[0]
-    match contender.gate:
-        case "dense":
-            return Everything(), advantages
-        case "soft":
-            return Everything(contender.eta), advantages
-        case "top" | "filter":
-            return kondo.Gate(rate=contender.rate), advantages
-        case "budget":
-            return BudgetGate(budget=contender.rate).for_rows(rows), advantages
-        case "variance":
-            keep = contenders.vary_most(contender, together, draws, step, group)
-            if contender.scope == "group":
-                advantages = contenders.loss_advantages(contender, together, group, among=keep)[0]
-            return Prechosen(keep[0]), advantages
-
-
-def _priority(
-    contender: Contender, entropies: Tensor, draws: Draws, step: int, prompt_length: int
-) -> Priority:
-    """Return what the gate looks at."""
-    name = "abs_advantage" if contender.gate == "filter" else contender.priority
-    if name == "delight":
-        return kondo.delight
-    if name == "surprisal":
-        return kondo.priorities.surprisal
-
-    def other(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
-        num_rows, num_columns = log_probs.shape
-        if name == "entropy":
-            return entropies.where(mask, 0.0)
-        if contender.unit == "sequence":  # one value per row: a sum over tokens would favour length
-            drawn = draws.uniform("priority", step, num_rows)[0]
-            of_row = {"uniform": drawn, "advantage": advantages, "abs_advantage": advantages.abs()}
-            return of_row[name]
-        if name == "uniform":
-            drawn = draws.uniform("priority", step, num_rows, num_columns - prompt_length)[0]
-            return pad(drawn, (prompt_length, 0)).where(mask, 0.0)
-        signal: Tensor = getattr(kondo.priorities, name)(log_probs, advantages, mask=mask)
-        return signal
-
-    return other
-
-
-def plain_backward(
-    contender: Contender,
-    module: torch.nn.Module,
-    sampled: Sampled,
-    rewards: Tensor,
-    draws: Draws,
-    step: int,
-    group: int,
-    *,
-    max_tokens: int,
-) -> Learned:
-    """Add the same gradient to `.grad` by a loop without a gate: all rows, weighted afterwards.
-
-    Args:
-        contender: the rule; of a gate, the choice is only a mask and saves nothing.
-        module: token ids [B, T] -> logits [B, T, V].
-        sampled: N completions of one member, [1, N, ...].
-        rewards: [N].
-        draws: of this member.
-        step: of the draws.
-        group: A, answers per prompt.
-        max_tokens: most tokens of a forward.
-    """
-    clock, total = _Clock(rewards.device), rewards.new_zeros(())
-    tokens, log_probs, entropies, mask = sampled
-    _, num_rows, num_columns = tokens.shape
-    prompt_length = num_columns - mask.shape[2]
-    size = max(1, max_tokens // num_columns)
-    with clock.stage("select"):
-        chosen = contenders.decide(
-            contender,
-            log_probs,
-            rewards.unsqueeze(0),
-            mask,
-            draws,
-            step,
-            group,
-            entropies,
-            prompt_length=prompt_length,
-        )
-    with clock.stage("train"):
-        for start in range(0, num_rows, size):
-            some = torch.arange(start, min(start + size, num_rows), device=tokens.device)
-            logits = module(tokens[0, some, :-1])[:, prompt_length - 1 :]
-            of_tokens = tokens[0, some, prompt_length:].unsqueeze(2)
-            new = logits.log_softmax(dim=2).gather(2, of_tokens).squeeze(2)
-            part = contenders.loss(
-                contender, new.unsqueeze(0), log_probs, chosen, mask, rows=some.unsqueeze(0)
-            ).sum()
-            part.backward()  # type: ignore[no-untyped-call]
-            total = total + part.detach()
-    return Learned(
-        rows=num_rows,
-        tokens=num_rows * num_columns,
-        kept=int(chosen.tokens_kept),
-        loss=float(total),
-        seconds={stage: clock.seconds[stage] for stage in ("screen", "select", "train")},
-    )
-
-
 class Step(NamedTuple):
     """One step's numbers."""
 
@@ -343,26 +89,6 @@ class Step(NamedTuple):
     learned: Learned
     means: dict[str, float]
     """What describes the experience and the gradient, by metric."""
-
-
-class _Clock:
-    """Seconds per stage; it waits for the device at the end of each."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self.seconds = dict.fromkeys((*STAGES, LEARNER, LOOP), 0.0)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Add the time spent inside."""
-        start = self._now()
-        yield
-        self.seconds[name] += self._now() - start
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
 
 
 class Learner:
@@ -456,7 +182,7 @@ class Learner:
 
     def step(self) -> Step:
         """Make one step, and add it to the totals."""
-        clock = _Clock(self.device)
+        clock = Clock(self.device)
         with clock.stage(LOOP):
             with clock.stage("generate"):
                 self._step.fill_(self.num_steps + 1)  # steps are counted from 1
@@ -629,171 +355,3 @@ def _note(learner: Learner, history: Sequence[dict[str, Any]]) -> str:
     rewards = [e["values"]["held-out reward"] for e in history if "held-out reward" in e["values"]]
     found = f", held-out reward {rewards[-1]:.2f}" if rewards else ""
     return f"{learner.contender.name}{found}"
-
-
-class StageSeconds(NamedTuple):
-    """How long a stage of a contender's step takes."""
-
-    contender: str
-    """Its name; with " plain" behind it for that path."""
-    stage: str
-    p20: float
-    p50: float
-    p80: float
-    tokens: float
-    """Differentiated per step, the mean over rounds."""
-
-
-def seconds_per_step(
-    learner: Learner,
-    others: Sequence[Contender],
-    *,
-    rounds: int,
-    progress: Callable[[float, str], None] = lambda share, note: None,
-) -> list[StageSeconds]:
-    """Measure one step of every contender in turn, round after round; dense ones also plain.
-
-    The learner's rate must be 0: Adam does its work, and the weights stay, so that all contenders
-    meet the same policy, and in a round the same prompts and completions. The learner is left with
-    the contender and path it had; its counters move on.
-
-    Args:
-        learner: with learning_rate 0.
-        others: whom to measure.
-        rounds: samples of each.
-        progress: called after every round.
-    """
-    if learner.learning_rate != 0:
-        raise ValueError(
-            f"learning_rate must be 0 to measure seconds, got {learner.learning_rate}: the policy "
-            f"would change between contenders."
-        )
-    if rounds < 1:
-        raise ValueError(f"rounds must be >= 1, got {rounds}.")
-    plain = [each for each in others if each.gate in ("dense", "soft")]
-    turns: list[tuple[Contender, Path]] = [(each, "product") for each in others]
-    turns += [(each, "plain") for each in plain]
-    found: dict[str, list[Step]] = {_title(*turn): [] for turn in turns}
-    before = learner.contender, learner.path
-    try:
-        for turn in turns:
-            learner.contender, learner.path = turn
-            learner.warm_up()
-        for number in range(rounds):
-            first = learner.num_steps
-            for turn in turns:
-                learner.num_steps = first  # the same experience for all
-                learner.contender, learner.path = turn
-                found[_title(*turn)].append(learner.step())
-            progress((number + 1) / rounds, f"round {number + 1}")
-    finally:
-        learner.contender, learner.path = before
-    return [
-        StageSeconds(name, stage, *_percentiles([step.seconds[stage] for step in steps]), tokens)
-        for name, steps in found.items()
-        for tokens in [statistics.fmean(step.learned.tokens for step in steps)]
-        for stage in (*STAGES, LEARNER, LOOP)
-    ]
-
-
-def seconds_records(part: str, found: Sequence[StageSeconds], learner: Learner) -> list[Record]:
-    """Return measured seconds as records, three metrics per stage."""
-    return [
-        Record(
-            part=part,
-            series=line.contender,
-            setting=math.nan,
-            seed=learner.seed,
-            step=0,
-            forward=learner.shape.num_rows,
-            backward=0,
-            metric=metric,
-            value=value,
-        )
-        for line in found
-        for metric, value in (
-            (f"seconds {line.stage} p20", line.p20),
-            (f"seconds {line.stage} p50", line.p50),
-            (f"seconds {line.stage} p80", line.p80),
-            *([("tokens differentiated", line.tokens)] if line.stage == LOOP else []),
-        )
-    ]
-
-
-def _title(contender: Contender, path: Path) -> str:
-    return contender.name if path == "product" else f"{contender.name} plain"
-
-
-def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
-    at = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
-    p20, p50, p80 = torch.tensor(values, dtype=torch.float64).quantile(at).tolist()
-    return p20, p50, p80
-
-
-def prompts_for_seconds(
-    seconds_of: Callable[[int], float], target: float, *, fewest: int, most: int, tries: int = 4
-) -> int:
-    """Return how many prompts a step can hold so that it takes as long as `target`.
-
-    What a cheap learner saves can buy rollouts. Seconds are nearly a straight line in the number of
-    prompts: each try aims at where the line through the latest two measurements meets the target.
-
-    Args:
-        seconds_of: measures a step with so many prompts, e.g. the p50 of its loop.
-        target: seconds of the dense contender's step.
-        fewest: the dense contender's prompts; the answer where even these take longer.
-        most: what memory holds.
-        tries: measurements after the first.
-
-    Returns:
-        The largest number measured that took no longer than the target, within 2%.
-
-    Example:
-        >>> from kondo.lab.language.loop import prompts_for_seconds
-        >>> prompts_for_seconds(lambda number: 1 + 0.1 * number, 5.0, fewest=10, most=1000)
-        40
-    """
-    if not 1 <= fewest <= most:
-        raise ValueError(f"fewest must lie between 1 and most ({most}), got {fewest}.")
-    number, measured = fewest, [(fewest, seconds_of(fewest))]
-    aim = fewest * target / measured[0][1]
-    for _ in range(tries):
-        number = min(max(round(aim), fewest), most)
-        if number in dict(measured):
-            break
-        measured.append((number, seconds_of(number)))
-        (a, seconds_a), (b, seconds_b) = measured[-2:]
-        slope = (seconds_b - seconds_a) / (b - a)
-        if slope <= 0:  # noise: the two cannot be told apart
-            break
-        aim = b + (target - seconds_b) / slope
-    fitting = [each for each, spent in measured if spent <= target * (1 + EQUAL_TIME)]
-    return max(fitting, default=fewest)
-
-
-def prompts_for_equal_time(
-    make: Callable[[int], Learner],
-    contender: Contender,
-    target: float,
-    *,
-    fewest: int,
-    most: int,
-    rounds: int,
-) -> int:
-    """Return how many prompts of `contender` take as long as `target`, the dense loop's p50.
-
-    Args:
-        make: number of prompts -> a learner with learning_rate 0.
-        contender: whose loop is measured.
-        target: see `prompts_for_seconds`.
-        fewest: see there.
-        most: see there.
-        rounds: of each measurement.
-    """
-
-    def seconds_of(num_prompts: int) -> float:
-        found = seconds_per_step(make(num_prompts), [contender], rounds=rounds)
-        (line,) = (x for x in found if (x.contender, x.stage) == (contender.name, LOOP))
-        return line.p50
-
-    return prompts_for_seconds(seconds_of, target, fewest=fewest, most=most)

@@ -39,7 +39,7 @@ from kondo.lab.language.sampler import Sampled, sample
 from kondo.lab.language.warm import StackedAdam, Start, mean_reward
 from kondo.lab.population import choice
 from kondo.lab.population.graphs import Captured
-from kondo.lab.population.run import CHECKPOINT_SECONDS, LOOK_EVERY
+from kondo.lab.population.run import CHECKPOINT_SECONDS, LOOK_EVERY, records
 from kondo.lab.population.train import save
 from kondo.lab.studies.study import Context, Record, Stopped
 from kondo.lab.text.base import TextTask
@@ -426,7 +426,7 @@ def train(
     return [
         record
         for population, history in zip(several, histories, strict=True)
-        for record in _records(part, population, history)
+        for record in records(part, population.members, population.num_rows, history)
     ]
 
 
@@ -447,26 +447,6 @@ def _measure(population: Population, *, evaluated: bool) -> dict[str, Any]:
         values |= {name: value.tolist() for name, value in population.evaluate().items()}
     backward = population.read_backward()
     return {"step": population.num_steps, "backward": backward, "values": values}
-
-
-def _records(
-    part: str, population: Population, history: Sequence[dict[str, Any]]
-) -> Iterator[Record]:
-    for entry in history:
-        step, paid = entry["step"], entry["backward"]
-        for metric, values in entry["values"].items():
-            for member, value, backward in zip(population.members, values, paid, strict=True):
-                yield Record(
-                    part=part,
-                    series=member.series,
-                    setting=member.setting,
-                    seed=member.seed,
-                    step=step,
-                    forward=step * population.num_rows,
-                    backward=backward,
-                    metric=metric,
-                    value=value,
-                )
 
 
 def _note(histories: Sequence[Sequence[dict[str, Any]]]) -> str:

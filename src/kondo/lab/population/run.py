@@ -8,7 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ def train(
     return [
         record
         for population, history in zip(several, histories, strict=True)
-        for record in _records(part, population, history)
+        for record in records(part, population.members, population.program.num_rows, history)
     ]
 
 
@@ -129,20 +129,44 @@ def _measure(population: Population, evaluated: bool, probe: Probe | None) -> di
     return {"step": population.num_steps, "backward": backward, "values": values}
 
 
-def _records(
-    part: str, population: Population, history: Sequence[dict[str, Any]]
+class Named(Protocol):
+    """What a record says of a member."""
+
+    @property
+    def series(self) -> str:
+        """The line in the figure it belongs to."""
+
+    @property
+    def seed(self) -> int:
+        """Of its weights, inputs and actions."""
+
+    @property
+    def setting(self) -> float:
+        """What the study sweeps."""
+
+
+def records(
+    part: str, members: Sequence[Named], num_rows: int, history: Sequence[dict[str, Any]]
 ) -> Iterator[Record]:
+    """Yield what was measured of a population.
+
+    Args:
+        part: of the study.
+        members: P of them.
+        num_rows: samples of a step and member.
+        history: per logged step its "step", "backward" [P], and "values" by metric, each [P].
+    """
     for entry in history:
         step, paid = entry["step"], entry["backward"]
         for metric, values in entry["values"].items():
-            for member, value, backward in zip(population.members, values, paid, strict=True):
+            for member, value, backward in zip(members, values, paid, strict=True):
                 yield Record(
                     part=part,
                     series=member.series,
                     setting=member.setting,
                     seed=member.seed,
                     step=step,
-                    forward=step * population.program.num_rows,
+                    forward=step * num_rows,
                     backward=backward,
                     metric=metric,
                     value=value,

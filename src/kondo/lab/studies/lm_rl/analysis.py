@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from kondo.lab.language import loop
+from kondo.lab.language import updates
 from kondo.lab.studies.lm_rl import drawing, failures, plan, runs, tuning
 from kondo.lab.studies.lm_rl.runs import AXES, DENSE, LEARNER, LOOP, Arena, Reach, SpeedUp
 from kondo.lab.studies.lm_rl.settings import Field, Settings, percent
@@ -253,9 +253,9 @@ def step_speed_ups(records: pd.DataFrame, field: Field) -> dict[str, tuple[float
     seconds = runs.step_seconds(records, field)
     if DENSE not in seconds:
         return {}
-    learner, whole = (seconds[DENSE][stage] for stage in (loop.LEARNER, loop.LOOP))
+    learner, whole = (seconds[DENSE][stage] for stage in (updates.LEARNER, updates.LOOP))
     return {
-        series: (learner / own[loop.LEARNER], whole / own[loop.LOOP])
+        series: (learner / own[updates.LEARNER], whole / own[updates.LOOP])
         for series, own in seconds.items()
     }
 
@@ -269,7 +269,7 @@ def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> 
     }
     for name, ratios in by_field.items():
         dense = runs.step_seconds(records, settings.field(name))[DENSE]
-        share = dense[loop.LEARNER] / dense[loop.LOOP]
+        share = dense[updates.LEARNER] / dense[updates.LOOP]
         for series in _headline_names(settings):
             if series in ratios:
                 where = f"{name}, a step"
@@ -280,8 +280,8 @@ def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> 
             learner, whole = ratios[f"DG-K {percent(rate)}"]
             found.findings.append(
                 f"{name}, seconds of a step: DG-K {percent(rate)} has a learner {learner:.2f}x as "
-                f"fast as dense GRPO's ({1e3 * dense[loop.LEARNER]:.3g} ms by its faster path) and "
-                f"a loop {whole:.2f}x as fast. The learner is {100 * share:.0f}% of the dense "
+                f"fast as dense GRPO's ({1e3 * dense[updates.LEARNER]:.3g} ms by its faster path) "
+                f"and a loop {whole:.2f}x as fast. The learner is {100 * share:.0f}% of the dense "
                 f"loop, so a free learner would give {1 / (1 - share):.2f}x."
             )
     if by_field:

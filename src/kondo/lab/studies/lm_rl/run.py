@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from kondo.lab.language import loop, population
+from kondo.lab.language import loop, population, seconds, updates
 from kondo.lab.language.contenders import Contender
 from kondo.lab.language.loop import Learner, Shape
 from kondo.lab.language.population import Member, Population
@@ -265,10 +265,10 @@ def _seconds(settings: Settings, field: Field, context: Context) -> list[Record]
     """Time every contender's step, of the start of seed 0."""
     contenders = plan.timed(settings, field)
     learner = _learner(settings, field, context, contenders[0], learning_rate=0.0)
-    found = loop.seconds_per_step(
+    found = seconds.seconds_per_step(
         learner, contenders, rounds=settings.rounds, progress=context.progress
     )
-    return loop.seconds_records(plan.seconds_name(field), found, learner)
+    return seconds.seconds_records(plan.seconds_name(field), found, learner)
 
 
 def _wall(
@@ -309,7 +309,7 @@ def _more(
             settings, field, context, contender, learning_rate=0.0, num_prompts=num_prompts
         )
 
-    num_prompts = loop.prompts_for_equal_time(
+    num_prompts = seconds.prompts_for_equal_time(
         make,
         contender,
         target,
@@ -342,8 +342,8 @@ def _dense_seconds(settings: Settings, field: Field, context: Context) -> float:
     """Return the median seconds of a loop of dense GRPO, by the faster of its two paths."""
     grpo = Contender(name="GRPO", loss="grpo")
     learner = _learner(settings, field, context, grpo, learning_rate=0.0)
-    found = loop.seconds_per_step(learner, [grpo], rounds=MORE_TRIES_ROUNDS)
-    return min(line.p50 for line in found if line.stage == loop.LOOP)
+    found = seconds.seconds_per_step(learner, [grpo], rounds=MORE_TRIES_ROUNDS)
+    return min(line.p50 for line in found if line.stage == updates.LOOP)
 
 
 def _learner(

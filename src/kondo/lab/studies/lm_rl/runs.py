@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kondo.lab.language import loop
+from kondo.lab.language import updates
 from kondo.lab.studies.lm_rl import plan
 from kondo.lab.studies.lm_rl.settings import Field, Settings
 from kondo.lab.studies.lm_rl.tuning import LAST, QUALITY
@@ -139,7 +139,7 @@ def grid_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[s
 
     def costs(series: str, steps: np.ndarray, table: pd.DataFrame) -> dict[str, np.ndarray]:
         paid = _counts(table)
-        for axis, stage in ((LEARNER, loop.LEARNER), (LOOP, loop.LOOP)):
+        for axis, stage in ((LEARNER, updates.LEARNER), (LOOP, updates.LOOP)):
             if series in seconds:
                 paid[axis] = steps * seconds[series][stage]
         return paid
@@ -197,7 +197,7 @@ def step_seconds(records: pd.DataFrame, field: Field) -> dict[str, dict[str, flo
     plain = {name: by_series.pop(name) for name in list(by_series) if name.endswith(plan.PLAIN)}
     for name, other in plain.items():
         series = name.removesuffix(f" {plan.PLAIN}")
-        if other[loop.LEARNER] < by_series[series][loop.LEARNER]:
+        if other[updates.LEARNER] < by_series[series][updates.LEARNER]:
             by_series[series] = other
     return by_series
 
