@@ -1,4 +1,4 @@
-"""Parts, the most valuable first: starts, tuning, the grid, clocks, runs by the clock, questions.
+"""Parts, the most valuable first: runs by the clock, the grid, questions, more of the same.
 
     warm         a supervised start of every seed of a field
     tune         learning rates of every contender, on seeds that are not reported
@@ -66,12 +66,12 @@ def _in_order(settings: Settings) -> list[Part]:
     main, *other_grids = settings.grids
     first, *other_walls = settings.walls
     found = [
-        *_grid_parts(settings, main),
-        _seconds_part(settings, main),
         *_tuned_parts(settings, first),
         _seconds_part(settings, first),
         *_wall_parts(settings, first, range(min(FIRST_SEEDS, first.num_seeds))),
         *_more_parts(settings, first),
+        *_grid_parts(settings, main),
+        _seconds_part(settings, main),
         *_denominator_parts(settings),
     ]
     for field in other_walls:

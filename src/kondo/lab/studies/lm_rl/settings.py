@@ -25,8 +25,9 @@ class Field:
     """At most: a seed's supervised start ends where its reward is `Settings.warm_reward`."""
     warm_batch: int = 64
     warm_rate: float = 1e-3
-    learning_rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4, 1e-3)
-    """Each contender's are tried on the tuning seeds."""
+    learning_rates: tuple[float, ...] = (3e-6, 1e-5, 3e-5, 1e-4)
+    """Each contender's are tried on the tuning seeds. Adam's first steps move every weight by about
+    the rate: at 3e-4 two of them undo the start of the smallest model, whoever trains it."""
     tune_steps: int = 100
     num_steps: int = 300
     num_seeds: int = 5
@@ -86,7 +87,7 @@ class Settings:
     denominator_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     denominator_seeds: int = 2
     denominator_steps: int = 100
-    denominator_learning_rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
+    denominator_learning_rates: tuple[float, ...] = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
     more_seeds: int = 1
     """Of the runs whose saved time buys rollouts."""
     most_times: int = 8
@@ -165,7 +166,7 @@ FULL = Settings(
             size="25m",
             num_prompts=256,
             warm_rate=5e-4,
-            learning_rates=(3e-5, 1e-4, 3e-4),
+            learning_rates=(1e-6, 3e-6, 1e-5, 3e-5, 1e-4),
             tune_steps=30,
             num_steps=100,
             num_seeds=3,
