@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from kondo.lab import progress
 from kondo.lab.population.member import Frictions
@@ -131,6 +132,66 @@ def test_the_papers_factors_are_compared_at_full_size():
     assert by_name["DG / PMPO", metric].ours == 1
     assert by_name["DG / PG", metric].ours == math.inf
     assert by_name["DG / PG", metric].paper == 2.5
+
+
+@pytest.mark.parametrize(
+    ("part", "setting", "length"), [("together", 4, 4), ("together", 25, 25), ("each", 30, 10)]
+)
+def test_the_least_error_is_one_wrong_token_in_all_that_the_end_averages(part, setting, length):
+    seeds, late = 3, 2
+    looks = {(setting, seed): [0.5] * 18 + [0.0, 0.0] for seed in range(seeds)}
+    one_look_one_token = 1 / (Settings().test_prompts * length)
+    looks[setting, 1][-1] = one_look_one_token
+    table = together(looks).assign(part=part)
+    found = analysis.least_error(table, Settings(), part, "DG", setting)
+    assert_close(found, 1 / (seeds * late * 500 * length))
+    assert_close(found, analysis.at_end(table, part, "DG", setting).mean)
+
+
+def test_a_dg_without_mistakes_is_counted_with_one_token_of_its_own_length():
+    full = Settings(lengths=(4, 10), length_seeds=2)
+    rows = [
+        Record("together", name, length, seed, step, 1, 1, metric, value)
+        for name in run.compared_together(full)
+        for length in full.lengths
+        for seed in range(2)
+        for step in (3800, 4000)
+        for metric, value in (("learner error", 0.0 if name == "DG" else 0.2), ("diverged", 0.0))
+    ]
+    found = analysis.analyse(records.frame(rows, part="together"), full)
+    ratios = {line.x: line.ours for line in found.headline if "the best of" in line.series}
+    assert ratios.keys() == {4, 10}
+    for length, ratio in ratios.items():
+        assert_close(ratio, 0.2 * 500 * length * 2 * 2)
+
+
+def test_the_log_axes_have_labels_though_bars_reach_to_zero():
+    chosen = Settings(delays=(30,), bugs=(0.1,), corruptions=(0.1,), discoveries=(0.1,))
+    # Over two seeds the bar of (0, e) is e/2 ± e/2; that of PG, which makes no mistake, is 0 ± 0.
+    errors = {"PG": (0.0, 0.0), "DG": (0.0, 0.0004)}
+    rows = [
+        Record("each", run.named(name, kind), x, seed, 4000, 1, 1, metric, value)
+        for name in run.methods(chosen)
+        for kind, x in [
+            (run.NONE, 0.0),
+            *((friction, sweep.strengths[0]) for friction, sweep in run.sweeps(chosen).items()),
+        ]
+        for seed, error in enumerate(errors.get(name, (0.0, 0.9)))
+        for metric, value in (("learner error", error), ("diverged", 0.0))
+    ]
+    figure = analysis.analyse(records.frame(rows, part="each"), chosen).figures["error-by-friction"]
+    FigureCanvasAgg(figure).draw()
+    least = 1 / (2 * 500 * 10)
+    assert len(figure.axes) == 4
+    for ax in figure.axes:
+        low, high = ax.get_ylim()
+        assert least / 2 < low < least
+        assert 1 < high < 2
+        shown = {tick.label1.get_text() for tick in ax.yaxis.get_major_ticks()}
+        assert {"0.01%", "0.1%", "1%", "10%", "100%"} <= shown
+        drawn = {box.get_label(): box.lines[0].get_ydata() for box in ax.containers}
+        assert_close([float(y) for y in drawn["PG"]], [least, least])
+        assert_close([float(y) for y in drawn["DG"]], [0.0002, 0.0002])
 
 
 def test_a_number_of_seeds_holds_for_every_part():

@@ -1,6 +1,7 @@
 """Records -> the error by strength of each friction, and by length with all of them."""
 
 import math
+from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -31,6 +32,8 @@ PAPER_LENGTHS = 2.5
 """DG's longest length over the others', "2 to 3 times", from the abstract."""
 LAST_SHARE = 0.1
 """The error at the end is the mean over this last share of the steps."""
+MARGIN = 1.5
+"""Factor by which a log axis of errors goes past the smallest there can be, and past 1."""
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
@@ -61,16 +64,33 @@ def baselines(settings: Settings) -> tuple[str, ...]:
     return ("PG", "PPO", "PMPO", capped(settings.cap))
 
 
+def _last_looks(records: pd.DataFrame, part: str, series: str, setting: float) -> pd.DataFrame:
+    """Return the errors of all seeds in the last tenth of the steps, one record a look."""
+    own = statistics.select(records, part, series, LEARNER_ERROR, setting=setting)
+    return own[own["step"] > (1 - LAST_SHARE) * own["step"].max()]
+
+
 def by_seed(records: pd.DataFrame, part: str, series: str, setting: float) -> dict[int, float]:
     """Return each seed's mean error over the last tenth of the steps."""
-    own = statistics.select(records, part, series, LEARNER_ERROR, setting=setting)
-    late = own[own["step"] > (1 - LAST_SHARE) * own["step"].max()]
+    late = _last_looks(records, part, series, setting)
     return {int(seed): float(values.mean()) for seed, values in late.groupby("seed")["value"]}
 
 
 def at_end(records: pd.DataFrame, part: str, series: str, setting: float) -> Estimate:
     """Return the mean of `by_seed`."""
     return statistics.estimate(list(by_seed(records, part, series, setting).values()))
+
+
+def least_error(
+    records: pd.DataFrame, settings: Settings, part: str, series: str, setting: float
+) -> float:
+    """Return the smallest error that `at_end` can tell from none: one wrong token in all it saw.
+
+    1 / (seeds · looks · prompts · H): at each look a seed answers every prompt with H tokens.
+    """
+    length = setting if part == TOGETHER else settings.length
+    looks = len(_last_looks(records, part, series, setting))
+    return 1 / (looks * settings.test_prompts * length)
 
 
 def _lines_of(
@@ -106,7 +126,7 @@ def _lines_of(
         )
     best = min(baselines(settings), key=lambda method: means[method])
     # A DG that makes no mistake in all its tests is at most this good as far as they can tell.
-    least = 1 / (settings.test_prompts * found["DG"].seeds * settings.length)
+    least = least_error(records, settings, part, names["DG"], x)
     lines.append(
         headline(
             FIGURE,
@@ -205,33 +225,47 @@ def _divergence_findings(records: pd.DataFrame) -> list[str]:
     return [f"Parameters that are no longer finite: {', '.join(lost)}."] if lost else []
 
 
-def _draw(ax: Axes, found: dict[str, dict[float, Estimate]], *, least: float, label: str) -> None:
+def _draw(
+    ax: Axes,
+    found: Mapping[str, Mapping[float, Estimate]],
+    *,
+    least: Mapping[float, float],
+    label: str,
+) -> None:
+    """Draw method -> {x: error} on a log axis, an error of 0 at `least`, {x: `least_error`}.
+
+    The axis ends just below the smallest of these, and there it cuts bars that reach to 0.
+    """
     for (name, values), colour in zip(found.items(), plotting.WHEEL, strict=False):
-        shown = {x: value._replace(mean=max(value.mean, least)) for x, value in values.items()}
+        shown = {x: value._replace(mean=max(value.mean, least[x])) for x, value in values.items()}
         plotting.by_setting(ax, shown, name, colour=colour)
     ax.set_xlabel(label)
     plotting.log_percent(ax, "error of the learner")
+    # Left to itself a log axis follows bars to 0 for hundreds of decades, and has no ticks then.
+    ax.set_ylim(min(least.values()) / MARGIN, MARGIN)
 
 
 def _each_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(2, 2)
-    least = 1 / (settings.test_prompts * settings.length)
     for ax, (friction, sweep) in zip(axes.flat, sweeps(settings).items(), strict=True):
-        found = {}
-        for method in methods(settings):
-            found[method] = {0.0: at_end(records, EACH, named(method, NONE), 0.0)}
-            for strength in sweep.strengths:
-                found[method][strength] = at_end(records, EACH, named(method, friction), strength)
+        places = {0.0: NONE} | dict.fromkeys(sweep.strengths, friction)
+        found = {
+            method: {x: at_end(records, EACH, named(method, kind), x) for x, kind in places.items()}
+            for method in methods(settings)
+        }
+        least = {
+            x: least_error(records, settings, EACH, named("DG", kind), x)
+            for x, kind in places.items()
+        }
         _draw(ax, found, least=least, label=sweep.label)
         ax.set_xscale("symlog", linthresh=min(sweep.strengths))
         ax.set_title(friction)
-    axes[0, 0].legend(fontsize=7)
+    axes[0, 1].legend(fontsize=7)  # under bugs few errors are small: there is room below
     return figure
 
 
 def _together_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2, width=4.8, height=4)
-    least = 1 / (settings.test_prompts * settings.length)
     names = list(compared_together(settings))
     found = {
         method: {
@@ -239,6 +273,9 @@ def _together_figure(records: pd.DataFrame, settings: Settings) -> Figure:
             for length in settings_of(records, TOGETHER, method)
         }
         for method in names
+    }
+    least = {
+        length: least_error(records, settings, TOGETHER, "DG", length) for length in found["DG"]
     }
     _draw(axes[0, 0], found, least=least, label="length H, all frictions")
     axes[0, 0].axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
