@@ -37,7 +37,7 @@ MODULES = {
         "zero",
     ],
     "losses": ["awr", "dg", "is_pg", "pg", "pmpo", "ppo"],
-    "priorities": ["abs_advantage", "additive", "advantage", "surprisal", "uniform"],
+    "priorities": ["abs_advantage", "abs_delight", "additive", "advantage", "surprisal", "uniform"],
 }
 OPTIONAL = ["numpy", "transformers", "tensordict", "matplotlib", "sklearn", "rich", "trl", "ray"]
 

@@ -17,6 +17,7 @@ INF, NAN = math.inf, math.nan
 
 FUNCTIONS = {
     "delight": kondo.delight,
+    "abs_delight": kondo.priorities.abs_delight,
     "advantage": kondo.priorities.advantage,
     "abs_advantage": kondo.priorities.abs_advantage,
     "surprisal": kondo.priorities.surprisal,
@@ -25,6 +26,7 @@ FUNCTIONS = {
 }
 ORACLES = {
     "delight": oracle.delight,
+    "abs_delight": lambda log_prob, advantage: abs(oracle.delight(log_prob, advantage)),
     "advantage": lambda log_prob, advantage: advantage,
     "abs_advantage": lambda log_prob, advantage: abs(advantage),
     "surprisal": lambda log_prob, advantage: oracle.surprisal(log_prob),
@@ -38,6 +40,7 @@ ORACLES = {
         # U = (2, -1), l = (1, 3) by row and token.
         ("advantage", [[2.0, 2.0], [-1.0, -1.0]]),
         ("abs_advantage", [[2.0, 2.0], [1.0, 1.0]]),
+        ("abs_delight", [[2.0, 6.0], [1.0, 3.0]]),
         ("surprisal", [[1.0, 3.0], [1.0, 3.0]]),
         # 0.25 * 2 + 0.75 * 1 = 1.25, 0.5 + 2.25 = 2.75, -0.25 + 0.75 = 0.5, -0.25 + 2.25 = 2.
         ("additive", [[1.25, 2.75], [0.5, 2.0]]),

@@ -43,12 +43,18 @@ def test_a_shape_has_room_for_the_pack_and_a_row_of_padding(lengths):
     total, longest = sum(lengths), max(lengths)
     shape = shape_of(total, len(lengths), longest)
     padding = shape.tokens - total
-    assert 0 <= padding < graphs.STEP
+    assert 0 <= padding < max(graphs.STEP, total / 8)
     assert shape.rows >= len(lengths) + (padding > 0)
     assert shape.longest >= max(longest, padding)
     # Few shapes: twice of what is needed at most.
     assert shape.rows <= 2 * (len(lengths) + 1)
     assert shape.longest <= 2 * max(longest, padding)
+
+
+def test_long_packs_of_any_length_have_few_shapes():
+    for longest in (10_000, 100_000, 1_000_000):
+        lengths = range(longest // 2, longest, 97)
+        assert len({shape_of(total, 1, 1).tokens for total in lengths}) <= 9
 
 
 @pytest.mark.parametrize("step", [1, 16, 64])

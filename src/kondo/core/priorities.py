@@ -35,6 +35,21 @@ def abs_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None 
     return prepare_units(log_probs, advantages, mask)[1].abs()
 
 
+def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Return |U| l: how far from expected and how unlikely, blind to the sign.
+
+    Where the reward does not depend on a token, U is as often above 0 as below, and a gate by |U| l
+    keeps both alike: their gradients cancel. A gate by delight keeps those above 0 alone, the more
+    of them the less likely the token was, and so makes the policy more random.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.priorities.abs_delight(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
+        tensor([0.5000, 1.0000])
+    """
+    return _delight.delight(log_probs, advantages, mask=mask).abs()
+
+
 def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return l = -log pi(a|s): how unlikely, whatever it was worth.
 

@@ -24,7 +24,8 @@ from torch.autograd.function import once_differentiable
 from kondo.lm.pack import Pack
 
 STEP = 512
-"""Tokens from one shape to the next: the most that padding costs."""
+"""Tokens from one shape to the next, of packs up to 8 times as long: the most that padding costs.
+Of longer ones an eighth of the pack, so that packs of any length have few shapes."""
 MAX_GRAPHS = 32
 """Of a model; the one unused for longest makes room."""
 EAGER_CALLS = 2
@@ -65,8 +66,11 @@ def shape_of(num_tokens: int, num_rows: int, longest: int) -> Shape:
     Example:
         >>> shape_of(num_tokens=1300, num_rows=3, longest=600)
         Shape(tokens=1536, rows=4, longest=1024)
+        >>> shape_of(num_tokens=40_000, num_rows=1000, longest=50)
+        Shape(tokens=40960, rows=1024, longest=1024)
     """
-    tokens = -(-num_tokens // STEP) * STEP
+    step = max(STEP, (1 << num_tokens.bit_length() - 1) // 8)
+    tokens = -(-num_tokens // step) * step
     padding = tokens - num_tokens
     rows = _power_of_two(num_rows + (padding > 0))
     return Shape(tokens, rows, _power_of_two(max(longest, padding)))

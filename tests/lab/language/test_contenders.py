@@ -59,6 +59,7 @@ def expected_keep(contender, member, seed):
     drawn = Draws([member])
     by_token = {
         "delight": lambda n, t: core.delight(log_probs[n][t], good[n]),
+        "abs_delight": lambda n, t: abs(core.delight(log_probs[n][t], good[n])),
         "surprisal": lambda n, t: core.surprisal(log_probs[n][t]),
         "entropy": lambda n, t: entropies[n][t],
         "uniform": lambda n, t: float(drawn.uniform("priority", 3, ROWS, LENGTH)[0, n, t]),

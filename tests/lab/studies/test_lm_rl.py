@@ -277,6 +277,7 @@ def test_the_full_study_is_what_was_asked_for():
                 "DG-K tokens",
                 "DG-K tokens exact",
                 "DG-K cost",
+                "|delight|",
                 "random",
                 "PODS",
                 "entropy tokens",
@@ -347,9 +348,9 @@ def test_evaluations_go_from_the_start_to_the_end():
 
 def test_diagnostics_of_the_headline_are_kept_and_of_others_the_last_ones(tiny):
     grid = tiny[2][tiny[2]["part"].isin(plan.grid_names(TINY, TINY.main))]
-    entropy = grid[grid["metric"] == "entropy"].groupby("series")["step"].unique()
-    assert sorted(entropy["DG-K 10%"]) == [1, 2, 3]
-    assert sorted(entropy["surprisal 10%"]) == [3]
+    mixed = grid[grid["metric"] == "mixed groups"].groupby("series")["step"].unique()
+    assert sorted(mixed["DG-K 10%"]) == [1, 2, 3]
+    assert sorted(mixed["surprisal 10%"]) == [3]
     paid = grid[grid["metric"] == "tokens differentiated"].groupby("series")["step"].unique()
     assert sorted(paid["surprisal 10%"]) == [1, 2, 3]
 

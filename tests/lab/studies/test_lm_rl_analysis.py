@@ -338,11 +338,12 @@ def test_a_fade_is_a_fall_from_the_peak_beyond_its_error():
 
 
 def diagnosed(reward, *, series="PG", contenders=(), **logged):
+    """Return the failures; what was logged is the last value, or the first and the last."""
     arena = Arena(GRID, False, {series: [made([0.2, reward], series=series)]})
     lines = [
-        Record("p", series, 1e-3, 0, step, 0, 0, name.replace("_", " "), value * step)
-        for name, value in logged.items()
-        for step in (0, 1)
+        Record("p", series, 1e-3, 0, step, 0, 0, name.replace("_", " "), value)
+        for name, given in logged.items()
+        for step, value in enumerate(given if isinstance(given, tuple) else (1.0, given))
     ]
     table = records.frame(lines, part="p")
     return [found.kind for found in failures.found(arena, table, contenders)]
@@ -352,6 +353,13 @@ def test_entropy_collapse_is_one_only_before_the_task_is_solved():
     assert diagnosed(0.5, entropy=0.005) == ["entropy collapse"]
     assert diagnosed(0.95, entropy=0.005) == []
     assert diagnosed(0.5, entropy=0.05) == []
+
+
+def test_a_policy_that_becomes_more_random_is_told():
+    assert diagnosed(0.5, entropy=(0.3, 0.6)) == ["growing entropy"]
+    assert diagnosed(0.5, entropy=(0.3, 0.4)) == []
+    assert diagnosed(0.5, entropy=(0.6, 0.3)) == []
+    assert diagnosed(0.5, mixed_groups=0.5) == []  # not logged
 
 
 def test_groups_that_all_agree_are_told():

@@ -26,7 +26,9 @@ from kondo.lab.population import choice
 
 LossName = Literal["pg", "grpo"]
 GateName = Literal["dense", "soft", "top", "filter", "variance", "budget"]
-PriorityName = Literal["delight", "advantage", "abs_advantage", "surprisal", "entropy", "uniform"]
+PriorityName = Literal[
+    "delight", "abs_delight", "advantage", "abs_advantage", "surprisal", "entropy", "uniform"
+]
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards; TRL's."""
@@ -404,6 +406,8 @@ def _priority(
     match contender.priority:
         case "delight":
             return _units(contender, choice.delight(known, centred.unsqueeze(2)))
+        case "abs_delight":
+            return _units(contender, choice.delight(known, centred.unsqueeze(2)).abs())
         case "surprisal":
             return _units(contender, (-known).clamp_min(0))
         case "advantage":
@@ -630,6 +634,7 @@ def at_rate(rate: float) -> list[Contender]:
         other("DG-K tokens", unit="token"),
         other("DG-K tokens exact", unit="token", screen="exact"),
         other("DG-K cost", gate="budget", unit="token"),
+        other("|delight|", priority="abs_delight"),
         other("random", priority="uniform"),
         other("PODS", gate="variance", loss="grpo", denominator="kept"),
         other("entropy tokens", priority="entropy", unit="token", loss="grpo"),

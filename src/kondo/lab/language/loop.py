@@ -60,8 +60,10 @@ class Shape:
     """The gradient's norm is clipped here."""
     max_tokens: int = 65_536
     """Most tokens of a forward, screening or training."""
-    graph_tokens: int = 65_536
-    """On a GPU, packs of at most so many tokens are replayed from CUDA graphs: dense ones too."""
+    graph_tokens: int = 16_384
+    """On a GPU, packs of at most so many tokens are replayed from CUDA graphs. Larger ones take
+    longer to compute than to launch, and would have to be recorded again wherever their number of
+    tokens changes from step to step."""
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "num_held_out", "max_tokens"):

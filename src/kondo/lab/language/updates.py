@@ -197,6 +197,8 @@ def _priority(
     name = "abs_advantage" if contender.gate == "filter" else contender.priority
     if name == "delight":
         return kondo.delight
+    if name == "abs_delight":
+        return kondo.priorities.abs_delight
     if name == "surprisal":
         return kondo.priorities.surprisal
 

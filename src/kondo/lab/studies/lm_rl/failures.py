@@ -17,6 +17,9 @@ COLLAPSED = 0.01
 """Entropy per token, in nats, below which a policy no longer explores."""
 SOLVED = 0.9
 """Reward from which that does not matter."""
+GROWN = 1.5
+"""Entropy at the end over that of the first logged step: a policy that is paid for right answers
+has no reason to become more random."""
 FLAT = (0.48, 0.52)
 """Kept delight share of DG whose weights are all about a half: the gate says nothing."""
 HARD = 0.98
@@ -77,6 +80,13 @@ def _of_series(
             f"fell by {fall.mean:.3f} ± {fall.se:.3f} after step {step}",
         )
     entropy, reward = last(logged, "entropy"), float(np.mean([own.end for own in runs]))
+    before = first(logged, "entropy")
+    if entropy > GROWN * before:
+        yield Failure(
+            series,
+            "growing entropy",
+            f"{before:.3f} to {entropy:.3f} nats a token, at a reward of {reward:.2f}",
+        )
     if entropy < COLLAPSED and reward < SOLVED:
         yield Failure(
             series, "entropy collapse", f"{entropy:.4f} nats a token at a reward of {reward:.2f}"
@@ -103,9 +113,13 @@ def _gate(series: str, contender: Contender, share: float) -> Iterator[Failure]:
         yield Failure(series, "saturated gate", f"keeps {share:.3f} of the positive delight")
 
 
-def last(logged: pd.DataFrame, metric: str) -> float:
-    """Return the mean over seeds at the last logged step; NaN where it was not logged."""
+def first(logged: pd.DataFrame, metric: str) -> float:
+    """Return the mean over seeds at the first step it was logged; NaN where it never was."""
     own = logged[logged["metric"] == metric]
-    if own.empty:
-        return math.nan
+    return float(own[own["step"] == own["step"].min()]["value"].mean())
+
+
+def last(logged: pd.DataFrame, metric: str) -> float:
+    """Return the mean over seeds at the last step it was logged; NaN where it never was."""
+    own = logged[logged["metric"] == metric]
     return float(own[own["step"] == own["step"].max()]["value"].mean())

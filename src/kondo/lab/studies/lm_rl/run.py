@@ -36,6 +36,7 @@ WARM_LOSS = "demonstration loss"
 REWARDS = (tuning.QUALITY, tuning.GREEDY)
 CURVES = (
     *REWARDS,
+    "entropy",
     "tokens differentiated",
     "seconds generate",
     "seconds learner",

@@ -116,7 +116,8 @@ class Settings:
         """Return those that the claims are about, in everyone's order."""
         names = {"PG", "GRPO", f"DG, eta {self.headline_eta:g}", "zero-advantage filter"}
         for rate in self.headline_rates:
-            names |= {f"{kind} {percent(rate)}" for kind in ("DG-K", "random", "PODS")}
+            kinds = ("DG-K", "advantage", "random", "PODS")
+            names |= {f"{kind} {percent(rate)}" for kind in kinds}
         return [each for each in self.everyone() if each.name in names]
 
     def clocked(self, field: Field) -> list[Contender]:
@@ -168,7 +169,7 @@ FULL = Settings(
             warm_rate=5e-4,
             learning_rates=(1e-6, 3e-6, 1e-5, 3e-5, 1e-4),
             tune_steps=30,
-            num_steps=100,
+            num_steps=80,
             num_seeds=3,
             other_seeds=0,
             tune_seeds=1,
