@@ -180,9 +180,10 @@ def evenly(num_steps: int, points: int) -> list[int]:
 
 
 def with_more(settings: Settings, field: Field) -> list[Contender]:
-    """Return whose saved time buys rollouts: DG-K's."""
+    """Return whose saved time buys rollouts: DG-K's and PODS's, at the highest rate clocked."""
     return [
         each
         for each in settings.clocked(field)
-        if each.gate == "top" and each.priority == "delight"
+        if each.rate == max(field.clocked_rates)
+        and (each.gate == "variance" or (each.gate == "top" and each.priority == "delight"))
     ]

@@ -70,18 +70,19 @@ def _in_order(settings: Settings) -> list[Part]:
         *_tuned_parts(settings, first),
         _seconds_part(settings, first),
         *_wall_parts(settings, first, range(min(FIRST_SEEDS, first.num_seeds))),
-        *_more_parts(settings, first),
+    ]
+    for field in other_walls:
+        found += [*_tuned_parts(settings, field), _seconds_part(settings, field)]
+    found += [
         *_grid_parts(settings, main),
         _seconds_part(settings, main),
+        *_more_parts(settings, first),
         *_denominator_parts(settings),
     ]
     for field in other_walls:
-        found += _tuned_parts(settings, field)
-        found.append(_seconds_part(settings, field))
         found += _wall_parts(settings, field, range(field.num_seeds))
     for field in other_grids:
-        found += _grid_parts(settings, field)
-        found.append(_seconds_part(settings, field))
+        found += [*_grid_parts(settings, field), _seconds_part(settings, field)]
     return found + _wall_parts(settings, first, range(FIRST_SEEDS, first.num_seeds))
 
 

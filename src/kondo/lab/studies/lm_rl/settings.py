@@ -28,11 +28,11 @@ class Field:
     learning_rates: tuple[float, ...] = (3e-6, 1e-5, 3e-5, 1e-4)
     """Each contender's are tried on the tuning seeds. Adam's first steps move every weight by about
     the rate: at 3e-4 two of them undo the start of the smallest model, whoever trains it."""
-    tune_steps: int = 100
-    num_steps: int = 300
+    tune_steps: int = 60
+    num_steps: int = 200
     num_seeds: int = 5
     """Of the headline contenders."""
-    other_seeds: int = 3
+    other_seeds: int = 2
     """Of the others; 0 leaves them out."""
     tune_seeds: int = 2
     tuned_on: str = ""
@@ -73,7 +73,7 @@ class Settings:
     """Steps between two looks at it."""
     num_held_out: int = 256
     """Prompts of an evaluation."""
-    evaluations: int = 30
+    evaluations: int = 20
     """Of a run in a grid, evenly spaced, and one before it."""
     wall_evaluations: int = 20
     """Of a run by the clock."""
@@ -86,7 +86,7 @@ class Settings:
     """Of a training forward, populations and single models alike."""
     denominator_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     denominator_seeds: int = 2
-    denominator_steps: int = 100
+    denominator_steps: int = 60
     denominator_learning_rates: tuple[float, ...] = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
     more_seeds: int = 1
     """Of the runs whose saved time buys rollouts."""
