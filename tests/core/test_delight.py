@@ -80,6 +80,16 @@ def test_zero_advantage_times_infinite_surprisal_is_exactly_zero():
     assert delight.tolist() == [0.0, 0.0, INF, -INF]
 
 
+@pytest.mark.parametrize("beside", [NAN, -INF])
+def test_an_excess_is_refused_whatever_stands_beside_it(beside):
+    with pytest.raises(ValueError, match=r"must not exceed 0, got an excess of 0.5"):
+        kondo.surprisal(torch.tensor([beside, 0.5, -1.0]))
+
+
+def test_no_log_probs_have_no_surprisal():
+    assert kondo.surprisal(torch.zeros(0)).shape == (0,)
+
+
 def test_nan_in_a_unit_that_counts_stays_nan():
     log_probs, advantages = torch.tensor([NAN, -1.0, NAN]), torch.tensor([1.0, NAN, 0.0])
     assert kondo.delight(log_probs, advantages).isnan().all()

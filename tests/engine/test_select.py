@@ -79,6 +79,25 @@ def test_hidden_nan_is_counted():
     assert int(out.hidden_nan) == 2
 
 
+def test_sums_that_overflow_are_no_fault():
+    huge = 1.5e308
+    log_probs = torch.tensor([-huge, -huge, -1.0], dtype=torch.float64)
+    advantages = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    options = {"gate": kondo.Gate(rate=1.0), "priority": kondo.delight}
+    assert select(log_probs, advantages, **options).rows.tolist() == [2]
+    both = torch.tensor([-1.0, -2.0, -1.0], dtype=torch.float64)
+    out = select(both, torch.tensor([huge, huge / 2, 0.0], dtype=torch.float64), **options)
+    assert out.rows.tolist() == [0, 1]
+    assert int(out.hidden_nan) == 0
+
+
+def test_infinities_of_both_signs_do_not_hide_a_nan():
+    with pytest.raises(ValueError, match=r"log_prob must not hold NaN.*unit 2 \(1 in all"):
+        choose([-INF, -1.0, NAN], [0.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match=r"advantages must not hold NaN or infinity.*unit 0"):
+        choose([-1.0, -1.0, -1.0], [INF, -INF, 1.0])
+
+
 def test_what_is_masked_may_hold_anything():
     mask = torch.tensor([True, False, True, False])
     out = choose([-1.0, NAN, -2.0, INF], [1.0, 1.0, 1.0, NAN], mask=mask)
@@ -124,6 +143,8 @@ def test_selection_is_consistent(num_rows, length, rate, seed):
         assert not bool((out.keep & ~mask).any())
         assert out.rows.tolist() == [i for i, row in enumerate(out.keep.tolist()) if any(row)]
         assert torch.equal(out.weight != 0, out.keep)
+        parts = (out.unit_mask, out.gate.keep, out.mask, out.keep)
+        assert out.counts == tuple(int(part.sum()) for part in parts)
         if unit == "sequence":
             assert all(torch.equal(out.keep[i], mask[i]) for i in out.rows.tolist())
 
@@ -148,3 +169,30 @@ def test_selection_is_consistent(num_rows, length, rate, seed):
 def test_bad_input_is_named(log_probs, advantages, options, message):
     with pytest.raises(ValueError, match=message):
         choose(log_probs, advantages, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("unit", ["sample", "token", "sequence"])
+@pytest.mark.parametrize("price", [0.5, 1e9])
+def test_a_selection_on_cuda_is_that_on_the_cpu(unit, price):
+    generator = torch.Generator().manual_seed(0)
+    shape = (50,) if unit == "sample" else (50, 7)
+    log_probs = -torch.rand(shape, generator=generator) - 0.01
+    advantages = torch.randn(50, generator=generator)
+    mask = torch.rand(shape, generator=generator) > 0.3
+    outs = [
+        select(
+            *(part.to(device) for part in (log_probs, advantages)),
+            gate=kondo.Gate(price=price),
+            priority=kondo.delight,
+            unit=unit,
+            mask=mask.to(device),
+        )
+        for device in ("cpu", "cuda")
+    ]
+    for name in ("keep", "weight", "rows", "hidden_nan"):
+        here, there = (getattr(out, name) for out in outs)
+        assert there.is_cuda
+        assert torch.equal(here, there.cpu())
+    assert outs[0].counts == outs[1].counts

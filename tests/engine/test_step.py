@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kondo
 import zoo
+from kondo.engine import step
 from kondo.engine.compact import MicroBatch
 from oracles import engine as oracle
 from tolerances import assert_close
@@ -350,14 +351,13 @@ def test_non_finite_values_at_masked_tokens_do_not_leak():
     assert bool((weight.grad[mask] != 0).all())
 
 
-def test_nan_from_the_forward_with_a_graph_is_an_error_before_any_backward():
+@pytest.mark.parametrize("broken", [math.nan, -math.inf])
+def test_a_forward_with_a_graph_that_breaks_is_an_error_before_any_backward(broken):
     """A free screen cannot show it: the weights went bad after the rollout."""
     net, batch, advantages = small_policy()
-    with torch.no_grad():
-        net[0].weight[0, 0] = math.nan
     with pytest.raises(ValueError, match=r"log_prob\(rows\) must be finite in kept units"):
         kondo.backward(
-            lambda rows: taken(net(rows[0]), rows[1]),
+            lambda rows: taken(net(rows[0]), rows[1]) + broken,
             batch,
             advantages,
             gate=kondo.Gate(rate=0.2),
@@ -471,3 +471,17 @@ def test_an_all_masked_batch_is_an_empty_step(unit):
     report = kondo.backward(log_prob, batch, torch.ones(zoo.N), gate=gate, mask=mask, unit=unit)
     assert report.empty
     assert (report.seen, report.rate) == (0, 0.0)
+
+
+def test_rows_on_a_gpu_say_where_the_work_is_without_a_search_for_parameters(monkeypatch):
+    searched = []
+    monkeypatch.setattr(
+        step, "devices_of", lambda model, batch: searched.append(model) or {torch.device("cpu")}
+    )
+    batch = torch.zeros(2)
+    assert step.main_device(len, batch) == torch.device("cpu")
+    assert searched == [len]
+    mixed = {torch.device("cpu"), torch.device("cuda", 0)}
+    monkeypatch.setattr(step.rows, "devices", lambda batch: mixed)
+    assert step.main_device(len, batch) == torch.device("cuda", 0)
+    assert searched == [len]

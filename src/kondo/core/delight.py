@@ -3,6 +3,8 @@
 In: log-probs of the taken actions and their advantages. Out: detached tensors of the same shape.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,13 +41,24 @@ def surprisal(log_probs: Tensor, *, mode_log_probs: Tensor | None = None) -> Ten
 
     Reference: https://arxiv.org/abs/2603.14608
     """
+    return _surprisal(log_probs, mode_log_probs)[0]
+
+
+def _surprisal(log_probs: Tensor, mode_log_probs: Tensor | None) -> tuple[Tensor, bool]:
+    """Return the surprisal, and whether all of it is finite. One device sync."""
     log_probs = check_float("log_probs", log_probs).detach()
     allowed = ROUNDING.get(log_probs.dtype, 1e-2)
     ceiling: Tensor | float = 0.0
     if mode_log_probs is not None:
         ceiling = at_least_float32(_check_modes(mode_log_probs, log_probs.shape).detach())
     unlikely = ceiling - at_least_float32(log_probs)
-    if bool((unlikely < -allowed).any()):
+    if not unlikely.numel():
+        return unlikely, True
+    least, most = torch.stack(unlikely.aminmax()).tolist()
+    broken = least < -allowed
+    if math.isnan(least):  # hides what is below it
+        broken = bool((unlikely < -allowed).any())
+    if broken:
         what = "0" if mode_log_probs is None else "mode_log_probs"
         worst = -float(unlikely.nan_to_num().min())
         raise ValueError(
@@ -53,7 +66,7 @@ def surprisal(log_probs: Tensor, *, mode_log_probs: Tensor | None = None) -> Ten
             f"densities (continuous actions) give mode_log_probs, the log-density at the policy's "
             f"mode; if they are probabilities, compute the log-softmax in float32."
         )
-    return unlikely.clamp_min(0)
+    return unlikely.clamp_min(0), math.isfinite(most)
 
 
 def _check_modes(mode_log_probs: Tensor, shape: torch.Size) -> Tensor:
@@ -99,7 +112,8 @@ def delight(
     log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
     if mask is not None and mode_log_probs is not None:
         mode_log_probs = torch.where(mask, _check_modes(mode_log_probs, log_probs.shape), 0.0)
-    unlikely = surprisal(log_probs, mode_log_probs=mode_log_probs)
-    # 0 x inf would be NaN; 0 x NaN must stay NaN, since it is somebody's bug.
-    unlikely = torch.where((advantages == 0) & unlikely.isinf(), 0.0, unlikely)
+    unlikely, is_finite = _surprisal(log_probs, mode_log_probs)
+    if not is_finite:
+        # 0 x inf would be NaN; 0 x NaN must stay NaN, since it is somebody's bug.
+        unlikely = torch.where((advantages == 0) & unlikely.isinf(), 0.0, unlikely)
     return advantages * unlikely

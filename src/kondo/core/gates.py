@@ -224,16 +224,15 @@ class Gate:
             weight = torch.where(choice.keep, 1 / probability, 0.0)
         rate = int(choice.keep.sum()) / num_valid if num_valid else 0.0
 
-        def spread(values: Tensor) -> Tensor:
-            flat = values.new_zeros(valid.shape).index_copy_(0, index, values)
-            return flat.view(delight.shape).to(delight.device)
-
+        found = torch.stack([weight, probability])
+        flat = found.new_zeros(2, valid.numel()).index_copy_(1, index, found)
+        weight, probability = _to_device(flat, delight.device).view(2, *delight.shape)
         return GateOutput(
-            keep=spread(choice.keep),
-            weight=spread(weight),
+            keep=weight != 0,  # whatever is kept has a weight
+            weight=weight,
             price=torch.tensor(choice.price, dtype=torch.float64),
             rate=torch.tensor(rate, dtype=torch.float64),
-            probability=spread(probability),
+            probability=probability,
         )
 
     def positives_needed(self, num_valid: int) -> int | None:
@@ -424,6 +423,13 @@ def _flat_units(delight: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
             f"({int(broken.sum())} in all); find the NaN log-prob or advantage, or mask the unit."
         )
     return chi.reshape(-1), valid.reshape(-1)
+
+
+def _to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device, without waiting for it."""
+    if device.type == "cuda" and not values.is_cuda:
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 def _certain(keep: Tensor, chi: Tensor, price: float) -> _Choice:

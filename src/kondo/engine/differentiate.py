@@ -1,5 +1,6 @@
 """Stage 4, differentiate: forward with a graph and backward on the compact rows only."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -46,9 +47,10 @@ def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
     keep, weight = micro.keep.to(home), micro.weight.to(home)
     advantages = expand_rows("advantages", micro.advantages.to(home), keep.shape)
     inputs = {name: value.to(home) for name, value in micro.loss_inputs.items()}
-    _check_finite(log_probs, keep)
     # where() lets no gradient out of what is not kept, whatever the loss makes of it.
-    losses = loss(torch.where(keep, log_probs, 0.0), advantages, **inputs)
+    log_probs = torch.where(keep, log_probs, 0.0)
+    _check_finite(log_probs.detach())
+    losses = loss(log_probs, advantages, **inputs)
     if losses.shape != keep.shape:
         raise ValueError(
             f"loss must return one value per unit, {list(keep.shape)}, got {list(losses.shape)}; "
@@ -57,9 +59,14 @@ def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
     return torch.where(keep, at_least_float32(losses) * weight, 0.0).sum()
 
 
-def _check_finite(log_probs: Tensor, keep: Tensor) -> None:
-    """Refuse a kept element that a free or draft screen did not show to be broken."""
-    broken = ~log_probs.detach().isfinite() & keep
+def _check_finite(log_probs: Tensor) -> None:
+    """Refuse a kept element that a free or draft screen did not show to be broken.
+
+    One device sync, more only where something is broken: what is not finite makes no finite sum.
+    """
+    if math.isfinite(float(log_probs.sum(dtype=torch.float64))):
+        return
+    broken = ~log_probs.isfinite()
     if bool(broken.any()):
         raise ValueError(
             f"log_prob(rows) must be finite in kept units, got {int(broken.sum())} that are not, "

@@ -1,5 +1,6 @@
 """Stage 2, select: log-probs and advantages -> delight -> gate -> kept elements and rows."""
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -12,6 +13,17 @@ from kondo.core.gates import GateOutput
 Unit = Literal["sample", "token", "sequence"]
 GateLike = Callable[..., GateOutput]
 Priority = Callable[..., Tensor]
+
+
+class Counts(NamedTuple):
+    """How much counts and how much is kept, read from the device together."""
+
+    units: int
+    """That count."""
+    units_kept: int
+    elements: int
+    """That count."""
+    elements_kept: int
 
 
 class Selection(NamedTuple):
@@ -33,6 +45,8 @@ class Selection(NamedTuple):
     """[R] int64, ascending: rows with a kept element."""
     hidden_nan: Tensor
     """0-d int64: elements with a NaN that the mask hides."""
+    counts: Counts
+    """Sizes of unit_mask, of the gate's keep, of mask and of keep."""
 
 
 def select(
@@ -62,9 +76,8 @@ def select(
     valid = check_mask(mask, log_probs.shape)
     if valid is None:
         valid = torch.ones_like(log_probs, dtype=torch.bool)
-    spread = expand_rows("advantages", advantages, log_probs.shape)
-    _check_finite_inputs(log_probs, spread, valid)
-    hidden_nan = (log_probs.isnan() | spread.isnan()) & ~valid
+    expand_rows("advantages", advantages, log_probs.shape)  # refuses other shapes
+    hidden_nan = _check_finite_inputs(log_probs, advantages, valid)
     delight, unit_mask = priority(log_probs, advantages, mask=valid), valid
     if unit == "sequence":
         unit_mask = valid.any(dim=1)
@@ -75,17 +88,28 @@ def select(
             f"{list(delight.shape)}; for sequences, one per row or one per token to be summed."
         )
     decision = gate(delight, unit_mask, generator)
-    _check_decision(decision, delight, unit_mask)
+    _check_shapes(decision, unit_mask)
     keep, weight = decision.keep, decision.weight
     if unit == "sequence":
         keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
-    kept_rows = keep if unit == "sample" else keep.any(dim=1)
-    index = kept_rows.nonzero().squeeze(1)
-    return Selection(delight, unit_mask, decision, valid, weight, keep, index, hidden_nan.sum())
+    # A sequence that counts has an element that counts, so its unit is kept where its row is.
+    kept_rows = keep.any(dim=1) if unit == "token" else decision.keep
+    outside = decision.keep > unit_mask  # on masks, "and not" in one kernel
+    bought = delight * decision.keep
+    parts = (outside, bought, kept_rows, unit_mask, decision.keep, valid, keep)
+    # One device sync; float64 holds every count below 2^53.
+    num_outside, worth, num_rows, *counts = torch.stack(
+        [part.sum(dtype=torch.float64) for part in parts]
+    ).tolist()
+    if num_outside or not math.isfinite(worth):
+        _refuse(decision, delight, outside)
+    index = kept_rows.nonzero_static(size=int(num_rows)).squeeze(1)  # of known size: no sync
+    sizes = Counts(*(int(count) for count in counts))
+    return Selection(delight, unit_mask, decision, valid, weight, keep, index, hidden_nan, sizes)
 
 
-def _check_decision(decision: GateOutput, delight: Tensor, unit_mask: Tensor) -> None:
-    """A gate may be anybody's: hold it to the units, to the mask, and to finite delight."""
+def _check_shapes(decision: GateOutput, unit_mask: Tensor) -> None:
+    """A gate may be anybody's: hold it to the units."""
     for name in ("keep", "weight"):
         shape = getattr(decision, name).shape
         if shape != unit_mask.shape:
@@ -93,15 +117,20 @@ def _check_decision(decision: GateOutput, delight: Tensor, unit_mask: Tensor) ->
                 f"gate must return {name} with one value per unit, {list(unit_mask.shape)}, got "
                 f"{list(shape)}."
             )
-    infinite = decision.keep & ~delight.isfinite()
-    outside = decision.keep & ~unit_mask
-    any_infinite, any_outside = torch.stack([infinite.any(), outside.any()]).tolist()
-    if any_outside:
+
+
+def _refuse(decision: GateOutput, delight: Tensor, outside: Tensor) -> None:
+    """Raise if a unit is kept that does not count, or whose delight is not finite.
+
+    A skipped unit of infinite delight, which also spoils the sum, is fine.
+    """
+    if bool(outside.any()):
         raise ValueError(
             f"gate must not keep units that the mask leaves out, got {first_unit(outside)}; "
             f"multiply its keep by the mask."
         )
-    if any_infinite:
+    infinite = decision.keep & ~delight.isfinite()
+    if bool(infinite.any()):
         raise ValueError(
             f"delight must be finite in kept units, got {first_unit(infinite)} with an infinite "
             f"one: the policy gives this action probability zero, so its gradient is not finite. "
@@ -120,16 +149,25 @@ def _check_unit(unit: str, log_probs: Tensor) -> None:
         )
 
 
-def _check_finite_inputs(log_probs: Tensor, advantages: Tensor, valid: Tensor) -> None:
-    """Name the unit and the argument of a NaN that counts, and refuse infinite advantages."""
+def _check_finite_inputs(log_probs: Tensor, advantages: Tensor, valid: Tensor) -> Tensor:
+    """Name the unit and the argument of a NaN that counts, and refuse infinite advantages.
+
+    Returns the number of NaN that the mask hides, 0-d int64. One device sync, more only where a sum
+    says that there may be something: no NaN and no infinity leaves a sum finite.
+    """
+    sums = [values.sum(dtype=torch.float64) for values in (log_probs, advantages)]
+    log_prob, advantage = torch.stack(sums).tolist()
+    if not math.isnan(log_prob) and math.isfinite(advantage):  # log-probs may be -infinity
+        return torch.zeros((), dtype=torch.int64, device=valid.device)
+    spread = expand_rows("advantages", advantages, log_probs.shape)
     suspects = {
         "log_prob must not hold NaN": log_probs.isnan() & valid,
-        "advantages must not hold NaN or infinity": ~advantages.isfinite() & valid,
+        "advantages must not hold NaN or infinity": ~spread.isfinite() & valid,
     }
-    found = torch.stack([broken.any() for broken in suspects.values()]).tolist()  # one device sync
-    for (rule, broken), bad in zip(suspects.items(), found, strict=True):
-        if bad:
+    for rule, broken in suspects.items():
+        if bool(broken.any()):
             raise ValueError(
                 f"{rule} in a unit that counts, got it in {first_unit(broken)} "
                 f"({int(broken.sum())} in all); fix it or mask the unit."
             )
+    return ((log_probs.isnan() | spread.isnan()) & ~valid).sum()

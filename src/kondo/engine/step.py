@@ -21,7 +21,7 @@ from kondo.engine.differentiate import BackwardFn, Loss, differentiate
 from kondo.engine.promising import Screened, screen_promising
 from kondo.engine.report import Report, StageClock
 from kondo.engine.screen import LogProb, devices_of, screen_log_probs
-from kondo.engine.select import GateLike, Priority, Selection, Unit, select
+from kondo.engine.select import Counts, GateLike, Priority, Selection, Unit, select
 
 # The no-grad screen stores no activations: its chunks can be this much larger.
 SCREEN_CHUNK_FACTOR = 4
@@ -151,7 +151,7 @@ def backward(
         log_prob,
         timed(counted, clock),
         loss=loss,
-        denominator=_denominator(denominator, chosen),
+        denominator=_denominator(denominator, chosen.counts),
         backward_fn=backward_fn,
         clock=clock,
     )
@@ -230,38 +230,37 @@ def _report(
     diagnose: Callable[[], dict[str, float]],
 ) -> Report:
     with clock.stage("select"):
-        numbers = (
-            chosen.unit_mask.sum(),
-            chosen.gate.keep.sum(),
-            chosen.mask.sum(),
-            torch.as_tensor(counted.tokens, device=chosen.mask.device),
-            total.to(chosen.mask.device),
-        )
-        # One device sync; float64 holds every count below 2^53.
-        seen, kept, tokens_seen, tokens_trained, loss = torch.stack(
-            [number.double() for number in numbers]
-        ).tolist()
+        tokens_trained, loss = _read(counted.tokens, total)
     return Report(
-        seen=int(seen),
-        kept=int(kept),
+        seen=chosen.counts.units,
+        kept=chosen.counts.units_kept,
         rate=float(chosen.gate.rate),
         price=float(chosen.gate.price),
         loss=loss,
         rows_seen=chosen.mask.shape[0],
         rows_screened=rows_screened,
         rows_trained=counted.rows,
-        tokens_seen=int(tokens_seen),
-        tokens_trained=int(tokens_trained),
+        tokens_seen=chosen.counts.elements,
+        tokens_trained=tokens_trained,
         calls=counted.calls,
         seconds=clock.seconds(),
         _diagnose=diagnose,
     )
 
 
-def _denominator(denominator: str | float, chosen: Selection) -> float:
-    counted = {"full": chosen.mask, "kept": chosen.keep}
+def _read(tokens: int | Tensor, total: Tensor) -> tuple[int, float]:
+    """Return a count and the loss as numbers; one device sync."""
+    if not isinstance(tokens, Tensor):
+        return tokens, float(total)
+    # float64 holds every count below 2^53.
+    count, loss = torch.stack([tokens.double(), total.to(tokens.device).double()]).tolist()
+    return int(count), loss
+
+
+def _denominator(denominator: str | float, counts: Counts) -> float:
+    counted = {"full": counts.elements, "kept": counts.elements_kept}
     if isinstance(denominator, str):
-        return max(1.0, float(counted[denominator].sum()))
+        return max(1.0, float(counted[denominator]))
     return float(denominator)
 
 
@@ -285,6 +284,9 @@ def check_sizes(**sizes: int | None) -> None:
 
 def main_device(log_prob: LogProb, batch: Any) -> torch.device:
     """Return where the work happens: CUDA if any row or parameter lives there."""
-    found = devices_of(log_prob, batch)
     cpu = torch.device("cpu")
+    found = rows.devices(batch)
+    # The search for parameters follows references, which takes long: only where rows do not settle.
+    if not any(device.type == "cuda" for device in found):
+        found = devices_of(log_prob, batch)
     return max(found, key=lambda device: device.type == "cuda", default=cpu)

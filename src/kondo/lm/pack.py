@@ -132,7 +132,7 @@ def balanced_groups(lengths: list[int], budget: int, *, padded: bool, max_size: 
     lowest peak of memory.
     """
     groups = _groups(lengths, budget, padded, max_size)
-    low, high = 1, budget
+    low, high = 1, budget if len(groups) > 1 else 1  # one run is as even as it gets
     while low < high:
         middle = (low + high) // 2
         tried = _groups(lengths, middle, padded, max_size)

@@ -98,29 +98,30 @@ class TokenRows:
             return
         ids, real, sampled = self.input_ids, self.attention_mask, self.completion_mask
         before = torch.nn.functional.pad(real[:, :-1], (1, 0))
-        starts = (real & ~before).sum(1)
+        starts = (real > before).sum(1)  # on masks, a > b is "a and not b" in one kernel
         suspects = {
             "attention_mask must have a real token in every row; drop the rows that are all "
             "padding": starts == 0,
             "attention_mask must be contiguous in every row; prompts that were padded on the right "
             "before a completion was joined need padding on the left": starts > 1,
             "completion_mask must lie inside attention_mask; a sampled token is a real token": (
-                sampled & ~real
+                sampled > real
             ).any(1),
             "completion_mask must have a sampled token in every row: a sequence with no completion "
             "token has no log-prob; drop the row": ~sampled.any(1),
             "completion_mask must not hold the first real token of a row: nothing precedes it, so "
-            "no policy sampled it; put a prompt or a start token before it": (
-                sampled & ~before
-            ).any(1),
+            "no policy sampled it; put a prompt or a start token before it": (sampled > before).any(
+                1
+            ),
             f"input_ids must lie in [0, {vocab_size}), the model's vocabulary, wherever "
             f"attention_mask is True; rollout and model do not share a tokeniser": (
-                real & ((ids < 0) | (ids >= vocab_size))
+                real & (ids != ids.clamp(0, vocab_size - 1))
             ).any(1),
         }
-        broken = torch.stack(list(suspects.values())).cpu()
-        for rule, where in zip(suspects, broken, strict=True):
-            if bool(where.any()):
+        broken = torch.stack(list(suspects.values()))
+        found = broken.any(1).tolist()
+        for rule, where, bad in zip(suspects, broken, found, strict=True):
+            if bad:
                 first = int(where.nonzero()[0])
                 raise ValueError(
                     f"{rule}. Got row {first}, {int(where.sum())} of {where.numel()} rows in all."

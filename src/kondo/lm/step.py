@@ -143,20 +143,21 @@ def _checked_draft(draft: LogProb, rows: TokenRows) -> Tensor:
 
 
 def _check_screen(screen: Tensor, rows: TokenRows) -> None:
-    """Refuse log-probs that no policy can have given to these tokens. One device sync."""
+    """Refuse log-probs that no policy can have given to these tokens.
+
+    One device sync; more where there are log-probs beside the completions, as of prompts.
+    """
     _check_per_token("screen", screen, rows)
     if screen.shape != rows.input_ids.shape:
         raise ValueError(
             f"screen must have one log-prob per token, {list(rows.input_ids.shape)}, got "
             f"{list(screen.shape)}; sums over sequences do not say which token was surprising."
         )
-    sampled = rows.completion_mask.to(screen.device)
+    sampled, known = rows.completion_mask.to(screen.device), screen != 0
     most = ROUNDING.get(screen.dtype, 1e-2)
-    above = sampled & (screen > most)
-    empty = ~(sampled & (screen != 0)).any()
-    early, late = (_shifted_rows(screen != 0, sampled, by).sum() for by in (-1, 1))
-    num_above, is_empty, num_early, num_late = torch.stack(
-        [above.sum(), empty.long(), early, late]
+    above, beside = sampled & (screen > most), known > sampled
+    num_above, num_known, num_beside = torch.stack(
+        [where.sum() for where in (above, sampled & known, beside)]
     ).tolist()
     if num_above:
         raise ValueError(
@@ -164,13 +165,16 @@ def _check_screen(screen: Tensor, rows: TokenRows) -> None:
             f"{most}, first at {above.nonzero()[0].tolist()}; logits, probabilities, "
             f"surprisals or values of another tokenisation are no log-probs of these tokens."
         )
-    if is_empty:
+    if not num_known:
         raise ValueError(
             "screen must hold the log-probs of the sampled tokens, got 0 for every one of them; "
             "they were not recorded, or they stand in other columns than their tokens: "
             "screen[n, t] belongs to input_ids[n, t]."
         )
-    for number, side in ((num_early, "left"), (num_late, "right")):
+    if not num_beside:
+        return
+    for by, side in ((-1, "left"), (1, "right")):
+        number = int(_shifted_rows(known, sampled, by).sum())
         if 2 * number > screen.shape[0]:
             raise ValueError(
                 f"screen must have the log-prob of input_ids[n, t] at screen[n, t], got one that "

@@ -128,6 +128,7 @@ def product_backward(
         attention_mask=pad(mask, (prompt_length, 0), value=True),
         completion_mask=on_rows(mask),
     )
+    old = on_rows(log_probs)
     gate, advantages = _gate(contender, rows, rewards, draws, step, group)
     kept: Counter[str] = Counter()
 
@@ -143,10 +144,10 @@ def product_backward(
         kondo.advantage.group_mean(rewards, group),
         gate=gate,
         unit=contender.unit,
-        screen=on_rows(log_probs) if contender.screen == "free" else None,
+        screen=old if contender.screen == "free" else None,
         loss=loss,
         denominator=contender.denominator,
-        loss_inputs={"own": advantages, "old": on_rows(log_probs)},
+        loss_inputs={"own": advantages, "old": old},
         priority=_priority(contender, on_rows(entropies), draws, step, prompt_length),
     )
     spent = report.seconds
