@@ -31,7 +31,7 @@ from kondo.lab.language.updates import (
     plain_backward,
     product_backward,
 )
-from kondo.lab.language.warm import mean_reward
+from kondo.lab.language.warm import HeldOut
 from kondo.lab.population.graphs import Captured
 from kondo.lab.population.networks import Parameters
 from kondo.lab.population.train import save
@@ -155,6 +155,7 @@ class Learner:
         self._experience: list[Any] = []
         self._generate = Captured(self._sample, self.device)
         self._pay = Captured(self._reward, self.device)
+        self._held_out = HeldOut(model, parameters, task, self.draws, shape.num_held_out)
 
     def _sample(self) -> None:
         """Draw what a population's member of this seed would draw."""
@@ -176,11 +177,7 @@ class Learner:
 
     def evaluate(self) -> dict[str, float]:
         """Return mean rewards on held-out prompts, the same ones every time, by metric."""
-        inputs = self._model, self._parameters, self.task, self.draws, self.shape.num_held_out
-        return {
-            "held-out reward": float(mean_reward(*inputs, greedy=True)),
-            "held-out sampled reward": float(mean_reward(*inputs)),
-        }
+        return {name: float(value) for name, value in self._held_out().items()}
 
     def step(self) -> Step:
         """Make one step, and add it to the totals."""

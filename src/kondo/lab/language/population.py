@@ -36,7 +36,7 @@ from kondo.lab.language.contenders import (
 )
 from kondo.lab.language.model import StackedLM
 from kondo.lab.language.sampler import Sampled, sample
-from kondo.lab.language.warm import StackedAdam, Start, mean_reward
+from kondo.lab.language.warm import HeldOut, StackedAdam, Start
 from kondo.lab.population import choice
 from kondo.lab.population.graphs import Captured
 from kondo.lab.population.run import CHECKPOINT_SECONDS, LOOK_EVERY, records
@@ -216,7 +216,7 @@ class Population:
                 raise ValueError(f"model must have the task's {name}, {wanted}, got {own}.")
         check_rows(len(members) * num_prompts * repeats, device)
         self.model, self.task, self.device = model, task, device
-        self.num_prompts, self.repeats, self.num_held_out = num_prompts, repeats, num_held_out
+        self.num_prompts, self.repeats = num_prompts, repeats
         self.max_norm = max_norm
         self.members = sorted(
             members,
@@ -234,6 +234,7 @@ class Population:
         self._totals = torch.zeros(len(TOTALS), len(seeds), dtype=torch.int64, device=device)
         self._backward = torch.zeros(len(seeds), dtype=torch.int64, device=device)
         self._program = Captured(self._do_step, device)
+        self._held_out = HeldOut(model, self.parameters, task, self.draws, num_held_out)
 
     @property
     def num_rows(self) -> int:
@@ -320,11 +321,7 @@ class Population:
 
     def evaluate(self) -> dict[str, Tensor]:
         """Return metric -> [P]: mean rewards on held-out prompts, the same ones every time."""
-        inputs = (self.model, self.parameters, self.task, self.draws, self.num_held_out)
-        return {
-            "held-out reward": mean_reward(*inputs, greedy=True),
-            "held-out sampled reward": mean_reward(*inputs),
-        }
+        return self._held_out()
 
     def read(self) -> dict[str, list[float]]:
         """Return metric -> one number per member: means since the last call, and totals."""

@@ -11,7 +11,6 @@ Shapes: P members, G prompts, N = G * repeats rows (the completions of a prompt 
 Lp tokens of a prompt, La of a completion.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from kondo.lab.draws import Draws
+from kondo.lab.language.attend import attend
 from kondo.lab.language.model import (
     ATTENTION,
     Layer,
@@ -31,7 +31,6 @@ from kondo.lab.language.model import (
 )
 from kondo.lab.population.networks import Parameters
 from kondo.lab.text.alphabet import END, PAD
-from kondo.lm.fuse import fused
 
 
 class Sampled(NamedTuple):
@@ -184,20 +183,8 @@ def _read_layer(
     mixed = layer.mix(hidden).view(cache.shape[1], 3, num_heads, -1)
     cache[:, :, :, position] = mixed[:, 1:].transpose(0, 1)
     key, value = cache[:, :, :, : position + 1]
-    attended = fused(_attend, hidden.device)(mixed[:, 0], key, value)
+    attended = attend(mixed[:, 0], key, value)
     return layer.finish(hidden, attended.view_as(hidden))
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the attention of one new token, [N, heads, d] of keys and values [N, heads, t, d].
-
-    Nothing but sums over what the cache holds, in float32 at least: kernels of whole attention work
-    on tiles of a hundred queries, and spend nearly all of it on those that are not there.
-    """
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    scores = (key.to(dtype) * query.to(dtype).unsqueeze(2)).sum(dim=3)
-    weight = (scores / math.sqrt(query.shape[-1])).softmax(dim=2)
-    return (weight.unsqueeze(3) * value.to(dtype)).sum(dim=2).to(query.dtype)
 
 
 def _gumbel(draws: Draws, stream: str, step: int | Tensor, rows: int, num_tokens: int) -> Tensor:

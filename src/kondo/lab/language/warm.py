@@ -254,6 +254,44 @@ def mean_reward(
     return task.reward(prompts, sampled.completions).mean(dim=1)
 
 
+class HeldOut:
+    """Mean rewards on held-out prompts, the same ones every time, of parameters as they stand.
+
+    Replayed from a CUDA graph after the first calls: a token at a time, evaluations are mostly the
+    launching of kernels.
+
+    Args:
+        model: of the members.
+        parameters: of P members; read where they are at every call.
+        task: prompts and rewards.
+        draws: of the members.
+        num_prompts: of an evaluation.
+    """
+
+    def __init__(
+        self,
+        model: StackedLM,
+        parameters: Parameters,
+        task: TextTask,
+        draws: Draws,
+        num_prompts: int,
+    ):
+        self._inputs = (model, parameters, task, draws, num_prompts)
+        self._rewards: dict[str, Tensor] = {}
+        self._program = Captured(self._measure, parameters["head"].device)
+
+    def __call__(self) -> dict[str, Tensor]:
+        """Return metric -> [P]: of the likeliest answers, and of one that is drawn."""
+        self._program()
+        return {name: value.clone() for name, value in self._rewards.items()}
+
+    def _measure(self) -> None:
+        self._rewards = {
+            "held-out reward": mean_reward(*self._inputs, greedy=True),
+            "held-out sampled reward": mean_reward(*self._inputs),
+        }
+
+
 def _norms(gradient: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
     return norms
