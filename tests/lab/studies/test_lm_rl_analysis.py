@@ -117,15 +117,22 @@ def test_speed_ups_with_missing_seeds_are_bounds():
     assert (whole.value, whole.se, whole.bound) == (4.0, 0.0, "")
     assert runs.speed_up(reach(8.0, math.inf), reach(2.0, 2.0)).bound == "at least"
     assert runs.speed_up(reach(8.0, 8.0), reach(2.0, math.inf)).bound == "at most"
-    assert runs.speed_up(reach(8.0, math.inf), reach(math.inf)).bound == "unknown"
-    assert_close(runs.speed_up(reach(8.0, math.inf), reach(3.0)).value, 3.0)
+    assert runs.speed_up(reach(math.inf, math.inf), reach(math.inf)).bound == "unknown"
+    assert_close(runs.speed_up(reach(8.0, math.inf), reach(3.0, 3.0)).value, 3.0)
     assert str(runs.speed_up(reach(8.0, math.inf), reach(2.0, 2.0))) == "at least 4.50x ± 0.5"
     assert str(runs.speed_up(reach(8.0), reach(math.inf))) == "at most 0.80x"
 
 
+def test_speed_ups_are_of_the_seeds_that_both_have():
+    found = runs.speed_up(reach(8.0, math.inf), reach(4.0))
+    assert (found.value, found.bound) == (2.0, "")
+    assert math.isnan(runs.speed_up(reach(), reach(4.0)).value)
+
+
 def test_a_target_that_the_start_has_met_gives_no_ratio():
-    assert str(runs.speed_up(reach(8.0), reach(0.0))) == "unknown size (nothing had been paid)"
-    never = runs.speed_up(reach(8.0, math.inf), reach(math.inf))
+    nothing = "unknown size (nothing had been paid, or no seed is of both)"
+    assert str(runs.speed_up(reach(8.0), reach(0.0))) == nothing
+    never = runs.speed_up(reach(math.inf, math.inf), reach(math.inf))
     assert str(never) == "unknown size (seeds of both never got there)"
 
 
@@ -310,6 +317,18 @@ def test_runs_by_the_clock_have_their_own_seconds():
         each for each in analysis.analyse(table, SMALL).findings if "DG-K 10% reached" in each
     )
     assert "over GRPO plain of 8.00x (aim 5x: met), and by the whole loop of 3.50x." in told
+
+
+def test_the_gate_that_was_first_there_is_named_whatever_it_looks_at():
+    table = joined(
+        clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
+        clocked("DG-K 10%", 0, [0.2, 0.3, 0.8], learner=0.75, loop=2.0),
+        clocked("PODS 10%", 0, [0.2, 0.5, 0.8], learner=0.75, loop=2.0),
+        clocked("random 10%", 0, [0.2, 0.3, 0.4], learner=0.1, loop=1.0),
+    )
+    (told,) = (each for each in analysis.analyse(table, SMALL).findings if "of all gates" in each)
+    assert "PODS 10% was the first at" in told
+    assert "over GRPO of 4.00x in learner seconds and of 2.00x by the whole loop." in told
 
 
 def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():

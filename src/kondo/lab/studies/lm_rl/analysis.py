@@ -146,7 +146,7 @@ def _speed_lines(
         ratio = runs.speed_up(by_axis[axis][other], by_axis[axis][name])
         bound = f", {ratio.bound}" if ratio.bound else ""
         metric = f"{axis} to {level:.2f}, speed-up over {other}{bound}"
-        seeds = by_axis[axis][name].seeds
+        seeds = len(by_axis[axis][name].times.keys() & by_axis[axis][other].times.keys())
         lines.append(_line(name, metric, arena.name, ratio.value, ratio.se, seeds))
     return lines
 
@@ -162,10 +162,28 @@ def _verdicts(arena: Arena, settings: Settings, levels: Mapping[str, float]) -> 
     if not _aim_is_timed(arena, levels):
         missing = "seconds of a step were not measured" if levels else "dense GRPO did not learn"
         return [f"{arena.name}: {missing}, so there is no time to a target."]
-    return [
-        _verdict(arena, f"DG-K {percent(rate)}", rate, levels[AIMED_AT])
+    level = levels[AIMED_AT]
+    aimed = [
+        _verdict(arena, f"DG-K {percent(rate)}", rate, level)
         for rate in settings.headline_rates
         if f"DG-K {percent(rate)}" in arena.runs
+    ]
+    return [*aimed, *_best_gate(arena, settings, level)]
+
+
+def _best_gate(arena: Arena, settings: Settings, level: float) -> list[str]:
+    """Say which of the headline's gates was the first there, whatever it looks at."""
+    by_learner, by_loop = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
+    gates = [each.name for each in settings.headliners() if each.rate < 1]
+    best = runs.fastest(by_learner, gates)
+    if best is None:
+        return []
+    learner = runs.speed_up(by_learner[arena.dense], by_learner[best])
+    loop = runs.speed_up(by_loop[arena.dense], by_loop[best])
+    return [
+        f"{arena.name}: of all gates {best} was the first at {level:.2f}, a speed-up over "
+        f"{arena.dense} of {learner} in learner seconds and of {loop} by the whole loop. "
+        f"{_at_the_end(arena, best)}"
     ]
 
 

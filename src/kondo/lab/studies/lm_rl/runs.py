@@ -10,7 +10,7 @@ have their own.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -84,6 +84,10 @@ class Reach(NamedTuple):
     ends: dict[int, float]
     """By seed: what the whole run had cost."""
 
+    def of(self, seeds: Collection[int]) -> "Reach":
+        """Return the same of some seeds."""
+        return Reach(*({seed: own[seed] for seed in sorted(seeds)} for own in self))
+
     @property
     def seeds(self) -> int:
         """All there are."""
@@ -115,7 +119,7 @@ class SpeedUp(NamedTuple):
         if self.bound == "unknown":
             return "unknown size (seeds of both never got there)"
         if math.isnan(self.value):
-            return "unknown size (nothing had been paid)"
+            return "unknown size (nothing had been paid, or no seed is of both)"
         error = "" if math.isnan(self.se) else f" ± {self.se:.2g}"
         return f"{self.bound} {self.value:.2f}x{error}".strip()
 
@@ -238,10 +242,16 @@ def reach(runs: Sequence[Run], target: float, axis: str) -> Reach:
 
 
 def speed_up(baseline: Reach, own: Reach) -> SpeedUp:
-    """Return baseline / own, of means over seeds; seeds that never got there make it a bound.
+    """Return baseline / own, of means over the seeds that both have.
 
-    The standard error follows from those of both means, as if they were independent.
+    Starts differ from seed to seed, and of a run that was cut short some series have fewer. Seeds
+    that never got there make it a bound. The standard error follows from those of both means, as if
+    they were independent.
     """
+    both = baseline.times.keys() & own.times.keys()
+    if not both:
+        return SpeedUp(math.nan, math.nan, "")
+    baseline, own = baseline.of(both), own.of(both)
     slow, fast = baseline.mean, own.mean
     value = slow.mean / fast.mean if fast.mean > 0 else math.nan
     se = (
