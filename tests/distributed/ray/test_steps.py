@@ -5,6 +5,7 @@ import ray
 from distributed.ray.toys import Task, make_message, toy
 from kondo.distributed.ray.learner import Learner, StepOrder
 from kondo.distributed.ray.messages import Order
+from kondo.distributed.ray.processes import LEARNER_THREADS
 from kondo.distributed.ray.setup import Settings
 from kondo.distributed.ray.steps import Steps
 
@@ -28,7 +29,8 @@ class Handle:
         return references
 
 
-def test_reports_are_taken_in_the_order_of_their_steps(monkeypatch, tmp_path):
+def planned(monkeypatch, tmp_path, number):
+    """Return so many planned steps and the end, and the handle that stands for the process."""
     learner = Learner(toy(), SETTINGS, tmp_path)
     handle = Handle(learner)
 
@@ -37,12 +39,18 @@ def test_reports_are_taken_in_the_order_of_their_steps(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Steps, "_start", start)
     monkeypatch.setattr(ray, "get", lambda reference: handle.store[reference])
+    monkeypatch.setattr(ray, "kill", lambda handle: None)
     steps = Steps(toy(), SETTINGS, tmp_path, resume=False)
-    for number in (1, 2):
-        order = Order(number - 1, 0, 1, 0, learner.price)
-        message = make_message(learner, Task(number), SETTINGS, order)
-        steps.plan(StepOrder(number, (order,), (), number, 1), [message], publish=True)
-    steps.finish(StepOrder(2, (), (), 2, 1))
+    for step in range(1, number + 1):
+        order = Order(step - 1, 0, 1, 0, learner.price)
+        message = make_message(learner, Task(step), SETTINGS, order)
+        steps.plan(StepOrder(step, (order,), (), step, 1), [message], publish=True)
+    steps.finish(StepOrder(number, (), (), number, 1))
+    return steps, handle
+
+
+def test_reports_are_taken_in_the_order_of_their_steps(monkeypatch, tmp_path):
+    steps, handle = planned(monkeypatch, tmp_path, 2)
     steps.submit()
     later = list(handle.store)[1]
     assert steps.arrived(later) is None  # it is there, but its turn is not
@@ -51,5 +59,33 @@ def test_reports_are_taken_in_the_order_of_their_steps(monkeypatch, tmp_path):
         (reference,) = steps.expect()
         order, report = steps.arrived(reference)
         assert (order.number, report.step, steps.published.version) == (number,) * 3
+        steps.submit()
     assert steps.waiting == 0
     assert steps.expect() == [steps._finish]  # not before the last report
+
+
+def test_a_learner_has_no_more_calls_than_threads(monkeypatch, tmp_path):
+    # A step waits on its thread for the steps before it, which Ray may start after it.
+    steps, handle = planned(monkeypatch, tmp_path, 5)
+    for number in range(1, 6):
+        steps.submit()
+        given = len(handle.store) - (number - 1) + (steps._finish is not None)
+        assert 0 < given <= LEARNER_THREADS
+        (reference,) = steps.expect()
+        steps.arrived(reference)
+    steps.submit()
+    assert len(handle.store) == 5
+    assert steps.expect() == [steps._finish]
+
+
+def test_steps_that_are_replayed_are_given_out_a_few_at_a_time_too(monkeypatch, tmp_path):
+    steps, handle = planned(monkeypatch, tmp_path, 5)
+    for _ in range(4):
+        steps.submit()
+        steps.arrived(steps.expect()[0])
+    monkeypatch.setattr(handle, "store", {})
+    (tmp_path / "again").mkdir()
+    handle._learner = Learner(toy(), SETTINGS, tmp_path / "again")
+    steps._replace("learner died", "for a test")
+    steps.submit()
+    assert 0 < len(handle.store) <= LEARNER_THREADS

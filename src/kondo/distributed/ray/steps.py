@@ -122,16 +122,21 @@ class Steps:
         self._last = order
 
     def submit(self) -> None:
-        """Give the learner what it does not have yet."""
+        """Give the learner what it does not have yet, as many calls as it has threads.
+
+        Ray may start calls in another order than they were made in, and a step waits on its thread
+        for the steps before it: with more calls than threads these might never get one.
+        """
         if self._ready is not None:
             return
-        for call in self._calls:
-            if call.report is None:
-                step = self._handle.step.options(num_returns=2)
-                # A step that is replayed was published when it was first done.
-                publish = call.publish and not call.done
-                call.report, call.publication = step.remote(call.order, call.messages, publish)
-        if self._last is not None and self._finish is None:
+        free = LEARNER_THREADS - sum(c.report is not None and not c.answered for c in self._calls)
+        missing = [call for call in self._calls if call.report is None]
+        for call in missing[:free]:
+            step = self._handle.step.options(num_returns=2)
+            # A step that is replayed was published when it was first done.
+            publish = call.publish and not call.done
+            call.report, call.publication = step.remote(call.order, call.messages, publish)
+        if self._last is not None and self._finish is None and len(missing) < free:
             self._finish = self._handle.finish.remote(self._last)
 
     def expect(self) -> list[Any]:

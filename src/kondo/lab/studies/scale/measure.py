@@ -129,6 +129,8 @@ class Bench:
         for place in range(0, len(orders), way.messages):
             chosen = slice(place, place + way.messages)
             self._step += 1
+            if len(calls) >= LEARNER_THREADS:  # as many calls at hand as the driver gives it
+                ray.wait([calls[-LEARNER_THREADS][0]])
             order = StepOrder(self._step, tuple(orders[chosen]), (), self._orders, 1)
             calls.append(step.remote(order, messages[chosen], way.publish))
         reports = ray.get([report for report, _ in calls])
