@@ -124,7 +124,7 @@ class Bench:
         return Order(self._orders - 1, 0, 1, self._version, price)
 
     def _learn(self, way: Way, orders: list[Order], messages: list[Any]) -> dict[str, float]:
-        calls = []
+        calls: list[Any] = []
         step = self._learner.step.options(num_returns=2)
         for place in range(0, len(orders), way.messages):
             chosen = slice(place, place + way.messages)
