@@ -330,6 +330,13 @@ def test_reanalysing_removes_what_is_no_longer_made_and_keeps_other_files(out, c
     assert (manifest["findings"], manifest["figures"]) == (["Nothing."], [])
 
 
+def test_reanalysing_says_what_the_study_says_now(out, console):
+    runner.run(toy.order(out), console)
+    runner.reanalyse(toy.study(claim="Does counting work?", differences=("one",)), out)
+    manifest = runner.read_manifest(out)
+    assert (manifest["claim"], manifest["differences"]) == ("Does counting work?", ["one"])
+
+
 def test_reanalysing_refuses_records_of_another_study(out, console):
     with pytest.raises(runner.FolderError, match="holds no records"):
         runner.reanalyse(toy.study(), out)

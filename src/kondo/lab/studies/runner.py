@@ -195,6 +195,10 @@ def _analyse(
     for path in stale - set(written):
         path.unlink(missing_ok=True)
     manifest |= {
+        # What is said about a run may be put better later, like the findings.
+        "title": study.title,
+        "claim": study.claim,
+        "differences": list(study.differences),
         "seeds": sorted(int(seed) for seed in table["seed"].unique()),
         "findings": analysis.findings,
         "figures": [path.name for path in pictures],
