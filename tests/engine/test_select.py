@@ -72,6 +72,12 @@ def test_a_custom_gate_cannot_keep_what_is_masked():
     with pytest.raises(ValueError, match=r"gate must return keep with one value per unit, \[2\]"):
         choose([-1.0, -1.0], [1.0, 1.0], gate=misshapen)
 
+    def undecided(delight, mask, generator):
+        return everything(delight, mask, generator)._replace(keep=delight)
+
+    with pytest.raises(ValueError, match=r"keep of dtype torch\.bool, got torch\.float32"):
+        choose([-1.0, -1.0], [1.0, 1.0], gate=undecided)
+
 
 def test_hidden_nan_is_counted():
     mask = torch.tensor([True, False, True, False])

@@ -109,7 +109,12 @@ def select(
 
 
 def _check_shapes(decision: GateOutput, unit_mask: Tensor) -> None:
-    """A gate may be anybody's: hold it to the units."""
+    """A gate may be anybody's: hold it to the units, and to a decision."""
+    if decision.keep.dtype != torch.bool:
+        raise ValueError(
+            f"gate must return keep of dtype torch.bool, got {decision.keep.dtype}; compare with "
+            f"the price, and put factors into weight."
+        )
     for name in ("keep", "weight"):
         shape = getattr(decision, name).shape
         if shape != unit_mask.shape:
@@ -153,7 +158,7 @@ def _check_finite_inputs(log_probs: Tensor, advantages: Tensor, valid: Tensor) -
     """Name the unit and the argument of a NaN that counts, and refuse infinite advantages.
 
     Returns the number of NaN that the mask hides, 0-d int64. One device sync, more only where a sum
-    says that there may be something: no NaN and no infinity leaves a sum finite.
+    says that there may be something: a NaN or an infinity never leaves a sum finite.
     """
     sums = [values.sum(dtype=torch.float64) for values in (log_probs, advantages)]
     log_prob, advantage = torch.stack(sums).tolist()

@@ -24,8 +24,8 @@ from torch.autograd.function import once_differentiable
 from kondo.lm.pack import Pack
 
 STEP = 512
-"""Tokens from one shape to the next, of packs up to 8 times as long: the most that padding costs.
-Of longer ones an eighth of the pack, so that packs of any length have few shapes."""
+"""Tokens from one shape to the next, of packs below 16 times as many: the most that padding costs.
+Of longer ones an eighth of the pack at most, so that packs of any length have few shapes."""
 MAX_GRAPHS = 32
 """Of a model; the one unused for longest makes room."""
 EAGER_CALLS = 2

@@ -247,6 +247,25 @@ def test_a_checkpoint_and_a_replay_lead_to_the_same_bits(tmp_path):
     assert reports[-1].step == 5
 
 
+def test_a_step_whose_report_was_lost_with_its_learner_is_reported_again(tmp_path):
+    first = learner(tmp_path, checkpoint_every=1)
+    order = Order(0, 0, 1, 0, first.price)
+    poisoned = Order(1, 0, 1, 0, first.price)
+    message = make_message(first, Task(0), settings(), order)
+    asked = StepOrder(1, (order, poisoned), (), 2, 1), [message, {"arrays": 3}]
+    said = first.step(*asked)
+    assert said.durable == 1
+    assert said.quarantined
+    back = learner(tmp_path, checkpoint_every=1, resume=True)
+    before = weights(back)
+    assert back.step(*asked) == said
+    assert torch.equal(weights(back), before)
+    assert (back.step_number, back.ledger.duplicates) == (1, 0)
+    assert feed(back, Task(1), settings(), 2).step == 2
+    with pytest.raises(ValueError, match="number must be 3, got 1"):
+        back.step(*asked)
+
+
 def test_a_resumed_learner_refuses_what_it_was_trained_on(tmp_path):
     first = learner(tmp_path, checkpoint_every=1)
     order = Order(0, 0, 1, 0, first.price)
@@ -292,7 +311,7 @@ class Hostile:
 
 def test_a_foreign_checkpoint_runs_no_code(tmp_path):
     ran = tmp_path / "ran"
-    torch.save({"format": 1, "step": Hostile(str(ran))}, tmp_path / checkpoint.FILE)
+    torch.save({"format": checkpoint.FORMAT, "step": Hostile(str(ran))}, tmp_path / checkpoint.FILE)
     with pytest.raises(pickle.UnpicklingError):
         checkpoint.load(tmp_path)
     assert not ran.exists()
@@ -307,7 +326,7 @@ def test_a_checkpoint_of_another_setup_or_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match="setup must be 'other'"):
         learner(tmp_path, resume=True)
     torch.save({"format": 99}, tmp_path / checkpoint.FILE)
-    with pytest.raises(ValueError, match="format 1, got 99"):
+    with pytest.raises(ValueError, match=f"format {checkpoint.FORMAT}, got 99"):
         checkpoint.load(tmp_path)
     assert made.step_number == 0
 

@@ -29,9 +29,9 @@ class Handle:
         return references
 
 
-def planned(monkeypatch, tmp_path, number):
+def planned(monkeypatch, tmp_path, number, settings=SETTINGS):
     """Return so many planned steps and the end, and the handle that stands for the process."""
-    learner = Learner(toy(), SETTINGS, tmp_path)
+    learner = Learner(toy(), settings, tmp_path)
     handle = Handle(learner)
 
     def start(self, *, resume):
@@ -40,7 +40,7 @@ def planned(monkeypatch, tmp_path, number):
     monkeypatch.setattr(Steps, "_start", start)
     monkeypatch.setattr(ray, "get", lambda reference: handle.store[reference])
     monkeypatch.setattr(ray, "kill", lambda handle: None)
-    steps = Steps(toy(), SETTINGS, tmp_path, resume=False)
+    steps = Steps(toy(), settings, tmp_path, resume=False)
     for step in range(1, number + 1):
         order = Order(step - 1, 0, 1, 0, learner.price)
         message = make_message(learner, Task(step), SETTINGS, order)
@@ -87,5 +87,24 @@ def test_steps_that_are_replayed_are_given_out_a_few_at_a_time_too(monkeypatch, 
     (tmp_path / "again").mkdir()
     handle._learner = Learner(toy(), SETTINGS, tmp_path / "again")
     steps._replace("learner died", "for a test")
-    steps.submit()
-    assert 0 < len(handle.store) <= LEARNER_THREADS
+    for _ in range(5):
+        steps.submit()
+        assert len(handle.store) <= 5
+        steps.arrived(steps.expect()[0])
+    assert len(handle.store) == 5
+    assert steps.waiting == 0
+
+
+def test_a_learner_that_died_after_its_checkpoint_and_before_its_report_goes_on(
+    monkeypatch, tmp_path
+):
+    settings = Settings(rate=0.25, checkpoint_every=1)
+    steps, handle = planned(monkeypatch, tmp_path, 3, settings)
+    monkeypatch.setattr("kondo.distributed.ray.steps.LEARNER_THREADS", 1)
+    steps.submit()  # the step is done and saved, and nobody reads its report
+    handle._learner = Learner(toy(), settings, tmp_path, resume=True)
+    steps._replace("learner died", "for a test")
+    for number in (1, 2, 3):
+        steps.submit()
+        order, report = steps.arrived(steps.expect()[0])
+        assert (order.number, report.step, steps.published.version) == (number,) * 3

@@ -332,9 +332,11 @@ def test_reanalysing_removes_what_is_no_longer_made_and_keeps_other_files(out, c
 
 def test_reanalysing_says_what_the_study_says_now(out, console):
     runner.run(toy.order(out), console)
-    runner.reanalyse(toy.study(claim="Does counting work?", differences=("one",)), out)
-    manifest = runner.read_manifest(out)
-    assert (manifest["claim"], manifest["differences"]) == ("Does counting work?", ["one"])
+    assert "claim_at_run" not in runner.read_manifest(out)
+    for claim in ("Does counting work?", "It does."):
+        runner.reanalyse(toy.study(claim=claim), out)
+        manifest = runner.read_manifest(out)
+        assert (manifest["claim"], manifest["claim_at_run"]) == (claim, "Counting works.")
 
 
 def test_reanalysing_refuses_records_of_another_study(out, console):

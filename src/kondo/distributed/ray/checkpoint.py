@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 FILE = "checkpoint.pt"
-FORMAT = 1
+FORMAT = 2
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:

@@ -131,6 +131,7 @@ class Learner:
         self.wire_bytes = self.full_bytes = 0
         self.incarnations = 0
         self._kept_messages = 0
+        self._saved: StepReport | None = None
         if resume:
             self._load(checkpoint.load(folder))
         else:
@@ -138,7 +139,13 @@ class Learner:
         self._durable = self.step_number
 
     def step(self, order: StepOrder, messages: Sequence[Any]) -> StepReport:
-        """Make one update from the messages of `order.orders`."""
+        """Make one update from the messages of `order.orders`.
+
+        A learner that died after it wrote a checkpoint and before its report was read is asked for
+        the same step again: it has it, and says what it said.
+        """
+        if self._saved is not None and order.number == self._saved.step == self.step_number:
+            return self._saved
         if order.number != self.step_number + 1:
             raise ValueError(f"number must be {self.step_number + 1}, got {order.number}.")
         self.ledger.issue(order.issued)
@@ -150,9 +157,11 @@ class Learner:
         loss = self._train(batches, refused)
         self.step_number += 1
         self.price = self._next_price()
+        report = self._report(order, batches, refused, loss)
         if self.step_number % self._settings.checkpoint_every == 0:
-            self.save()
-        return self._report(order, batches, refused, loss)
+            report = report._replace(durable=self.step_number)
+            self.save(report)
+        return report
 
     def _accept(
         self, orders: Sequence[Order], messages: Sequence[Any]
@@ -277,8 +286,8 @@ class Learner:
                 self.ledger.lose([number], why)
         self.save()
 
-    def save(self) -> None:
-        """Write a checkpoint: from here the learner can be brought back."""
+    def save(self, report: StepReport | None = None) -> None:
+        """Write a checkpoint, with the report of its step: from here it can be brought back."""
         checkpoint.save(
             self._folder,
             {
@@ -294,6 +303,7 @@ class Learner:
                 "full_bytes": self.full_bytes,
                 "incarnations": self.incarnations,
                 "rng": torch.get_rng_state(),
+                "report": None if report is None else _plain(report),
             },
         )
         self._durable = self.step_number
@@ -312,6 +322,7 @@ class Learner:
         self.wire_bytes, self.full_bytes = state["wire_bytes"], state["full_bytes"]
         self.incarnations = state["incarnations"]
         torch.set_rng_state(state["rng"])
+        self._saved = None if state["report"] is None else _reported(state["report"])
 
     def _keep(self, order: Order, found: Quarantine, message: Any) -> None:
         """Write the first few refused messages for inspection, without objects that need pickle."""
@@ -336,6 +347,18 @@ class Learner:
             actor=order.actor,
             **arrays,
         )
+
+
+def _plain(report: StepReport) -> dict[str, Any]:
+    """Return a report as numbers, strings and lists, which a checkpoint may hold."""
+    refused = [list(each) for each in report.quarantined]
+    return report._asdict() | {"price": list(report.price), "quarantined": refused}
+
+
+def _reported(plain: dict[str, Any]) -> StepReport:
+    """Return what `_plain` was given."""
+    refused = tuple((actor, reason, detail) for actor, reason, detail in plain["quarantined"])
+    return StepReport(**plain | {"price": Price(*plain["price"]), "quarantined": refused})
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -49,6 +49,9 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     from kondo.lab.language.attend_kernel import kernel  # Triton, which a CPU build does not have
 
     rows, heads, length, width = key.shape
+    assert query.stride()[1:] == (width, 1), "a row's heads must stand together in memory"
+    assert value.stride() == key.stride(), "keys and values must lie alike in memory"
+    assert key.stride(3) == 1, "a token's numbers must stand together in memory"
     out = torch.empty(rows, heads, width, dtype=query.dtype, device=query.device)
     kernel[(rows * heads,)](
         query,

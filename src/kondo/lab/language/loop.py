@@ -204,6 +204,7 @@ class Learner:
             self._generate()
             self._pay()
             self._backward()
+            self._held_out()  # recording empties the allocator's cache: not between timed steps
         self.optimiser.zero_grad()
 
     def _backward(self) -> Learned:

@@ -194,11 +194,10 @@ def _analyse(
         written.append(folder / FRONTIER)
     for path in stale - set(written):
         path.unlink(missing_ok=True)
+    if manifest["claim"] != study.claim:  # what a run was made to test is not forgotten
+        manifest.setdefault("claim_at_run", manifest["claim"])
     manifest |= {
-        # What is said about a run may be put better later, like the findings.
-        "title": study.title,
         "claim": study.claim,
-        "differences": list(study.differences),
         "seeds": sorted(int(seed) for seed in table["seed"].unique()),
         "findings": analysis.findings,
         "figures": [path.name for path in pictures],
