@@ -1,9 +1,16 @@
 """What gates do to tokens that the reward does not depend on, by enumeration.
 
-A policy over K tokens, and an advantage of +-u by the toss of a coin whatever the token: dense
-policy gradient expects no change, nor does a gate that looks at no surprisal, or at no sign. DG
-expects, for a large temperature, u^2 / (4 eta) times the gradient of the entropy, since
-E[l grad log pi] = grad H. A hard gate whose price cuts by surprisal points the same way.
+A policy over K tokens, and a reward of 1 with probability q, else 0, by the toss of a coin whatever
+the token: U = 1 - q or -q. What the expected update does to the entropy:
+
+    dense policy gradient     nothing
+    gate by U or |U| alone    nothing, whatever U's distribution
+    DG                        for |U| l << eta: about E[U^2] / (4 eta) times the gradient of the
+                              entropy, since E[l grad log pi] = grad H
+    hard gate by delight      more of it where the price cuts by surprisal
+    hard gate by |U| l        nothing where U is symmetric, q = 1/2; else, at prices that are high
+                              against the smaller |U|, more of it while successes are rare and less
+                              while failures are; at low prices the other way round
 """
 
 import pytest
@@ -13,19 +20,25 @@ import kondo
 from tolerances import assert_close
 
 LOGITS = torch.tensor([1.5, 0.2, -0.7, -2.0], dtype=torch.float64)
-SIZE = 0.5
-"""u: the reward is 1 or 0, and its mean is known."""
+SUCCESS = [0.3, 0.5, 0.9]
+"""q: successes that are rare, as frequent as failures, and frequent."""
 
 
-def expected_gradient(weights):
+def coins(success):
+    """Return the probability of either side of the coin and its U, both [2]: success, failure."""
+    probs = torch.tensor([success, 1 - success], dtype=torch.float64)
+    return probs, torch.tensor([1 - success, -success], dtype=torch.float64)
+
+
+def expected_gradient(weights, success=0.5):
     """Return the expected ascent direction of the logits, [K], of weights [2, K] by coin and token.
 
-    sum over coins and tokens of  1/2 pi(token) * weight * U * grad log pi(token)
+    sum over coins and tokens of  pi(coin) pi(token) * weight * U * grad log pi(token)
     """
     probs = LOGITS.softmax(0)
     scores = torch.eye(len(probs), dtype=torch.float64) - probs  # grad log pi of each token
-    advantages = torch.tensor([[SIZE], [-SIZE]], dtype=torch.float64)
-    return torch.einsum("ck,k,kj->j", 0.5 * advantages * weights, probs, scores)
+    chances, advantages = coins(success)
+    return torch.einsum("c,ck,k,kj->j", chances * advantages, weights, probs, scores)
 
 
 def entropy_gradient():
@@ -35,39 +48,83 @@ def entropy_gradient():
     return found
 
 
-def of_coins(priority):
+def of_coins(priority, success=0.5):
     """Return priority [2, K] of every token with either advantage."""
     log_probs = LOGITS.log_softmax(0).expand(2, -1).flatten()
-    advantages = torch.tensor([SIZE, -SIZE], dtype=torch.float64).repeat_interleave(len(LOGITS))
+    advantages = coins(success)[1].repeat_interleave(len(LOGITS))
     return priority(log_probs, advantages).view(2, -1)
 
 
-def test_dense_policy_gradient_leaves_such_tokens_alone():
-    assert_close(expected_gradient(torch.ones(2, 4).double()), torch.zeros(4).double())
+def entropy_drift(priority, price, success=0.5):
+    """Return <expected gradient, entropy's gradient> of a hard gate that keeps something."""
+    kept = (of_coins(priority, success) > price).double()
+    assert kept.sum() > 0
+    return expected_gradient(kept, success) @ entropy_gradient()
 
 
+@pytest.mark.parametrize("success", SUCCESS)
+def test_dense_policy_gradient_leaves_such_tokens_alone(success):
+    assert_close(expected_gradient(torch.ones(2, 4).double(), success), torch.zeros(4).double())
+
+
+@pytest.mark.parametrize("success", SUCCESS)
 @pytest.mark.parametrize("eta", [30.0, 100.0])
-def test_dg_raises_their_entropy(eta):
-    drift = expected_gradient(torch.sigmoid(of_coins(kondo.delight) / eta))
-    predicted = SIZE**2 / (4 * eta) * entropy_gradient()
+def test_dg_raises_their_entropy(eta, success):
+    drift = expected_gradient(torch.sigmoid(of_coins(kondo.delight, success) / eta), success)
+    chances, advantages = coins(success)
+    predicted = (chances @ advantages**2) / (4 * eta) * entropy_gradient()
     torch.testing.assert_close(drift, predicted, rtol=2e-3, atol=0.0)
 
 
+@pytest.mark.parametrize("success", SUCCESS)
+def test_dg_at_a_temperature_of_1_still_raises_their_entropy(success):
+    weights = torch.sigmoid(of_coins(kondo.delight, success))
+    assert expected_gradient(weights, success) @ entropy_gradient() > 0.001
+
+
+@pytest.mark.parametrize("success", [0.3, 0.5])
 @pytest.mark.parametrize("price", [0.3, 0.5, 1.0])
-def test_a_hard_gate_by_delight_raises_their_entropy(price):
-    kept = (of_coins(kondo.delight) > price).double()
-    assert expected_gradient(kept) @ entropy_gradient() > 0.005
+def test_a_hard_gate_by_delight_raises_their_entropy(price, success):
+    assert entropy_drift(kondo.delight, price, success) > 0.005
 
 
-@pytest.mark.parametrize("price", [0.0, 0.3])
-def test_a_hard_gate_by_advantage_leaves_them_alone(price):
-    kept = (of_coins(kondo.priorities.advantage) > price).double()
+@pytest.mark.parametrize("success", SUCCESS)
+@pytest.mark.parametrize("price", [0.0, 0.05])
+def test_a_hard_gate_by_advantage_leaves_them_alone(price, success):
+    kept = (of_coins(kondo.priorities.advantage, success) > price).double()
     assert kept.sum() == len(LOGITS)
-    assert_close(expected_gradient(kept), torch.zeros(4).double())
+    assert_close(expected_gradient(kept, success), torch.zeros(4).double())
+
+
+@pytest.mark.parametrize(("price", "sides"), [(0.05, 2), (0.6, 1)])
+@pytest.mark.parametrize("success", [0.3, 0.9])
+def test_a_hard_gate_by_the_size_of_the_advantage_leaves_them_alone(success, price, sides):
+    kept = (of_coins(kondo.priorities.abs_advantage, success) > price).double()
+    assert kept.sum() == sides * len(LOGITS)
+    assert_close(expected_gradient(kept, success), torch.zeros(4).double())
 
 
 @pytest.mark.parametrize("price", [0.1, 0.5, 1.0])
-def test_a_gate_that_is_blind_to_the_sign_leaves_them_alone(price):
+def test_a_gate_by_abs_delight_leaves_them_alone_where_the_advantage_is_symmetric(price):
     kept = (of_coins(kondo.priorities.abs_delight) > price).double()
     assert kept.sum() > 0
     assert_close(expected_gradient(kept), torch.zeros(4).double())
+
+
+@pytest.mark.parametrize(
+    ("success", "price", "expected"),
+    [
+        # Successes are rare, |U| = 0.7, and a high price keeps unlikely tokens of theirs.
+        (0.3, 0.5, 0.0147),
+        (0.3, 1.0, 0.0203),
+        # Failures are, |U| = 0.9: now the unlikely tokens that are kept are pushed down.
+        (0.9, 0.5, -0.0092),
+        (0.9, 1.0, -0.0092),
+        # A low price keeps the rare side whole, and of the other the unlikely tokens.
+        (0.3, 0.2, -0.0215),
+        (0.9, 0.1, 0.0092),
+    ],
+)
+def test_a_gate_by_abs_delight_moves_the_entropy_where_it_is_not(success, price, expected):
+    found = entropy_drift(kondo.priorities.abs_delight, price, success)
+    assert found.item() == pytest.approx(expected, abs=1e-4)

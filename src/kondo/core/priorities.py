@@ -38,9 +38,10 @@ def abs_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None 
 def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return |U| l: how far from expected and how unlikely, blind to the sign.
 
-    Where the reward does not depend on a token, U is as often above 0 as below, and a gate by |U| l
-    keeps both alike: their gradients cancel. A gate by delight keeps those above 0 alone, the more
-    of them the less likely the token was, and so makes the policy more random.
+    Where the reward does not depend on a token and U is symmetric about 0, a gate by |U| l keeps
+    both signs alike: their gradients cancel. Elsewhere they do not: at a high price it keeps what
+    is rare, unlikely tokens of rare successes (towards a more random policy) or of rare failures
+    (towards a less random one). A gate by |U| alone expects nothing, whatever U's distribution.
 
     Example:
         >>> import torch, kondo

@@ -148,6 +148,19 @@ def test_the_fastest_is_whose_seeds_all_got_there():
     assert runs.fastest(known, ["d"]) is None
 
 
+def test_the_fastest_is_so_on_the_seeds_that_all_have():
+    # On seed 0 alone b is the faster; seed 1 is slow for b, and a does not have it.
+    known = {"a": reach(5.0), "b": reach(4.0, 9.0)}
+    assert runs.fastest(known, ["a", "b"]) == "b"
+    # Nor does a seed that b alone has, and never got there with, count against it.
+    assert runs.fastest(known | {"b": reach(4.0, math.inf)}, ["a", "b"]) == "b"
+    # Who is not among them takes no seeds away.
+    known = {"a": reach(5.0, 5.0), "b": reach(4.0, 9.0), "c": reach(1.0)}
+    assert runs.fastest(known, ["a", "b"]) == "a"
+    apart = {"a": reach(5.0), "b": Reach({1: 4.0}, {1: 9.0})}
+    assert runs.fastest(apart, ["a", "b"]) is None
+
+
 def test_grid_runs_are_read_with_all_that_was_paid():
     table = joined(
         grid_records({("PG", 0): [0.1, 0.2], ("PG", 1): [0.3, 0.4]}),
@@ -229,7 +242,7 @@ def test_the_verdict_says_what_was_aimed_for_and_what_came():
     assert "a speed-up over GRPO of 10.00x ± 0 (aim 5x: met)" in told
     assert "by the whole loop of 1.82x ± 0" in told
     assert "Over PODS 10%, the best alternative: 2.00x ± 0 (aim 1.5x: met)" in told
-    assert told.endswith("not worse within one standard error.")
+    assert told.endswith("on 2 seeds of both: not worse by more than one standard error.")
 
 
 def test_the_verdict_says_what_was_missed():
@@ -242,7 +255,43 @@ def test_the_verdict_says_what_was_missed():
     assert "in at least 0.5 learner seconds (0 of 2 seeds)" in told
     assert "over GRPO of at most 5.40x ± 0 (aim 5x: not met)" in told
     assert "(aim 1.5x: not met)" in told
-    assert told.endswith("0.800 ± 0.000: worse within one standard error.")
+    assert told.endswith("0.800 ± 0.000 on 2 seeds of both: worse by more than one standard error.")
+
+
+def at_the_end(ours, dense):
+    """Say how {seed: reward} at the end compare."""
+    both = {"PG": ours, "GRPO": dense}
+    several = {
+        name: [made([0.1, end], series=name, seed=seed) for seed, end in ends.items()]
+        for name, ends in both.items()
+    }
+    return analysis._at_the_end(Arena(GRID, False, several), "PG")
+
+
+def test_rewards_at_the_end_are_of_the_seeds_that_both_have():
+    # Over all its seeds dense ends at 0.6, below 0.7; on seeds 0 and 1 it ends at 0.9.
+    assert at_the_end({0: 0.7, 1: 0.7}, {0: 0.9, 1: 0.9, 2: 0.0}) == (
+        "Reward at the end 0.700 ± 0.000, GRPO 0.900 ± 0.000 on 2 seeds of both: worse by more "
+        "than one standard error."
+    )
+
+
+def test_one_seed_of_both_has_no_standard_error():
+    assert at_the_end({0: 0.7}, {0: 0.9, 1: 0.3}) == (
+        "Reward at the end 0.700, GRPO 0.900 on the one seed of both: lower; one seed has no "
+        "standard error."
+    )
+    assert "on the one seed of both: not lower;" in at_the_end({0: 0.7, 1: 0.1}, {0: 0.7})
+    assert at_the_end({0: 0.7}, {1: 0.9}) == (
+        "No seed is of both PG and GRPO: their ends are not compared."
+    )
+
+
+def test_a_difference_at_the_end_within_its_error_is_not_told_as_worse():
+    # Means 0.6 and 0.7, errors 0.1 and 0.1: a difference of 0.1 with an error of 0.14.
+    assert "not worse by more" in at_the_end({0: 0.5, 1: 0.7}, {0: 0.6, 1: 0.8})
+    # Errors 0.02 and 0.02.
+    assert "both: worse by more" in at_the_end({0: 0.58, 1: 0.62}, {0: 0.68, 1: 0.72})
 
 
 def test_an_aim_that_is_met_by_chance_is_not_told_as_met():
@@ -329,6 +378,17 @@ def test_the_gate_that_was_first_there_is_named_whatever_it_looks_at():
     (told,) = (each for each in analysis.analyse(table, SMALL).findings if "of all gates" in each)
     assert "PODS 10% was the first at" in told
     assert "over GRPO of 4.00x in learner seconds and of 2.00x by the whole loop." in told
+
+
+def test_the_zero_advantage_filter_is_one_of_the_gates():
+    table = joined(
+        clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
+        clocked("PODS 10%", 0, [0.2, 0.5, 0.8], learner=0.75, loop=2.0),
+        clocked("zero-advantage filter", 0, [0.2, 0.5, 0.8], learner=0.5, loop=1.0),
+    )
+    (told,) = (each for each in analysis.analyse(table, SMALL).findings if "of all gates" in each)
+    assert "zero-advantage filter was the first at" in told
+    assert "over GRPO of 6.00x in learner seconds and of 4.00x by the whole loop." in told
 
 
 def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():

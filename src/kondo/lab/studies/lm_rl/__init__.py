@@ -12,7 +12,7 @@ STUDY = Study(
     claim=(
         "With the sampler's log-probs as the screen, DG-K reaches a held-out reward in a fifth of "
         "dense GRPO's learner seconds, and 1.5 times sooner than the best alternative at an equal "
-        "rate, with a final reward not worse within one standard error."
+        "rate, with a final reward not worse by more than one standard error."
     ),
     differences=(
         "Transformers of 1 to 85 million parameters, trained from nothing on synthetic text; a "

@@ -174,7 +174,7 @@ def _verdicts(arena: Arena, settings: Settings, levels: Mapping[str, float]) -> 
 def _best_gate(arena: Arena, settings: Settings, level: float) -> list[str]:
     """Say which of the headline's gates was the first there, whatever it looks at."""
     by_learner, by_loop = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
-    gates = [each.name for each in settings.headliners() if each.rate < 1]
+    gates = [each.name for each in settings.headliners() if each.rate < 1 or each.gate == "filter"]
     best = runs.fastest(by_learner, gates)
     if best is None:
         return []
@@ -211,14 +211,27 @@ def _verdict(arena: Arena, ours: str, rate: float, level: float) -> str:
 
 
 def _at_the_end(arena: Arena, ours: str) -> str:
-    """Say whether the reward at the end is worse than dense's by more than one standard error."""
-    end, dense = (runs.end_rewards(arena.runs[name]) for name in (ours, arena.dense))
-    # With one seed the error of the difference is not known: then none is allowed for.
-    allowed = 0.0 if math.isnan(end.se) else math.hypot(end.se, dense.se)
-    worse = end.mean < dense.mean - allowed
+    """Say whether the reward at the end is worse than dense's by more than one standard error.
+
+    Of the seeds that both have: starts differ, and of a run that was cut short some series have
+    fewer. The error is that of a difference of independent means; one seed has none.
+    """
+    several, others = arena.runs[ours], arena.runs[arena.dense]
+    both = {own.seed for own in several} & {own.seed for own in others}
+    if not both:
+        return f"No seed is of both {ours} and {arena.dense}: their ends are not compared."
+    end, dense = (runs.end_rewards(runs.of_seeds(own, both)) for own in (several, others))
+    if len(both) == 1:
+        word = "lower" if end.mean < dense.mean else "not lower"
+        return (
+            f"Reward at the end {end.mean:.3f}, {arena.dense} {dense.mean:.3f} on the one seed of "
+            f"both: {word}; one seed has no standard error."
+        )
+    worse = end.mean < dense.mean - math.hypot(end.se, dense.se)
     return (
         f"Reward at the end {end.mean:.3f} ± {end.se:.3f}, {arena.dense} {dense.mean:.3f} ± "
-        f"{dense.se:.3f}: {'worse' if worse else 'not worse'} within one standard error."
+        f"{dense.se:.3f} on {len(both)} seeds of both: {'worse' if worse else 'not worse'} by more "
+        f"than one standard error."
     )
 
 

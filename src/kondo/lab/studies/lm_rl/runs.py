@@ -265,15 +265,26 @@ def speed_up(baseline: Reach, own: Reach) -> SpeedUp:
 
 
 def fastest(reaches: Mapping[str, Reach], among: Iterable[str]) -> str | None:
-    """Return who paid least on average, among those with the most seeds that got there."""
+    """Return who paid least on average, among those with the most seeds that got there.
+
+    Only seeds that all of them have count: an easy seed that one has alone is no merit. None where
+    there is no such seed, or nobody.
+    """
     there = [name for name in among if name in reaches]
-    return min(
-        there,
-        key=lambda name: (-reaches[name].reached / reaches[name].seeds, reaches[name].mean.mean),
-        default=None,
-    )
+    if not there:
+        return None
+    common = set.intersection(*(set(reaches[name].times) for name in there))
+    if not common:
+        return None
+    fair = {name: reaches[name].of(common) for name in there}
+    return min(there, key=lambda name: (-fair[name].reached, fair[name].mean.mean))
 
 
 def end_rewards(runs: Sequence[Run]) -> Estimate:
     """Return the reward at the end, over seeds."""
     return estimate([own.end for own in runs])
+
+
+def of_seeds(runs: Sequence[Run], seeds: Collection[int]) -> list[Run]:
+    """Return the runs of some seeds."""
+    return [own for own in runs if own.seed in seeds]
