@@ -14,12 +14,16 @@ import argparse
 import copy
 import csv
 import dataclasses
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+# Some virtual machines advertise AMX and then trap on it. Must be set before torch is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 from torch import Tensor
