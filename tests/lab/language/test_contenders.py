@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import kondo
 from kondo.lab.draws import Draws
-from kondo.lab.language import contenders
-from kondo.lab.language.contenders import Chosen, Contender, decide, loss, most_variance
+from kondo.lab.language import contenders, selection
+from kondo.lab.language.contenders import Chosen, Contender, decide, loss
+from kondo.lab.language.selection import most_variance
 from kondo.lm.budget import BudgetGate
 from oracles import contenders as oracle
 from oracles import core
@@ -137,7 +138,7 @@ def test_top_is_the_librarys_gate_ties_and_masks_included(values, counts, rate, 
         kondo.Gate(rate=rate)(a, b).keep[start:] for a, b in zip(whole, inside, strict=True)
     ]
     position = torch.arange(start, width)
-    kept = contenders.top(priority, valid, rate, position=position)
+    kept = selection.top(priority, valid, rate, position=position)
     assert torch.equal(kept, torch.stack(expected))
 
 
@@ -384,7 +385,7 @@ def test_a_budget_buys_one_dear_row_rather_than_a_cheap_one_and_a_rest():
     # Per token the second row is worth more, and then the first no longer fits.
     delight = torch.tensor([[[0.0] * 9 + [20.0], [2.1] + [0.0] * 9, [0.0] * 10]])
     mask = torch.ones(1, 3, 10, dtype=torch.bool)
-    kept = contenders.buy(delight, mask, 1 / 3, 0)
+    kept = selection.buy(delight, mask, 1 / 3, 0)
     assert torch.equal(kept, delight == 20)
 
 
@@ -392,9 +393,9 @@ def test_a_budget_counts_the_prompt():
     # 2 rows of 1 token after a prompt of 9: half of 20 tokens buys one of them.
     delight = torch.tensor([[2.0, 3.0]]).unsqueeze(2)
     mask = torch.ones(1, 2, 1, dtype=torch.bool)
-    assert contenders.buy(delight, mask, 0.5, 9).flatten().tolist() == [False, True]
-    assert not contenders.buy(delight, mask, 0.49, 9).any()
-    assert contenders.buy(delight, mask, 1.0, 9).all()
+    assert selection.buy(delight, mask, 0.5, 9).flatten().tolist() == [False, True]
+    assert not selection.buy(delight, mask, 0.49, 9).any()
+    assert selection.buy(delight, mask, 1.0, 9).all()
 
 
 def test_the_studys_contenders_have_names_of_their_own():
