@@ -46,7 +46,8 @@ class Selection(NamedTuple):
     hidden_nan: Tensor
     """0-d int64: elements with a NaN that the mask hides."""
     counts: Counts
-    """Sizes of unit_mask, of the gate's keep, of mask and of keep."""
+    """Sizes of unit_mask, of the gate's keep, of mask and of keep, as they were selected: rows that
+    move to another rank afterwards take mask and keep along, and these stay with the choice."""
 
 
 def select(
