@@ -290,13 +290,14 @@ def test_the_full_study_is_what_was_asked_for():
     for each in FULL.everyone():
         least = 5 if each in FULL.headliners() else 2
         assert len(FULL.seeds(FULL.main, each)) >= least
-    assert [field.size for field in FULL.walls] == ["25m", "85m"]
+    assert [field.size for field in FULL.grids] == ["5m", "5m"]
+    assert [field.size for field in FULL.walls] == ["25m", "85m", "300m"]
 
 
-def test_full_size_parts_are_short_and_all_of_them_fit_a_quarter_of_an_hour_or_so():
+def test_full_size_parts_are_short_and_all_of_them_fit_half_an_hour():
     parts = run.parts(FULL)
     assert max(part.work for part in parts) < 180
-    assert sum(part.work for part in parts) < 20 * 60
+    assert sum(part.work for part in parts) < 30 * 60
     half = run.parts(scaled(FULL, 0.5))
     assert [part.name for part in half] == [part.name for part in parts]
     assert sum(part.work for part in half) < 0.75 * sum(part.work for part in parts)
@@ -327,12 +328,20 @@ def test_a_field_goes_by_its_task_level_and_size():
         SMALL.field("sorting-9-1m")
 
 
+def test_a_field_may_have_some_of_the_headliners_only():
+    largest = FULL.walls[-1]
+    names = [each.name for each in FULL.clocked(largest)]
+    assert names == [each.name for each in plan.timed(FULL, largest)]
+    assert names == ["GRPO", "DG-K 3%", "random 3%", "PODS 3%"]
+    assert set(names) < {each.name for each in FULL.clocked(FULL.walls[0])}
+
+
 def test_a_number_of_seeds_holds_for_every_part():
     chosen = settings("full", 2)
     assert isinstance(chosen, Settings)
     assert {len(chosen.seeds(chosen.main, each)) for each in chosen.everyone()} == {2}
-    assert [field.num_seeds for field in chosen.walls] == [2, 2]
-    assert [field.other_seeds for field in chosen.walls] == [0, 0]
+    assert [field.num_seeds for field in chosen.walls] == [2, 2, 2]
+    assert [field.other_seeds for field in chosen.walls] == [0, 0, 0]
     assert (chosen.denominator_seeds, chosen.more_seeds) == (2, 2)
     assert settings("small", None) == SMALL
 

@@ -45,6 +45,7 @@ SIZES = {
     "5m": Size(width=256, num_layers=6, num_heads=4),
     "25m": Size(width=512, num_layers=8, num_heads=8),
     "85m": Size(width=768, num_layers=12, num_heads=12),
+    "300m": Size(width=1024, num_layers=24, num_heads=16),
 }
 """Named by their parameters; `toy` has 0.1 million, for a CPU."""
 

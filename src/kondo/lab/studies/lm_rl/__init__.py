@@ -15,7 +15,7 @@ STUDY = Study(
         "rate, with a final reward not worse by more than one standard error."
     ),
     differences=(
-        "Transformers of 1 to 85 million parameters, trained from nothing on synthetic text; a "
+        "Transformers of 5 to 300 million parameters, trained from nothing on synthetic text; a "
         "supervised start ends where 30% of sampled answers are right.",
         "One update per batch of rollouts: the policy that samples is the policy that learns, up "
         "to rounding, and PPO's clip never bites.",
@@ -24,7 +24,7 @@ STUDY = Study(
         "Every loss is a sum over tokens divided by the tokens of the batch, but PODS's, which is "
         "divided by those kept.",
         "Learning rates are chosen on seeds that are not reported, by a rule fixed beforehand; the "
-        "largest model takes those of the next smaller one.",
+        "two largest models take those of 25 million parameters.",
         "In populations learner seconds are steps times the seconds of a step measured alone; only "
         "the larger models are trained by the clock.",
         "No KL penalty, no entropy bonus, no learning-rate schedule; Adam, gradient norm at most "

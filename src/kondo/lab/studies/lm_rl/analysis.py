@@ -308,6 +308,8 @@ def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> 
                 found.headline.append(_line(series, "learner speed-up over GRPO", where, learner))
                 found.headline.append(_line(series, "loop speed-up over GRPO", where, whole))
         for rate in settings.headline_rates:
+            if f"DG-K {percent(rate)}" not in ratios:
+                continue
             learner, whole = ratios[f"DG-K {percent(rate)}"]
             found.findings.append(
                 f"{name}, seconds of a step: DG-K {percent(rate)} has a learner {learner:.2f}x as "

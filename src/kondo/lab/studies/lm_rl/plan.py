@@ -165,7 +165,7 @@ def paths(contender: Contender) -> tuple[loop.Path, ...]:
 def timed(settings: Settings, field: Field) -> list[Contender]:
     """Return whose steps are timed: everyone's in the first fields, in the others headliners'."""
     first = (settings.grids[0], settings.walls[0])
-    return settings.everyone() if field in first else settings.headliners()
+    return settings.everyone() if field in first else settings.present(field)
 
 
 def evenly(num_steps: int, points: int) -> list[int]:

@@ -71,16 +71,14 @@ def _in_order(settings: Settings) -> list[Part]:
         _seconds_part(settings, first),
         *_wall_parts(settings, first, range(min(FIRST_SEEDS, first.num_seeds))),
     ]
+    found += [*_grid_parts(settings, main), _seconds_part(settings, main)]
     for field in other_walls:
-        found += [*_tuned_parts(settings, field), _seconds_part(settings, field)]
-    found += [
-        *_grid_parts(settings, main),
-        _seconds_part(settings, main),
-        *_more_parts(settings, first),
-        *_denominator_parts(settings),
-    ]
-    for field in other_walls:
-        found += _wall_parts(settings, field, range(field.num_seeds))
+        found += [
+            *_tuned_parts(settings, field),
+            _seconds_part(settings, field),
+            *_wall_parts(settings, field, range(field.num_seeds)),
+        ]
+    found += [*_more_parts(settings, first), *_denominator_parts(settings)]
     for field in other_grids:
         found += [*_grid_parts(settings, field), _seconds_part(settings, field)]
     return found + _wall_parts(settings, first, range(FIRST_SEEDS, first.num_seeds))

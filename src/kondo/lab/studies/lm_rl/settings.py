@@ -39,6 +39,8 @@ class Field:
     """The name of another field of the same settings whose learning rates are taken over."""
     clocked_rates: tuple[float, ...] = ()
     """Of those that are run by the clock; none where nobody is."""
+    only: tuple[str, ...] = ()
+    """Names of the only headliners that are timed and run here; all of them where it is empty."""
 
     @property
     def name(self) -> str:
@@ -66,7 +68,8 @@ class Settings:
     rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     etas: tuple[float, ...] = (0.1, 1.0, 10.0)
     headline_rates: tuple[float, ...] = (0.03, 0.1)
-    headline_eta: float = 1.0
+    headline_etas: tuple[float, ...] = (1.0, 10.0)
+    """The papers', and one so large that the gate is nearly flat."""
     warm_reward: float = 0.3
     """At temperature 1 on held-out prompts: where a supervised start ends."""
     warm_every: int = 10
@@ -114,7 +117,8 @@ class Settings:
 
     def headliners(self) -> list[Contender]:
         """Return those that the claims are about, in everyone's order."""
-        names = {"PG", "GRPO", f"DG, eta {self.headline_eta:g}", "zero-advantage filter"}
+        names = {"PG", "GRPO", "zero-advantage filter"}
+        names |= {f"DG, eta {eta:g}" for eta in self.headline_etas}
         for rate in self.headline_rates:
             kinds = ("DG-K", "advantage", "random", "PODS")
             names |= {f"{kind} {percent(rate)}" for kind in kinds}
@@ -124,9 +128,13 @@ class Settings:
         """Return who is run by the clock: headliners, but dense PG, which costs what GRPO does."""
         return [
             each
-            for each in self.headliners()
+            for each in self.present(field)
             if each.name != "PG" and (each.rate == 1 or each.rate in field.clocked_rates)
         ]
+
+    def present(self, field: Field) -> list[Contender]:
+        """Return the headliners of a field."""
+        return [each for each in self.headliners() if not field.only or each.name in field.only]
 
     def of(self, field: Field) -> list[Contender]:
         """Return who meets in a field."""
@@ -157,8 +165,8 @@ def percent(rate: float) -> str:
 
 FULL = Settings(
     grids=(
-        Field(task="sorting", level=3, size="1m"),
-        Field(task="addition", level=3, size="1m", num_seeds=3, other_seeds=0),
+        Field(task="sorting", level=3, size="5m"),
+        Field(task="addition", level=3, size="5m", num_seeds=3, other_seeds=0),
     ),
     walls=(
         Field(
@@ -167,7 +175,6 @@ FULL = Settings(
             size="25m",
             num_prompts=256,
             warm_rate=5e-4,
-            learning_rates=(1e-6, 3e-6, 1e-5, 3e-5, 1e-4),
             tune_steps=30,
             num_steps=80,
             num_seeds=3,
@@ -187,6 +194,20 @@ FULL = Settings(
             other_seeds=0,
             tune_seeds=0,
             clocked_rates=(0.03,),
+        ),
+        Field(
+            task="sorting",
+            level=3,
+            size="300m",
+            num_prompts=256,
+            warm_rate=2e-4,
+            tuned_on="sorting-3-25m",
+            num_steps=40,
+            num_seeds=1,
+            other_seeds=0,
+            tune_seeds=0,
+            clocked_rates=(0.03,),
+            only=("GRPO", "DG-K 3%", "PODS 3%", "random 3%"),
         ),
     ),
 )
@@ -230,6 +251,7 @@ SMALL = Settings(
     rates=(0.1, 0.3),
     etas=(1.0,),
     headline_rates=(0.1,),
+    headline_etas=(1.0,),
     num_held_out=64,
     evaluations=6,
     wall_evaluations=4,
