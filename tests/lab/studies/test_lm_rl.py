@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kondo.lab import progress
+from kondo.lab.draws import Draws
 from kondo.lab.language import loop
-from kondo.lab.language.contenders import Contender
+from kondo.lab.language.contenders import Contender, decide, loss
 from kondo.lab.studies import records, runner
 from kondo.lab.studies.lm_rl import STUDY, costs, plan, run, starts, tuning
 from kondo.lab.studies.lm_rl.settings import FULL, SMALL, Field, Settings, scaled, settings
@@ -130,8 +131,9 @@ def test_the_larger_model_takes_over_the_learning_rates(tiny):
     assert plan.tune_names(TINY, second) == plan.tune_names(TINY, first)
     rates = tuning.chosen(table[table["part"].isin(plan.tune_names(TINY, first))])
     own = table[table["part"].isin(plan.wall_names(TINY, second))]
+    tuned = {each.name: tuning.tuned_name(each) for each in TINY.clocked(second)}
     for series, values in own.groupby("series")["setting"]:
-        assert set(values) == {rates[series.removesuffix(" plain")]}
+        assert set(values) == {rates[tuned[series.removesuffix(" plain")]]}
 
 
 def test_saved_time_buys_no_fewer_prompts_than_dense_has(tiny):
@@ -264,7 +266,22 @@ def test_an_exact_screen_has_the_free_ones_rate():
     assert "DG-K exact 3%" not in names
     assert names.count("DG-K 3%") == 2
     assert names.count("DG-K tokens 3%") == 2
-    assert len(set(names)) == len(FULL.everyone()) - 8
+    assert len(set(names)) == len(FULL.everyone()) - 9  # the filter has dense GRPO's
+
+
+def test_the_zero_advantage_filter_has_dense_grpos_rate_since_it_has_its_gradient():
+    by_name = {each.name: each for each in FULL.everyone()}
+    assert tuning.tuned_name(by_name["zero-advantage filter"]) == "GRPO"
+    draws, rewards = Draws([0], torch.device("cpu")), torch.tensor([[1.0, 0, 1, 1, 0, 0, 0, 1]])
+    mask, old = torch.ones(1, 8, 3, dtype=torch.bool), -torch.rand(1, 8, 3)
+    gradients = []
+    for name in ("GRPO", "zero-advantage filter"):
+        contender, new = by_name[name], old.clone().requires_grad_()
+        chosen = decide(contender, old, rewards, mask, draws, 1, 2, prompt_length=1)
+        loss(contender, new, old, chosen, mask).sum().backward()
+        gradients.append(new.grad)
+        assert int(chosen.rows_kept) == (8 if name == "GRPO" else 4)
+    assert torch.equal(*gradients)
 
 
 def test_the_full_study_is_what_was_asked_for():
@@ -332,8 +349,10 @@ def test_a_field_may_have_some_of_the_headliners_only():
     largest = FULL.walls[-1]
     names = [each.name for each in FULL.clocked(largest)]
     assert names == [each.name for each in plan.timed(FULL, largest)]
-    assert names == ["GRPO", "DG-K 3%", "random 3%", "PODS 3%"]
+    assert names == ["GRPO", "DG-K 3%", "random 3%", "PODS 3%", "PODS 10%"]
     assert set(names) < {each.name for each in FULL.clocked(FULL.walls[0])}
+    dense = [name for name in plan.wall_names(FULL, largest) if "grpo" in name]
+    assert dense == ["wall-sorting-3-300m-grpo-plain-0"]
 
 
 def test_a_number_of_seeds_holds_for_every_part():

@@ -214,6 +214,7 @@ def test_dense_is_the_path_whose_learner_was_faster():
     }
     assert Arena(WALL, True, both).dense == "GRPO plain"
     assert Arena(WALL, True, both | {"GRPO plain": both["GRPO"]}).dense == "GRPO"
+    assert Arena(WALL, True, {"GRPO plain": both["GRPO plain"]}).dense == "GRPO plain"
 
 
 RISING = [0.2, 0.4, 0.6, 0.8, 0.8, 0.8]

@@ -58,19 +58,20 @@ def seconds_per_step(
     plain = [each for each in others if each.gate in ("dense", "soft")]
     turns: list[tuple[Contender, Path]] = [(each, "product") for each in others]
     turns += [(each, "plain") for each in plain]
-    found: dict[str, list[Step]] = {_title(*turn): [] for turn in turns}
-    before = learner.contender, learner.path
+    found: dict[str, list[Step]] = {}
+    before, first = (learner.contender, learner.path), learner.num_steps
     try:
-        for turn in turns:
-            learner.contender, learner.path = turn
-            learner.warm_up()
-        for number in range(rounds):
-            first = learner.num_steps
+        learner.warm_up()
+        # A rehearsal on the same completions, which is overwritten: packs have many shapes, and of
+        # each the first one is recorded.
+        for number in range(2 * rounds):
+            step = first + number % rounds
             for turn in turns:
-                learner.num_steps = first  # the same experience for all
+                learner.num_steps = step  # the same experience for all
                 learner.contender, learner.path = turn
-                found[_title(*turn)].append(learner.step())
-            progress((number + 1) / rounds, f"round {number + 1}")
+                found.setdefault(_title(*turn), []).append(learner.step())
+            progress((number + 1) / (2 * rounds), f"round {number + 1}")
+        found = {name: steps[rounds:] for name, steps in found.items()}
     finally:
         learner.contender, learner.path = before
     return [

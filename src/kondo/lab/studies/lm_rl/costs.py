@@ -12,7 +12,7 @@ from kondo.lab.language.population import Member
 from kondo.lab.studies.lm_rl.settings import Field, Settings
 from kondo.lab.studies.lm_rl.starts import task_of
 
-PACE_PER_WIDTH = 3e11
+PACE_PER_WIDTH = 6e11
 """Operations per second and unit of the model's width: narrow products wait for memory."""
 LAUNCH = 2.5e-6
 """Seconds between two small kernels of a CUDA graph."""

@@ -144,7 +144,7 @@ def wall_names(settings: Settings, field: Field) -> list[str]:
         wall_name(field, each, path, seed)
         for seed in range(field.num_seeds)
         for each in settings.clocked(field)
-        for path in paths(each)
+        for path in paths(field, each)
     ]
 
 
@@ -157,9 +157,9 @@ def more_names(settings: Settings, field: Field) -> list[str]:
     ]
 
 
-def paths(contender: Contender) -> tuple[loop.Path, ...]:
+def paths(field: Field, contender: Contender) -> tuple[loop.Path, ...]:
     """Return the ways a contender is trained by the clock: the dense ones also without the gate."""
-    return ("product", "plain") if contender.gate == "dense" else ("product",)
+    return field.dense_paths if contender.gate == "dense" else ("product",)
 
 
 def timed(settings: Settings, field: Field) -> list[Contender]:

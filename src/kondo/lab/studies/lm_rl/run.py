@@ -142,7 +142,7 @@ def _seconds_part(settings: Settings, field: Field) -> Part:
     return Part(
         name=plan.seconds_name(field),
         run=partial(_seconds, settings, field),
-        work=costs.loops(field, plan.timed(settings, field), settings.rounds + loop.WARM_UP_CALLS),
+        work=costs.loops(field, plan.timed(settings, field), 2 * settings.rounds),
     )
 
 
@@ -155,7 +155,7 @@ def _wall_parts(settings: Settings, field: Field, seeds: Iterable[int]) -> list[
         )
         for seed in seeds
         for each in settings.clocked(field)
-        for path in plan.paths(each)
+        for path in plan.paths(field, each)
     ]
 
 

@@ -73,7 +73,7 @@ class Arena(NamedTuple):
         def seconds(name: str) -> float:
             return float(np.mean([own.costs[LEARNER][-1] for own in self.runs[name]]))
 
-        return min(paths, key=seconds) if len(paths) > 1 else DENSE
+        return min(paths, key=seconds) if len(paths) > 1 else (paths or [DENSE])[0]
 
 
 class Reach(NamedTuple):

@@ -3,6 +3,7 @@
 import dataclasses
 
 from kondo.lab.language.contenders import Contender, contenders
+from kondo.lab.language.loop import Path
 from kondo.lab.studies.study import Size
 
 SCALE = 1.0
@@ -28,8 +29,9 @@ class Field:
     learning_rates: tuple[float, ...] = (3e-6, 1e-5, 3e-5, 1e-4)
     """Each contender's are tried on the tuning seeds. Adam's first steps move every weight by about
     the rate: at 3e-4 two of them undo the start of the smallest model, whoever trains it."""
-    tune_steps: int = 60
-    num_steps: int = 200
+    tune_steps: int = 150
+    """As many as are reported: a rate that is best for a while may ruin the policy later."""
+    num_steps: int = 150
     num_seeds: int = 5
     """Of the headline contenders."""
     other_seeds: int = 2
@@ -41,6 +43,8 @@ class Field:
     """Of those that are run by the clock; none where nobody is."""
     only: tuple[str, ...] = ()
     """Names of the only headliners that are timed and run here; all of them where it is empty."""
+    dense_paths: tuple[Path, ...] = ("product", "plain")
+    """The ways dense GRPO is run by the clock."""
 
     @property
     def name(self) -> str:
@@ -80,7 +84,7 @@ class Settings:
     """Of a run in a grid, evenly spaced, and one before it."""
     wall_evaluations: int = 20
     """Of a run by the clock."""
-    tune_evaluations: int = 6
+    tune_evaluations: int = 10
     rounds: int = 5
     """Of the clock, for every contender in turn."""
     most_rows: int = 50_000
@@ -89,7 +93,7 @@ class Settings:
     """Of a training forward, populations and single models alike."""
     denominator_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     denominator_seeds: int = 2
-    denominator_steps: int = 60
+    denominator_steps: int = 150
     denominator_learning_rates: tuple[float, ...] = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
     more_seeds: int = 1
     """Of the runs whose saved time buys rollouts."""
@@ -175,7 +179,7 @@ FULL = Settings(
             size="25m",
             num_prompts=256,
             warm_rate=5e-4,
-            tune_steps=30,
+            tune_steps=80,
             num_steps=80,
             num_seeds=3,
             other_seeds=0,
@@ -189,11 +193,21 @@ FULL = Settings(
             num_prompts=256,
             warm_rate=3e-4,
             tuned_on="sorting-3-25m",
-            num_steps=40,
+            num_steps=60,
             num_seeds=2,
             other_seeds=0,
             tune_seeds=0,
-            clocked_rates=(0.03,),
+            clocked_rates=(0.03, 0.1),
+            only=(
+                "GRPO",
+                "DG, eta 10",
+                "zero-advantage filter",
+                "DG-K 3%",
+                "random 3%",
+                "PODS 3%",
+                "DG-K 10%",
+                "PODS 10%",
+            ),
         ),
         Field(
             task="sorting",
@@ -202,12 +216,13 @@ FULL = Settings(
             num_prompts=256,
             warm_rate=2e-4,
             tuned_on="sorting-3-25m",
-            num_steps=40,
+            num_steps=60,
             num_seeds=1,
             other_seeds=0,
             tune_seeds=0,
-            clocked_rates=(0.03,),
-            only=("GRPO", "DG-K 3%", "PODS 3%", "random 3%"),
+            clocked_rates=(0.03, 0.1),
+            only=("GRPO", "DG-K 3%", "random 3%", "PODS 3%", "PODS 10%"),
+            dense_paths=("plain",),
         ),
     ),
 )

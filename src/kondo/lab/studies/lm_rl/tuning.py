@@ -53,10 +53,13 @@ def rewards_by_rate(records: pd.DataFrame) -> dict[str, dict[float, float]]:
 
 
 def tuned_name(contender: Contender) -> str:
-    """Return whose learning rate a contender has: with an exact screen, the free one's.
+    """Return whose learning rate a contender has: its own, but for two kinds.
 
-    The two decide by the same numbers up to rounding.
+    With an exact screen the free one's: the two decide by the same numbers up to rounding. The
+    zero-advantage filter dense GRPO's: what it leaves out has no gradient.
     """
+    if contender.gate == "filter":
+        return "GRPO"
     return contender.name.replace(" exact", "") if contender.screen == "exact" else contender.name
 
 
