@@ -26,7 +26,7 @@ from kondo.lm.pack import Pack
 STEP = 512
 """Tokens from one shape to the next, of packs below 16 times as many: the most that padding costs.
 Of longer ones an eighth of the pack at most, so that packs of any length have few shapes."""
-MAX_GRAPHS = 32
+MAX_GRAPHS = 64
 """Of a model; the one unused for longest makes room."""
 EAGER_CALLS = 2
 """Before the recording: lazy initialisation and compilation happen there."""

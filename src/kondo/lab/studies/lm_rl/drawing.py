@@ -18,9 +18,12 @@ FAMILIES = {
     "DG-K": "#d55e00",
     "PODS": "#009e73",
     "random": "#cc79a7",
+    "advantage": "#56b4e9",
     "zero-advantage filter": "#e69f00",
 }
 """Colours; other families have grey."""
+BAR_EVERY = 4
+"""Evaluations from one bar to the next."""
 DASHES = ("-", "--", ":", "-.")
 """By rate, the lowest first."""
 LABELS = {
@@ -44,10 +47,10 @@ def family(series: str) -> str:
 
 
 def curves(arena: Arena, series: Sequence[str], levels: Mapping[str, float]) -> Figure:
-    """Draw held-out reward against everything that was paid, with bands of a standard error."""
+    """Draw held-out reward against everything that was paid, with bars of a standard error."""
     known = [axis for axis in AXES if all(axis in own[0].costs for own in arena.runs.values())]
-    figure, axes = plotting.grid(1, len(known), width=3.9, height=3.6)
-    for ax, axis in zip(axes[0], known, strict=True):
+    figure, axes = plotting.grid(len(known) // 2, 2, width=5.6, height=3.6)
+    for ax, axis in zip(axes.flat, known, strict=True):
         for name in series:
             if name in arena.runs:
                 _draw_runs(ax, arena.runs[name], axis, name, series)
@@ -58,8 +61,9 @@ def curves(arena: Arena, series: Sequence[str], levels: Mapping[str, float]) -> 
             ax.xaxis.set_major_formatter(plotting.counts)
         else:
             _log(ax)
-    axes[0, 0].set_ylabel("held-out reward")
-    axes[0, 0].legend(fontsize=7)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("held-out reward")
+    axes[0, 0].legend(fontsize=6, ncols=2)
     figure.suptitle(arena.name, fontsize=10)
     return figure
 
@@ -73,8 +77,18 @@ def _draw_runs(ax: Axes, runs: Sequence[Run], axis: str, name: str, among: Seque
     # Step 0 costs nothing, which a log axis has no place for.
     first = 0 if axis == ROLLOUTS else 1
     colour, dash = look(name, among)
-    ax.plot(paid[first:], means[first:], color=colour, linestyle=dash, label=name, linewidth=1.4)
-    plotting.band(ax, paid[first:], means[first:], errors[first:], colour=colour)
+    ax.errorbar(
+        paid[first:],
+        means[first:],
+        errors[first:],
+        # Bars of a dozen series stand beside each other, not on each other.
+        errorevery=(among.index(name) % BAR_EVERY, BAR_EVERY),
+        color=colour,
+        linestyle=dash,
+        label=name,
+        linewidth=1.4,
+        elinewidth=0.8,
+    )
 
 
 def look(name: str, among: Sequence[str]) -> tuple[Any, str]:
