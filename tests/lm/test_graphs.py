@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import types
 
 import pytest
@@ -39,16 +40,16 @@ def empty_inputs(shape):
 
 
 @given(lengths=st.lists(st.integers(1, 2000), min_size=1, max_size=40))
-def test_a_shape_has_room_for_the_pack_and_a_row_of_padding(lengths):
+def test_a_shape_has_room_for_the_pack_and_its_padding(lengths):
     total, longest = sum(lengths), max(lengths)
     shape = shape_of(total, len(lengths), longest)
     padding = shape.tokens - total
     assert 0 <= padding < max(graphs.STEP, total / 8)
-    assert shape.rows >= len(lengths) + (padding > 0)
-    assert shape.longest >= max(longest, padding)
+    assert shape.rows >= len(lengths) + math.ceil(padding / graphs.STEP)
+    assert shape.longest >= max(longest, min(padding, graphs.STEP))
     # Few shapes: twice of what is needed at most.
-    assert shape.rows <= 2 * (len(lengths) + 1)
-    assert shape.longest <= 2 * max(longest, padding)
+    assert shape.rows <= 2 * (len(lengths) + max(1, total / 8 / graphs.STEP))
+    assert shape.longest <= 2 * max(longest, graphs.STEP)
 
 
 def test_long_packs_of_any_length_have_few_shapes():
@@ -57,10 +58,26 @@ def test_long_packs_of_any_length_have_few_shapes():
         assert len({shape_of(total, 1, 1).tokens for total in lengths}) <= 9
 
 
+def test_how_much_is_padded_makes_no_other_shape():
+    assert len({shape_of(total, 60, 32) for total in range(1025, 1537)}) == 1
+    assert len({shape_of(total, 300, 32) for total in range(8193, 9217)}) == 1
+
+
 @pytest.mark.parametrize("step", [1, 16, 64])
-def test_padding_is_a_row_of_its_own_behind_the_others(step, monkeypatch):
+@pytest.mark.parametrize("copies", [1, 40])
+def test_padding_is_in_rows_of_its_own_behind_the_others(step, copies, monkeypatch):
     monkeypatch.setattr(graphs, "STEP", step)
-    pack = pack_of(models.rows("left"))
+    rows = models.rows("left")
+    pack = pack_of(
+        dataclasses.replace(
+            rows,
+            **{
+                name: value.repeat(copies, 1)
+                for name, value in vars(rows).items()
+                if isinstance(value, torch.Tensor)
+            },
+        )
+    )
     shape = shape_of(pack.num_tokens, pack.num_rows, pack.max_length)
     inputs = empty_inputs(shape)
     fill(inputs, pack)
@@ -70,10 +87,13 @@ def test_padding_is_a_row_of_its_own_behind_the_others(step, monkeypatch):
     assert not inputs.input_ids[:, total:].any()
     assert not inputs.position_ids[:, total:].any()
     assert inputs.starts[: pack.num_rows + 1].tolist() == pack.cu_seqlens.tolist()
-    assert set(inputs.starts[pack.num_rows + 1 :].tolist()) <= {shape.tokens}
     lengths = inputs.starts.diff()
     assert bool((lengths >= 0).all())
     assert int(lengths.sum()) == shape.tokens
+    assert int(lengths.max()) <= shape.longest
+    padding = lengths[pack.num_rows :].tolist()
+    assert max(padding) <= step
+    assert sum(padding) == shape.tokens - total
 
 
 @pytest.mark.parametrize("make", [models.llama, models.qwen2])

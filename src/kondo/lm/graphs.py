@@ -1,8 +1,8 @@
 """Small packs from CUDA graphs: Python takes longer to launch a few thousand tokens than a GPU.
 
-A graph has fixed sizes, so a pack is padded up to one of a few shapes: the padding is a row of its
-own behind the others, which nobody reads and no gradient enters. The first pack of a shape is run a
-few times and recorded, forward and backward; from then on both are replayed.
+A graph has fixed sizes, so a pack is padded up to one of a few shapes: the padding is in rows of
+its own behind the others, which nobody reads and no gradient enters. The first pack of a shape is
+run a few times and recorded, forward and backward; from then on both are replayed.
 
     pack -> padded, copied to where the graph reads -> replay -> hidden states
     gradient of the hidden states -> copied -> replay -> gradients of the parameters
@@ -25,7 +25,8 @@ from kondo.lm.pack import Pack
 
 STEP = 512
 """Tokens from one shape to the next, of packs below 16 times as many: the most that padding costs.
-Of longer ones an eighth of the pack at most, so that packs of any length have few shapes."""
+Of longer ones an eighth of the pack at most, so that packs of any length have few shapes. No row of
+padding is longer."""
 MAX_GRAPHS = 64
 """Of a model; the one unused for longest makes room."""
 EAGER_CALLS = 2
@@ -67,13 +68,13 @@ def shape_of(num_tokens: int, num_rows: int, longest: int) -> Shape:
         >>> shape_of(num_tokens=1300, num_rows=3, longest=600)
         Shape(tokens=1536, rows=4, longest=1024)
         >>> shape_of(num_tokens=40_000, num_rows=1000, longest=50)
-        Shape(tokens=40960, rows=1024, longest=1024)
+        Shape(tokens=40960, rows=1024, longest=512)
     """
     step = max(STEP, (1 << num_tokens.bit_length() - 1) // 8)
     tokens = -(-num_tokens // step) * step
-    padding = tokens - num_tokens
-    rows = _power_of_two(num_rows + (padding > 0))
-    return Shape(tokens, rows, _power_of_two(max(longest, padding)))
+    # Room for the most padding there can be: how much there is must not make another shape.
+    rows = _power_of_two(num_rows + -(-step // STEP))
+    return Shape(tokens, rows, _power_of_two(max(longest, STEP)))
 
 
 def _power_of_two(least: int) -> int:
@@ -91,7 +92,10 @@ def fill(inputs: Inputs, pack: Pack) -> None:
     inputs.position_ids[:, total:].zero_()
     ends = pack.cu_seqlens.numel()
     inputs.starts[:ends].copy_(pack.cu_seqlens)
-    inputs.starts[ends:].fill_(tokens)
+    padding = inputs.starts[ends:]
+    most = total + STEP * padding.numel()
+    torch.arange(total + STEP, most + 1, STEP, out=padding)
+    padding.clamp_(max=tokens)
 
 
 class Graphs:
