@@ -381,6 +381,33 @@ def test_the_gate_that_was_first_there_is_named_whatever_it_looks_at():
     assert "over GRPO of 4.00x in learner seconds and of 2.00x by the whole loop." in told
 
 
+def test_speed_ups_by_size_are_those_by_the_clock_of_gates_that_met_two_sizes():
+    def arena(size, by_clock=True, **per_step):
+        field = dataclasses.replace(WALL, size=size)
+        several = {
+            name: [made([0.2, 0.5, 0.8] if name != "DG-K 10%" else [0.2, 0.2, 0.2], per_step=paid)]
+            for name, paid in per_step.items()
+        }
+        return Arena(field, by_clock, several)
+
+    arenas = [
+        arena("toy", **{"GRPO": 6.0, "PODS 10%": 3.0, "DG-K 10%": 1.0}),
+        arena("1m", **{"GRPO": 6.0, "PODS 10%": 1.5, "DG-K 10%": 1.0, "random 10%": 1.0}),
+        arena("5m", by_clock=False, **{"GRPO": 6.0, "random 10%": 1.0}),
+    ]
+    found = analysis.speed_ups_by_size(arenas, SMALL)
+    sizes = [98_304, 983_040]
+    for axis in (LEARNER, LOOP):
+        assert list(found[axis]) == ["DG-K 10%", "PODS 10%"]
+        assert [found[axis]["PODS 10%"][size].value for size in sizes] == [2.0, 4.0]
+        assert {found[axis]["DG-K 10%"][size].bound for size in sizes} == {"at most"}
+    left = drawing.sizes(found).axes[0]
+    drawn = {line.get_marker(): line.get_xdata() for line in left.lines if len(line.get_xdata())}
+    assert list(drawn["o"]) == sizes
+    assert list(drawn["v"]) == sizes
+    assert not any(analysis.speed_ups_by_size(arenas[:1], SMALL).values())
+
+
 def test_the_zero_advantage_filter_is_one_of_the_gates():
     table = joined(
         clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
@@ -403,6 +430,22 @@ def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
     told = analysis.analyse(joined(base, more), SMALL).findings
     (told,) = (each for each in told if "instead of" in each)
     assert f"500 rollouts a step instead of {WALL.num_rows}" in told
+    assert " in 1.16 loop seconds (1 of 1 seeds)" in told
+    assert "a speed-up of 4.67x over GRPO, and over the same without of 1.17x" in told
+    assert "reward at the end 0.900, GRPO of the same seeds 0.650." in told
+
+
+def test_saved_time_may_have_bought_nothing():
+    part = plan.more_names(SMALL, WALL)[0]
+    base = joined(
+        clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
+        clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),
+    )
+    more = clocked("DG-K 10%", 0, [0.2, 0.3, 0.3], learner=1.0, loop=2.0)
+    more["part"] = part
+    told = analysis.analyse(joined(base, more), SMALL).findings
+    (told,) = (each for each in told if "instead of" in each)
+    assert "in at least 4 loop seconds (0 of 1 seeds), a speed-up of at most" in told
 
 
 def test_a_fade_is_a_fall_from_the_peak_beyond_its_error():

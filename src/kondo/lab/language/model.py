@@ -38,6 +38,11 @@ class Size(NamedTuple):
     num_layers: int
     num_heads: int
 
+    @property
+    def num_weights(self) -> int:
+        """Of the layers' products."""
+        return 12 * self.num_layers * self.width**2
+
 
 SIZES = {
     "toy": Size(width=64, num_layers=2, num_heads=2),

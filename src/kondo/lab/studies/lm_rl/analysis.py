@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from kondo.lab.language import updates
+from kondo.lab.language.model import SIZES
 from kondo.lab.studies.lm_rl import drawing, failures, plan, runs, tuning
 from kondo.lab.studies.lm_rl.runs import AXES, DENSE, LEARNER, LOOP, Arena, Reach, SpeedUp
 from kondo.lab.studies.lm_rl.settings import Field, Settings, percent
@@ -28,6 +29,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     for arena in runs.arenas(records, settings):
         _add_arena(found, arena, records, settings)
     _add_seconds(found, records, settings)
+    _add_sizes(found, records, settings)
     _add_more(found, records, settings)
     _add_learning_rates(found, records, settings)
     return found
@@ -321,6 +323,37 @@ def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> 
         found.figures["speed-ups"] = drawing.speed_ups(by_field)
 
 
+def _add_sizes(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
+    """Draw what gates bought on the way to the higher target, by the size of the model."""
+    points = speed_ups_by_size(runs.arenas(records, settings), settings)
+    if points[LEARNER]:
+        found.figures["sizes"] = drawing.sizes(points)
+
+
+def speed_ups_by_size(
+    arenas: Iterable[Arena], settings: Settings
+) -> dict[str, dict[str, dict[int, SpeedUp]]]:
+    """Return axis -> gate -> weights of the model -> speed-up over dense GRPO to the higher target.
+
+    By the clock, of gates that were run with models of at least two sizes.
+    """
+    gates = [each.name for each in settings.headliners() if each.rate < 1 or each.gate == "filter"]
+    points: dict[str, dict[str, dict[int, SpeedUp]]] = {LEARNER: {}, LOOP: {}}
+    for arena in arenas:
+        levels, size = runs.targets(arena), SIZES[arena.field.size].num_weights
+        if not arena.by_clock or not _aim_is_timed(arena, levels):
+            continue
+        for axis, by_gate in points.items():
+            reached = reaches(arena, levels[AIMED_AT], axis)
+            for gate in reached.keys() & set(gates):
+                ratio = runs.speed_up(reached[arena.dense], reached[gate])
+                by_gate.setdefault(gate, {})[size] = ratio
+    return {
+        axis: {gate: by_gate[gate] for gate in gates if len(by_gate.get(gate, ())) > 1}
+        for axis, by_gate in points.items()
+    }
+
+
 def _add_more(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
     """Compare runs whose saved time bought rollouts with runs that saved it, by loop seconds."""
     for arena in runs.arenas(records, settings):
@@ -331,14 +364,20 @@ def _add_more(found: Analysis, records: pd.DataFrame, settings: Settings) -> Non
             if level is None or series not in arena.runs:
                 continue
             times = f"{several[0].costs[runs.ROLLOUTS][-1] / several[0].steps[-1]:.0f}"
-            more = runs.reach(several, level, LOOP)
-            ratio = runs.speed_up(runs.reach(arena.runs[series], level, LOOP), more)
-            end = runs.end_rewards(several)
+            more, by_loop = runs.reach(several, level, LOOP), reaches(arena, level, LOOP)
+            over_dense, over_own = (
+                runs.speed_up(by_loop[other], more) for other in (arena.dense, series)
+            )
+            dense = runs.of_seeds(arena.runs[arena.dense], more.times)
+            ends = [runs.end_rewards(each).mean for each in (several, dense)]
+            least = "at least " if more.reached < more.seeds else ""
             found.findings.append(
                 f"{arena.name}: {series} with {times} rollouts a step instead of "
                 f"{arena.field.num_rows}, a loop as long as dense GRPO's, reached {level:.2f} in "
-                f"{more.mean.mean:.3g} loop seconds ({more.reached} of {more.seeds} seeds), a "
-                f"speed-up over the same without of {ratio}; reward at the end {end.mean:.3f}."
+                f"{least}{more.mean.mean:.3g} loop seconds ({more.reached} of {more.seeds} seeds), "
+                f"a speed-up of {over_dense} over {arena.dense}, and over the same without of "
+                f"{over_own}; reward at the end {ends[0]:.3f}, {arena.dense} of the same seeds "
+                f"{ends[1]:.3f}."
             )
             metric = f"{LOOP} to {level:.2f}, saved time buys rollouts"
             found.headline.append(

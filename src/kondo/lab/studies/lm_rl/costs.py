@@ -67,13 +67,8 @@ def _length(field: Field) -> int:
     return task.prompt_length + task.answer_length
 
 
-def _weights(field: Field) -> int:
-    size = SIZES[field.size]
-    return 12 * size.num_layers * size.width**2
-
-
 def _training(field: Field, tokens: int) -> float:
-    return 6 * _weights(field) * tokens / (PACE_PER_WIDTH * SIZES[field.size].width)
+    return 6 * SIZES[field.size].num_weights * tokens / (PACE_PER_WIDTH * SIZES[field.size].width)
 
 
 def _sampling(field: Field, rows: int) -> float:

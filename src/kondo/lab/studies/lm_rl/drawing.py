@@ -9,7 +9,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo.lab.studies import plotting
-from kondo.lab.studies.lm_rl.runs import AXES, LEARNER, LOOP, ROLLOUTS, TOKENS, Arena, Run
+from kondo.lab.studies.lm_rl.runs import (
+    AXES,
+    LEARNER,
+    LOOP,
+    ROLLOUTS,
+    TOKENS,
+    Arena,
+    Run,
+    SpeedUp,
+)
 
 FAMILIES = {
     "GRPO": "#000000",
@@ -49,7 +58,7 @@ def family(series: str) -> str:
 def curves(arena: Arena, series: Sequence[str], levels: Mapping[str, float]) -> Figure:
     """Draw held-out reward against everything that was paid, with bars of a standard error."""
     known = [axis for axis in AXES if all(axis in own[0].costs for own in arena.runs.values())]
-    figure, axes = plotting.grid(len(known) // 2, 2, width=5.6, height=3.6)
+    figure, axes = plotting.grid(len(known) // 2, 2, width=5.2, height=3.4)
     for ax, axis in zip(axes.flat, known, strict=True):
         for name in series:
             if name in arena.runs:
@@ -147,6 +156,40 @@ def speed_ups(found: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure:
         ax.set_xlabel("seconds of dense GRPO's step / own (log scale)")
         ax.set_title(name)
     axes[0, 0].legend(fontsize=8)
+    return figure
+
+
+def sizes(found: Mapping[str, Mapping[str, Mapping[int, SpeedUp]]]) -> Figure:
+    """Draw times to a target, dense's over own: axis -> series -> weights of the model -> ratio.
+
+    A ratio that is at most so large, since seeds never got there, has a triangle that points down.
+    """
+    figure, axes = plotting.grid(1, len(found), width=5.2, height=3.8)
+    for ax, (axis, by_series) in zip(axes[0], found.items(), strict=True):
+        for name, ratios in by_series.items():
+            colour, dash = look(name, list(by_series))
+            places = sorted(ratios)
+            known = [place for place in places if not ratios[place].bound]
+            heights, errors = (
+                [getattr(ratios[place], part) for place in known] for part in ("value", "se")
+            )
+            ax.errorbar(
+                known, heights, np.nan_to_num(errors), color=colour, linestyle=dash, marker="o"
+            )
+            at_most = [place for place in places if ratios[place].bound == "at most"]
+            ax.plot(
+                at_most, [ratios[place].value for place in at_most], "v", color=colour, alpha=0.5
+            )
+            ax.plot([], [], color=colour, linestyle=dash, marker="o", label=name)
+        ax.axhline(1, color="#999999", linewidth=0.8)
+        _log(ax)
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}x")
+        ax.set_yticks([0.5, 1, 2, 5])
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel("parameters of the model (log scale)")
+        ax.set_title(f"{LABELS[axis]} to the target: dense GRPO's / own", fontsize=9)
+    axes[0, 0].legend(fontsize=6, ncols=2)
     return figure
 
 
