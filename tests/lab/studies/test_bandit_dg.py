@@ -135,4 +135,4 @@ def test_the_closed_form_weights_are_those_of_the_loss():
 def test_the_run_leaves_figures_and_tables(small):
     names = {path.name for path in small[1].iterdir()}
     figures = {"fig5-one-context.png", "fig6-many-contexts.png", "prop2-eta.png"}
-    assert figures | {"headline.csv", "curves.csv", "manifest.json"} <= names
+    assert figures | {"headline.csv", "curves.csv.gz", "manifest.json"} <= names

@@ -77,7 +77,7 @@ def test_pb_backward_passes_are_paid(small):
 
 def test_the_run_leaves_figures_and_tables(small):
     names = {path.name for path in small[1].iterdir()}
-    assert {"prop1-cosine.png", "headline.csv", "curves.csv", "manifest.json"} <= names
+    assert {"prop1-cosine.png", "headline.csv", "curves.csv.gz", "manifest.json"} <= names
 
 
 def test_stopped_early_the_parts_that_are_there_are_analysed(small):

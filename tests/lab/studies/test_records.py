@@ -94,8 +94,8 @@ def test_a_write_takes_the_place_of_the_old_file_at_its_end(tmp_path):
 
 def test_curves_are_means_over_seeds(tmp_path):
     made = [record(seed=seed, value=float(seed), forward=10 * seed) for seed in (1, 2, 3)]
-    records.write_curves(tmp_path / "curves.csv", records.frame(made, part="a"))
-    assert (tmp_path / "curves.csv").read_text() == (
+    records.write_curves(tmp_path / "curves.csv.gz", records.frame(made, part="a"))
+    assert gzip.decompress((tmp_path / "curves.csv.gz").read_bytes()).decode() == (
         "part,series,setting,step,metric,mean,se,seeds,forward,backward\n"
         "a,PG,,10,error,2,0.57735,3,20,30\n"
     )

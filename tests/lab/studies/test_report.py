@@ -255,7 +255,7 @@ def test_no_folder_is_refused(tmp_path):
         report.write([], tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "headline.csv", "curves.csv"])
+@pytest.mark.parametrize("name", ["manifest.json", "headline.csv", "curves.csv.gz"])
 def test_a_folder_that_is_no_result_folder_is_refused_by_what_it_lacks(tmp_path, name):
     folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES)
     (folder / name).unlink()
@@ -265,7 +265,7 @@ def test_a_folder_that_is_no_result_folder_is_refused_by_what_it_lacks(tmp_path,
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"lacks manifest.json, headline.csv, curves.csv"):
+    with pytest.raises(ValueError, match=r"lacks manifest.json, headline.csv, curves.csv.gz"):
         report.write([tmp_path / "nowhere"], tmp_path / "report.html")
 
 

@@ -65,7 +65,7 @@ def fails_at(part, step):
 
 def test_a_finished_run_leaves_its_files_and_nothing_else(out, console):
     outcome = runner.run(toy.order(out), console)
-    expected = ["curves.csv", "error.png", "frontier.csv", "headline.csv", "manifest.json"]
+    expected = ["curves.csv.gz", "error.png", "frontier.csv", "headline.csv", "manifest.json"]
     assert names(out) == [*expected, "records.csv.gz"]
     assert sorted(path.name for path in outcome.written) == names(out)
     assert not outcome.stopped
@@ -91,7 +91,7 @@ def test_frontier_and_curves_are_plain_csv(out, console):
     [point] = csv.DictReader((out / "frontier.csv").open())
     assert point["rate"] == ""
     assert (point["forward"], point["reached"]) == ("870.5", "2")
-    curves = pd.read_csv(out / "curves.csv")
+    curves = pd.read_csv(out / "curves.csv.gz")
     assert list(curves) == [
         "part", "series", "setting", "step", "metric", "mean", "se", "seeds", "forward", "backward"
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def test_a_resumed_run_skips_finished_parts_and_goes_on_at_the_checkpoint(out, c
     assert (manifest["finished"], manifest["interrupted"], manifest["resumed"]) == (True, False, 1)
     whole = out.with_name("whole")
     runner.run(toy.order(whole), console)
-    for name in ("records.csv.gz", "headline.csv", "curves.csv", "frontier.csv", "error.png"):
+    for name in ("records.csv.gz", "headline.csv", "curves.csv.gz", "frontier.csv", "error.png"):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
@@ -308,7 +308,7 @@ def test_names_of_parts_are_checked_before_anything_is_made(out, console, bad):
 def test_reanalysing_gives_the_same_bytes(out, console):
     runner.run(toy.order(out), console)
     before = contents(out)
-    for name in ("headline.csv", "curves.csv", "frontier.csv", "error.png"):
+    for name in ("headline.csv", "curves.csv.gz", "frontier.csv", "error.png"):
         (out / name).write_text("spoilt")
     _, written = runner.reanalyse(toy.study(), out)
     assert contents(out) == before

@@ -57,7 +57,7 @@ def frame(records: Iterable[Record], *, part: str) -> pd.DataFrame:
 
 
 def write(path: Path, table: pd.DataFrame) -> None:
-    """Write records, compressed, floats with 6 digits. The same table gives the same bytes."""
+    """Write a table, compressed, floats with 6 digits. The same table gives the same bytes."""
     text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     with atomically(path) as partial:
         partial.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -74,10 +74,8 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def write_curves(path: Path, table: pd.DataFrame) -> None:
-    """Write the mean over seeds at every step, as plain CSV."""
-    with atomically(path) as partial:
-        curves = statistics.over_seeds(table)
-        curves.to_csv(partial, index=False, float_format="%.6g", lineterminator="\n")
+    """Write the mean over seeds at every step, compressed like the records."""
+    write(path, statistics.over_seeds(table))
 
 
 def write_headline(path: Path, lines: Sequence[Headline]) -> None:

@@ -10,7 +10,8 @@ from typing import Any, get_args
 
 from kondo.lab.studies.study import FrontierPoint, Headline, Verdict
 
-MANIFEST, HEADLINE, CURVES, FRONTIER = "manifest.json", "headline.csv", "curves.csv", "frontier.csv"
+MANIFEST, HEADLINE, FRONTIER = "manifest.json", "headline.csv", "frontier.csv"
+CURVES = "curves.csv.gz"
 NEEDED = (MANIFEST, HEADLINE, CURVES)
 KEYS = (
     "study",

@@ -2,7 +2,7 @@
 
     out/manifest.json      what is run; "finished" tells whether all of it was
     out/parts/<part>.csv.gz, <part>.checkpoint     while it is not
-    out/records.csv.gz, curves.csv, headline.csv, frontier.csv, *.png      what came of it
+    out/records.csv.gz, curves.csv.gz, headline.csv, frontier.csv, *.png      what came of it
 
 The analysis reads records back from their file, so that it sees the same numbers in every run.
 """
@@ -30,7 +30,7 @@ from kondo.lab.workers import stop_on_interrupt
 
 MANIFEST = output.MANIFEST
 RECORDS = "records.csv.gz"
-CURVES = "curves.csv"
+CURVES = "curves.csv.gz"
 HEADLINE = "headline.csv"
 FRONTIER = "frontier.csv"
 PARTS = "parts"
