@@ -100,8 +100,13 @@ class Reach(NamedTuple):
 
     @property
     def mean(self) -> Estimate:
-        """Over all seeds. One that never got there counts with its whole run: at least that."""
-        return estimate([min(self.times[seed], self.ends[seed]) for seed in self.times])
+        """Over all seeds."""
+        return estimate(self.paid)
+
+    @property
+    def paid(self) -> list[float]:
+        """Of every seed. One that never got there counts with its whole run: at least that."""
+        return [min(self.times[seed], self.ends[seed]) for seed in self.times]
 
 
 Bound = Literal["", "at least", "at most", "unknown"]
@@ -245,18 +250,20 @@ def speed_up(baseline: Reach, own: Reach) -> SpeedUp:
     """Return baseline / own, of means over the seeds that both have.
 
     Starts differ from seed to seed, and of a run that was cut short some series have fewer. Seeds
-    that never got there make it a bound. The standard error follows from those of both means, as if
-    they were independent.
+    that never got there make it a bound. Those of a seed share start and prompts, so the standard
+    error is that of a ratio of paired numbers, r = mean(a) / mean(b):
+
+        se(r) = standard error of (a - r b) / mean(b)
     """
     both = baseline.times.keys() & own.times.keys()
     if not both:
         return SpeedUp(math.nan, math.nan, "")
     baseline, own = baseline.of(both), own.of(both)
-    slow, fast = baseline.mean, own.mean
-    value = slow.mean / fast.mean if fast.mean > 0 else math.nan
-    se = (
-        abs(value) * math.hypot(slow.se / slow.mean, fast.se / fast.mean) if value > 0 else math.nan
-    )
+    slow, fast = baseline.paid, own.paid
+    paid = estimate(fast).mean
+    value = estimate(slow).mean / paid if paid > 0 else math.nan
+    apart = [mine - value * theirs for mine, theirs in zip(slow, fast, strict=True)]
+    se = estimate(apart).se / paid if paid > 0 else math.nan
     late, missed = baseline.reached < baseline.seeds, own.reached < own.seeds
     bound: Bound = "unknown" if late and missed else ""
     if late != missed:
