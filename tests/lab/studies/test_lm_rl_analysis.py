@@ -381,7 +381,8 @@ def test_the_gate_that_was_first_there_is_named_whatever_it_looks_at():
     )
     (told,) = (each for each in analysis.analyse(table, SMALL).findings if "of all gates" in each)
     assert "PODS 10% was the first at" in told
-    assert "over GRPO of 4.00x in learner seconds and of 2.00x by the whole loop." in told
+    assert "over GRPO of 4.00x in learner seconds and of 2.00x by the whole loop (half way" in told
+    assert "there, at 0.43: 4.00x and 2.00x)" in told
 
 
 def test_speed_ups_by_size_are_those_by_the_clock_of_gates_that_met_two_sizes():
@@ -405,9 +406,11 @@ def test_speed_ups_by_size_are_those_by_the_clock_of_gates_that_met_two_sizes():
         assert [found[axis]["PODS 10%"][size].value for size in sizes] == [2.0, 4.0]
         assert {found[axis]["DG-K 10%"][size].bound for size in sizes} == {"at most"}
     left = drawing.sizes(found).axes[0]
-    drawn = {line.get_marker(): line.get_xdata() for line in left.lines if len(line.get_xdata())}
-    assert list(drawn["o"]) == sizes
-    assert list(drawn["v"]) == sizes
+    drawn = [(line.get_marker(), place) for line in left.lines for place in line.get_xdata()]
+    assert [place for marker, place in drawn if marker == "o"] == sizes
+    assert [place for marker, place in drawn if marker == "v"] == sizes
+    empty = [line for line in left.lines if line.get_markerfacecolor() == "white"]
+    assert len(empty) == 2  # single seeds
     assert not any(analysis.speed_ups_by_size(arenas[:1], SMALL).values())
 
 
@@ -419,7 +422,7 @@ def test_the_zero_advantage_filter_is_one_of_the_gates():
     )
     (told,) = (each for each in analysis.analyse(table, SMALL).findings if "of all gates" in each)
     assert "zero-advantage filter was the first at" in told
-    assert "over GRPO of 6.00x in learner seconds and of 4.00x by the whole loop." in told
+    assert "over GRPO of 6.00x in learner seconds and of 4.00x by the whole loop (half way" in told
 
 
 def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
@@ -461,6 +464,15 @@ def test_a_fade_is_a_fall_from_the_peak_beyond_its_error():
     assert failures.fade(noisy) is None
     assert failures.fade([made([0.1, 0.5, 0.9], seed=seed) for seed in (0, 1)]) is None
     assert failures.fade([made([0.1, 0.9, 0.5])]) is None  # one seed has no error
+
+
+def test_two_seeds_must_agree_on_a_fade_and_five_less_so():
+    def of(*ends):
+        return failures.fade([made([0.1, 0.9, end], seed=seed) for seed, end in enumerate(ends)])
+
+    assert of(0.5, 0.75) is None  # 2.2 standard errors
+    assert of(0.5, 0.75, 0.5, 0.75, 0.625) is not None
+    assert of(0.86, 0.86) is None  # what one evaluation does by chance
 
 
 def diagnosed(reward, *, series="PG", contenders=(), **logged):

@@ -86,7 +86,7 @@ def test_headline_has_the_columns_and_empty_cells(out, console):
     )
 
 
-def test_frontier_and_curves_are_plain_csv(out, console):
+def test_frontier_and_curves_are_tables(out, console):
     runner.run(toy.order(out), console)
     [point] = csv.DictReader((out / "frontier.csv").open())
     assert point["rate"] == ""

@@ -148,7 +148,6 @@ class Learner:
         )
         self.optimiser = torch.optim.Adam(self.module.parameters(), lr=learning_rate, fused=True)
         self.num_steps = 0
-        self._recorded = False
         self.totals: dict[str, float] = {}
         """Of all steps, by metric."""
         self._model, self._parameters = model, parameters
@@ -201,13 +200,11 @@ class Learner:
     def warm_up(self) -> None:
         """Run every stage a few times and leave no trace: graphs are recorded, kernels chosen."""
         self._step.fill_(self.num_steps + 1)
-        for _ in range(WARM_UP_CALLS if not self._recorded else 1):
+        for _ in range(WARM_UP_CALLS):
             self._generate()
             self._pay()
-            self._held_out()  # recording empties the allocator's cache: not between timed steps
-        self._recorded = True
-        for _ in range(WARM_UP_CALLS):
             self._backward()
+            self._held_out()  # recording empties the allocator's cache: not between timed steps
         self.optimiser.zero_grad()
 
     def _backward(self) -> Learned:

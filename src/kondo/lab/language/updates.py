@@ -129,7 +129,9 @@ def product_backward(
         completion_mask=on_rows(mask),
     )
     old = on_rows(log_probs)
-    gate, advantages = _gate(contender, rows, rewards, draws, step, group)
+    clock = Clock(rewards.device)
+    with clock.stage("select"):  # some choose here, before the engine asks
+        gate, advantages = _gate(contender, rows, rewards, draws, step, group)
     kept: Counter[str] = Counter()
 
     def loss(log_probs: Tensor, _: Tensor, *, own: Tensor, old: Tensor) -> Tensor:
@@ -158,7 +160,7 @@ def product_backward(
         loss=report.loss,
         seconds={
             "screen": spent["screen"],
-            "select": spent["select"] + spent["compact"],
+            "select": clock.seconds["select"] + spent["select"] + spent["compact"],
             "train": spent["forward"] + spent["backward"],
         },
     )

@@ -76,7 +76,8 @@ def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: S
     if arena.dense in arena.runs:
         found.findings.extend(_verdicts(arena, settings, levels))
     if _aim_is_timed(arena, levels):
-        found.headline.extend(_speed_lines(arena, settings, shown, levels[AIMED_AT]))
+        for level in levels.values():
+            found.headline.extend(_speed_lines(arena, settings, shown, level))
     found.frontier.extend(_frontier(arena, settings, levels))
     found.findings.extend(_failure_findings(arena, records, settings))
     found.figures[f"curves-{plan.slug(arena.name)}"] = drawing.curves(arena, shown, levels)
@@ -134,7 +135,7 @@ def _aim_is_timed(arena: Arena, levels: Mapping[str, float]) -> bool:
 def _speed_lines(
     arena: Arena, settings: Settings, shown: Iterable[str], level: float
 ) -> list[Headline]:
-    """Return speed-ups to the higher target: over dense, and of DG-K over its best alternative."""
+    """Return speed-ups to a target: over dense, and of DG-K over its best alternative."""
     by_axis = {axis: reaches(arena, level, axis) for axis in (LEARNER, LOOP)}
     pairs = [(name, arena.dense, axis) for name in shown for axis in by_axis]
     for rate in settings.headline_rates:
@@ -170,10 +171,10 @@ def _verdicts(arena: Arena, settings: Settings, levels: Mapping[str, float]) -> 
         for rate in settings.headline_rates
         if f"DG-K {percent(rate)}" in arena.runs
     ]
-    return [*aimed, *_best_gate(arena, settings, level)]
+    return [*aimed, *_best_gate(arena, settings, level, levels["half way"])]
 
 
-def _best_gate(arena: Arena, settings: Settings, level: float) -> list[str]:
+def _best_gate(arena: Arena, settings: Settings, level: float, half_way: float) -> list[str]:
     """Say which of the headline's gates was the first there, whatever it looks at."""
     by_learner, by_loop = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
     gates = [each.name for each in settings.headliners() if each.rate < 1 or each.gate == "filter"]
@@ -182,10 +183,12 @@ def _best_gate(arena: Arena, settings: Settings, level: float) -> list[str]:
         return []
     learner = runs.speed_up(by_learner[arena.dense], by_learner[best])
     loop = runs.speed_up(by_loop[arena.dense], by_loop[best])
+    half = {axis: reaches(arena, half_way, axis) for axis in (LEARNER, LOOP)}
+    to_half = [runs.speed_up(own[arena.dense], own[best]) for own in half.values()]
     return [
         f"{arena.name}: of all gates {best} was the first at {level:.2f}, a speed-up over "
-        f"{arena.dense} of {learner} in learner seconds and of {loop} by the whole loop. "
-        f"{_at_the_end(arena, best)}"
+        f"{arena.dense} of {learner} in learner seconds and of {loop} by the whole loop (half way "
+        f"there, at {half_way:.2f}: {to_half[0]} and {to_half[1]}). {_at_the_end(arena, best)}"
     ]
 
 

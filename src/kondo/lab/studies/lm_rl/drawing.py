@@ -162,7 +162,8 @@ def speed_ups(found: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure:
 def sizes(found: Mapping[str, Mapping[str, Mapping[int, SpeedUp]]]) -> Figure:
     """Draw times to a target, dense's over own: axis -> series -> weights of the model -> ratio.
 
-    A ratio that is at most so large, since seeds never got there, has a triangle that points down.
+    A ratio that is at most so large, since seeds never got there, has a triangle that points down;
+    one of a single seed, which has no error, an empty circle.
     """
     figure, axes = plotting.grid(1, len(found), width=5.2, height=3.8)
     for ax, (axis, by_series) in zip(axes[0], found.items(), strict=True):
@@ -173,9 +174,10 @@ def sizes(found: Mapping[str, Mapping[str, Mapping[int, SpeedUp]]]) -> Figure:
             heights, errors = (
                 [getattr(ratios[place], part) for place in known] for part in ("value", "se")
             )
-            ax.errorbar(
-                known, heights, np.nan_to_num(errors), color=colour, linestyle=dash, marker="o"
-            )
+            ax.errorbar(known, heights, np.nan_to_num(errors), color=colour, linestyle=dash)
+            for place, height, error in zip(known, heights, errors, strict=True):
+                face = "white" if np.isnan(error) else colour
+                ax.plot(place, height, "o", color=colour, markerfacecolor=face, zorder=3)
             at_most = [place for place in places if ratios[place].bound == "at most"]
             ax.plot(
                 at_most, [ratios[place].value for place in at_most], "v", color=colour, alpha=0.5

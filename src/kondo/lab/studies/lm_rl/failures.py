@@ -11,8 +11,11 @@ from kondo.lab.language.contenders import Contender
 from kondo.lab.studies.lm_rl.runs import Arena, Run
 from kondo.lab.studies.statistics import Estimate, estimate
 
-FADE_ERRORS = 2.0
-"""Standard errors by which a reward must have fallen from its peak."""
+FADE_ERRORS = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13}
+"""Seeds -> standard errors by which a reward must have fallen from its peak: the quantile of
+Student's t that chance exceeds once in twenty. Of more seeds, two."""
+LEAST_FALL = 0.05
+"""What a reward must have fallen by at least: two errors of one evaluation, about."""
 COLLAPSED = 0.01
 """Entropy per token, in nats, below which a policy no longer explores."""
 SOLVED = 0.9
@@ -39,15 +42,15 @@ class Failure(NamedTuple):
 def fade(runs: Sequence[Run]) -> tuple[int, Estimate] | None:
     """Return the step of the highest mean reward and the fall from there to the end, if it is one.
 
-    The fall is taken seed by seed, and must exceed two standard errors. The peak is the highest of
-    several noisy means: some of a small fall is chance.
+    The fall is taken seed by seed, and must exceed what chance does. The peak is the highest of
+    several noisy means: some of a small fall is chance all the same.
     """
     if len(runs) < 2:
         return None
     rewards = np.stack([own.reward for own in runs])
     peak = int(rewards.mean(axis=0).argmax())
     fall = estimate([float(own.reward[peak] - own.reward[-1]) for own in runs])
-    if fall.mean > max(FADE_ERRORS * fall.se, 0.0):
+    if fall.mean > max(FADE_ERRORS.get(len(runs), 2.0) * fall.se, LEAST_FALL):
         return int(runs[0].steps[peak]), fall
     return None
 

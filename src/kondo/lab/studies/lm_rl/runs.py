@@ -125,7 +125,8 @@ class SpeedUp(NamedTuple):
             return "unknown size (seeds of both never got there)"
         if math.isnan(self.value):
             return "unknown size (nothing had been paid, or no seed is of both)"
-        error = "" if math.isnan(self.se) else f" ± {self.se:.2g}"
+        # In a grid seconds are steps times one median: of equal steps only rounding is left.
+        error = "" if math.isnan(self.se) else f" ± {self.se if self.se > 1e-9 else 0:.2g}"
         return f"{self.bound} {self.value:.2f}x{error}".strip()
 
 
