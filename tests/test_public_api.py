@@ -16,6 +16,7 @@ PUBLIC = [
     "GateOutput",
     "Plan",
     "Report",
+    "VarianceGate",
     "advantage",
     "backward",
     "delight",
@@ -37,7 +38,15 @@ MODULES = {
         "zero",
     ],
     "losses": ["awr", "dg", "is_pg", "pg", "pmpo", "ppo"],
-    "priorities": ["abs_advantage", "abs_delight", "additive", "advantage", "surprisal", "uniform"],
+    "priorities": [
+        "abs_advantage",
+        "abs_delight",
+        "additive",
+        "advantage",
+        "sequence_advantage",
+        "surprisal",
+        "uniform",
+    ],
 }
 OPTIONAL = ["numpy", "transformers", "tensordict", "matplotlib", "sklearn", "rich", "trl", "ray"]
 

@@ -4,6 +4,7 @@ from kondo.core import advantage, losses, priorities
 from kondo.core.delight import delight, surprisal
 from kondo.core.diagnostics import diagnostics
 from kondo.core.gates import Gate, GateOutput
+from kondo.core.variance import VarianceGate
 from kondo.engine.planner import Plan, plan
 from kondo.engine.report import Report
 from kondo.engine.step import backward
@@ -15,6 +16,7 @@ __all__ = [
     "GateOutput",
     "Plan",
     "Report",
+    "VarianceGate",
     "advantage",
     "backward",
     "delight",

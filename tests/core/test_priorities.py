@@ -162,6 +162,55 @@ def test_uniform_draws_nothing_where_nothing_counts():
     assert (draw > 0).tolist() == mask.tolist()
 
 
+# One advantage per sequence.
+
+RAGGED = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
+
+
+def test_the_advantage_of_a_sequence_does_not_grow_with_its_length(device):
+    log_probs, mask = torch.full((3, 3), -1.0, device=device), RAGGED.to(device)
+    advantages = torch.tensor([0.5, -2.0, 7.0], device=device)
+    expected = torch.tensor([0.5, -2.0, 0.0])  # the last has nothing that counts
+    for given_as in (advantages, advantages[:, None], advantages[:, None].expand(3, 3)):
+        found = kondo.priorities.sequence_advantage(log_probs, given_as, mask=mask)
+        assert torch.equal(found.cpu(), expected)
+        assert found.device.type == device.type
+    every = kondo.priorities.sequence_advantage(log_probs, advantages)
+    assert torch.equal(every, advantages)
+    by_row = kondo.priorities.sequence_advantage(log_probs, advantages, mask=mask.any(1))
+    assert torch.equal(by_row.cpu(), expected)
+
+
+def test_what_a_sequence_does_not_count_has_no_say_in_its_advantage():
+    advantages = torch.where(RAGGED, torch.tensor([[0.5], [-2.0], [1.0]]), NAN)
+    log_probs = torch.where(RAGGED, -1.0, NAN)
+    found = kondo.priorities.sequence_advantage(log_probs, advantages, mask=RAGGED)
+    assert found.tolist() == [0.5, -2.0, 0.0]
+    advantages[1, 0] = NAN  # one that counts is for a gate to refuse
+    found = kondo.priorities.sequence_advantage(log_probs, advantages, mask=RAGGED)
+    assert found.isnan().tolist() == [False, True, False]
+
+
+def test_a_sequence_has_one_advantage():
+    advantages = torch.tensor([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.5]])
+    log_probs = torch.zeros(3, 3)
+    with pytest.raises(ValueError, match=r"same at all tokens .* got 0.0 and 2.0 in unit 1; "):
+        kondo.priorities.sequence_advantage(log_probs, advantages)
+    kondo.priorities.sequence_advantage(log_probs, advantages, mask=RAGGED)
+    with pytest.raises(ValueError, match=r"log_probs must have shape \[N, T\], got \[3\]"):
+        kondo.priorities.sequence_advantage(log_probs[0], advantages[:, 0])
+    with pytest.raises(ValueError, match="log_probs must be floating point"):
+        kondo.priorities.sequence_advantage(log_probs.long(), advantages[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_advantage_of_a_sequence_is_detached_and_at_least_float32(dtype):
+    advantages = torch.tensor([1.0, -2.0], dtype=dtype, requires_grad=True)
+    found = kondo.priorities.sequence_advantage(torch.zeros(2, 3), advantages)
+    assert not found.requires_grad
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
 def test_a_gate_takes_any_priority():
     # Surprisal ranks the failure first, delight the success.
     log_probs, advantages = torch.tensor([-1.0, -3.0]), torch.tensor([2.0, -1.0])

@@ -108,6 +108,31 @@ def rounded_step(group, spec):
     }
 
 
+def variance_step(group, spec, rates, options=None):
+    """A step by `kondo.VarianceGate`, with a rate of each rank's own; log-probs are not needed."""
+    whole = problem(spec["unit"], spec["splits"], widths=spec["widths"])
+    batch, advantages, mask = whole.part(group.rank())
+    model = Policy(spec["unit"])
+    report = kondo.distributed.backward(
+        model,
+        batch,
+        advantages.round(),
+        gate=kondo.VarianceGate(rate=rates[group.rank()]),
+        group=group,
+        mask=mask,
+        screen=torch.zeros(mask.shape),
+        unit=spec["unit"],
+        priority=kondo.priorities.sequence_advantage,
+        all_reduce=True,
+        **(options or {}),
+    )
+    return {"grads": gradients(model), "report": told(report)}
+
+
+def refused_variance(group, *arguments):
+    return failure(lambda: variance_step(group, *arguments))
+
+
 def failure(call):
     """Return the type and message of what a call raises, and how long that took."""
     start = time.perf_counter()

@@ -1,5 +1,7 @@
 """The gradient of many ranks is that of one process with all rows."""
 
+import re
+
 import pytest
 import torch
 
@@ -155,6 +157,46 @@ def test_every_gate_decides_as_in_one_process(crew, name, unit):
             assert_close(result["grads"][key], grad)
         assert str(result["state"]) == str(gate.state_dict())
         assert str(result["diagnostics"]) == str(report.diagnostics)
+
+
+ROWS = {"unit": "sequence", "splits": (5, 0, 8, 9), "widths": (3, 2, 6, 4)}
+
+
+def test_rows_of_all_ranks_vary_most_together(crew):
+    every, model = whole(ROWS), Policy("sequence")
+    report = kondo.backward(
+        model,
+        every.batch,
+        every.advantages.round(),
+        gate=kondo.VarianceGate(rate=0.3),
+        mask=every.mask,
+        unit="sequence",
+        priority=kondo.priorities.sequence_advantage,
+    )
+    for result in crew.run(cases.variance_step, 4, ROWS, (0.3,) * 4):
+        for counted in ("kept", "price", "rate", "seen", "rows_trained", "rows_screened"):
+            assert result["report"][counted] == getattr(report, counted), counted
+        for key, grad in gradients(model).items():
+            assert_close(result["grads"][key], grad)
+
+
+@pytest.mark.parametrize(
+    ("rates", "options", "message"),
+    [
+        ((0.3, 0.3, 0.2, 0.3), {}, r"gate must be the same .* VarianceGate\(rate=0.3\) on rank 0"),
+        (
+            (0.3,) * 4,
+            {"exact_units": 0},
+            r"gate must be Gate\(rate=...\) .* got VarianceGate\(rate=0.3\). Raise exact_units",
+        ),
+    ],
+    ids=["ranks differ", "a sketch"],
+)
+def test_variance_is_refused_where_ranks_differ_and_where_a_sketch_would_choose(
+    crew, rates, options, message
+):
+    for found in crew.run(cases.refused_variance, 4, ROWS, rates, options):
+        assert re.search(message, found["message"]), found["message"]
 
 
 def test_ranks_train_about_the_same_number_of_tokens(crew):

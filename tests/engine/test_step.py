@@ -1,6 +1,7 @@
 """`kondo.backward` under real training conditions."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -175,6 +176,80 @@ def test_priority_decides_what_is_kept():
             priority=priority,
         )
     assert kept == [1, 0]
+
+
+def by_place(log_probs, advantages, *, mask=None):
+    """A priority of one's own that looks at no log-prob, and says so."""
+    return torch.arange(1.0, log_probs.shape[0] + 1)
+
+
+by_place.needs_log_probs = False
+
+
+READERS = {
+    "delight": kondo.delight,
+    "surprisal": kondo.priorities.surprisal,
+    "abs_delight": kondo.priorities.abs_delight,
+    "additive": partial(kondo.priorities.additive, alpha=1.0),
+    "a stranger": lambda log_probs, advantages, mask: advantages,  # it may look: who knows
+}
+BLIND = {
+    "advantage": kondo.priorities.advantage,
+    "abs_advantage": kondo.priorities.abs_advantage,
+    "uniform": kondo.priorities.uniform,
+    "bound": partial(kondo.priorities.uniform, generator=torch.Generator()),
+    "one's own": by_place,
+}
+
+
+@pytest.mark.parametrize("name", [*READERS, *BLIND])
+def test_no_forward_is_made_for_log_probs_that_nobody_looks_at(name):
+    model, log_prob, batch, advantages = counted_policy()
+    priority, screened = (READERS | BLIND)[name], 20 if name in READERS else 0
+    report = kondo.backward(
+        log_prob, batch, advantages, gate=kondo.Gate(rate=0.15), priority=priority
+    )
+    assert model.forward_rows == {True: 3, False: screened}
+    assert (report.kept, report.rows_screened, report.rows_trained) == (3, screened, 3)
+
+
+def test_what_is_kept_by_advantage_is_the_same_with_a_screen_and_without():
+    model, log_prob, batch, advantages = counted_policy()
+    options = {"gate": kondo.Gate(rate=0.2), "priority": kondo.priorities.advantage}
+    found = []
+    for screen, screened in ((None, 0), (log_prob, 20), (log_prob(batch).detach(), 0)):
+        model.zero_grad()
+        report = kondo.backward(log_prob, batch, advantages, screen=screen, **options)
+        assert report.rows_screened == screened
+        numbers = report.as_dict()
+        found.append({k: v for k, v in numbers.items() if "seconds" not in k and "rows" not in k})
+        found[-1] |= {name: p.grad.tolist() for name, p in model.named_parameters()}
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "screened"),
+    [
+        ({"mask": torch.ones(zoo.N, zoo.T, dtype=torch.bool)}, 0),
+        ({"advantages": torch.linspace(1.0, 2.0, zoo.N)[:, None].expand(zoo.N, zoo.T)}, 0),
+        ({}, zoo.N),  # nobody says how many tokens a row has
+        ({"mask": torch.ones(zoo.N, dtype=torch.bool)}, zoo.N),
+        ({"advantages": torch.linspace(1.0, 2.0, zoo.N)[:, None]}, zoo.N),
+    ],
+    ids=["mask", "advantages", "nothing", "mask of rows", "advantages of rows"],
+)
+def test_sequences_need_no_forward_where_their_length_is_known(given, screened):
+    _, log_prob, batch = zoo.build("lstm")
+    options = {"advantages": torch.linspace(1.0, 2.0, zoo.N)} | given
+    report = kondo.backward(
+        log_prob,
+        batch,
+        **options,
+        gate=kondo.Gate(rate=0.3),
+        priority=kondo.priorities.sequence_advantage,
+        unit="sequence",
+    )
+    assert (report.kept, report.rows_screened, report.rows_trained) == (2, screened, 2)
 
 
 def dense_and_gated(log_prob, batch, advantages, module, **options):

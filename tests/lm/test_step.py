@@ -18,6 +18,7 @@ from kondo.lm import CausalLM
 from lm import models
 from oracles import causal
 from oracles import engine as oracle
+from oracles.variance import best_sets
 from tolerances import assert_close
 
 RATES = [1.0, 0.5, 0.2]
@@ -61,6 +62,33 @@ def test_equals_the_dense_gated_gradient(make, padding, attention, unit, rate, m
     assert report.rows_trained == int(keep.any(1).sum())
     assert report.tokens_seen == int(rows.completion_mask.sum())
     assert (report.calls > 1) == (max_tokens == 14 and report.tokens_trained > 14)
+
+
+@pytest.mark.parametrize("rate", [0.34, 0.6])
+@pytest.mark.parametrize("attention", ["varlen", "padded"])
+def test_rows_whose_rewards_vary_most_are_trained_without_a_screen(attention, rate):
+    model, rows = models.build(models.llama), models.rows("left")
+    rewards = torch.tensor([1.0, 0.2, 0.0, 0.7, 0.7, 0.7], dtype=torch.float64)
+    advantages = kondo.advantage.group_mean(rewards, 3)
+    (best,) = best_sets(advantages.tolist(), [True] * 6, rate)
+    keep = torch.tensor([row in best for row in range(6)])[:, None] & rows.completion_mask
+    log_probs = causal.padded(model, *models.inside(rows))
+    loss = oracle.dense_gated_loss(log_probs, advantages, keep, rows.completion_mask.sum())
+    expected = oracle.gradients(model, loss)
+    lm, graphs = CausalLM(model, attention=attention), []
+    model.model.register_forward_pre_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
+    report = kondo.lm.backward(
+        lm,
+        rows,
+        advantages,
+        gate=kondo.VarianceGate(rate=rate),
+        priority=kondo.priorities.sequence_advantage,
+    )
+    assert_grads(model, expected)
+    assert_close(report.loss, float(loss.detach()))
+    assert graphs
+    assert all(graphs)
+    assert (report.rows_screened, report.rows_trained, report.kept) == (0, len(best), len(best))
 
 
 @settings(max_examples=15)

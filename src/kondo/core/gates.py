@@ -28,7 +28,7 @@ class GateOutput(NamedTuple):
     """float: factor of the unit's loss; 0 where not kept."""
     price: Tensor
     """0-d float64, in units of delight: below it a unit is skipped. Infinite if a rate finds
-    nothing worth keeping."""
+    nothing worth keeping; minus infinity where a gate has no price."""
     rate: Tensor
     """0-d float64: kept units / units that count. 0 if nothing counts."""
     probability: Tensor
@@ -207,7 +207,7 @@ class Gate:
         Raises:
             ValueError: NaN in a unit that counts.
         """
-        chi, valid = _flat_units(delight, mask)
+        chi, valid = flat_units(delight, mask)
         index = (valid & (chi != 0)).nonzero().squeeze(1)
         chi = chi[index]
         num_valid = int(valid.sum())
@@ -226,7 +226,7 @@ class Gate:
 
         found = torch.stack([weight, probability])
         flat = found.new_zeros(2, valid.numel()).index_copy_(1, index, found)
-        weight, probability = _to_device(flat, delight.device).view(2, *delight.shape)
+        weight, probability = to_device(flat, delight.device).view(2, *delight.shape)
         return GateOutput(
             keep=weight != 0,  # whatever is kept has a weight
             weight=weight,
@@ -409,7 +409,7 @@ class Gate:
         return f"Gate({inside})"
 
 
-def _flat_units(delight: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def flat_units(delight: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return flat delight and which units count, after checking that those hold no NaN."""
     chi = at_least_float32(check_float("delight", delight).detach())
     mask = check_mask(mask, delight.shape)
@@ -425,7 +425,7 @@ def _flat_units(delight: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return chi.reshape(-1), valid.reshape(-1)
 
 
-def _to_device(values: Tensor, device: torch.device) -> Tensor:
+def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy to the device, without waiting for it."""
     if device.type == "cuda" and not values.is_cuda:
         values = values.pin_memory()

@@ -70,7 +70,8 @@ def _kth_largest(values: Tensor, k: int) -> Tensor:
 def lottery(position: Tensor, *, salt: Tensor) -> Tensor:
     """Return a fixed pseudo-random int64 per position: splitmix64 of position and salt.
 
-    The salt is a float; its bits enter the hash, so different tied values draw different lots.
+    The salt is a float, or one per position; its bits enter the hash, so different tied values draw
+    different lots.
     """
     bits = salt.double().view(torch.int64)
     return mix_bits((position + bits) * GOLDEN)

@@ -4,15 +4,29 @@
 
 A unit whose priority is exactly 0 is never paid for, as with delight. Bind options with
 `functools.partial`, e.g. `partial(kondo.priorities.additive, alpha=0.3)`.
+
+A priority that looks at nothing of log_probs but their shape says so with an attribute,
+`needs_log_probs = False`; `kondo.backward` then makes no screening forward for it.
 """
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kondo.core import delight as _delight
-from kondo.core._checks import prepare_units
+from kondo.core._checks import first_unit, prepare_units
+
+_Priority = TypeVar("_Priority", bound=Callable[..., Tensor])
 
 
+def _needs_no_log_probs(priority: _Priority) -> _Priority:
+    vars(priority)["needs_log_probs"] = False
+    return priority
+
+
+@_needs_no_log_probs
 def advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return U: how good, whatever the surprise.
 
@@ -24,6 +38,7 @@ def advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = No
     return prepare_units(log_probs, advantages, mask)[1].clone()
 
 
+@_needs_no_log_probs
 def abs_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return |U|: how far from expected, blind to the sign.
 
@@ -33,6 +48,53 @@ def abs_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None 
         tensor([0.5000, 0.5000])
     """
     return prepare_units(log_probs, advantages, mask)[1].abs()
+
+
+@_needs_no_log_probs
+def sequence_advantage(
+    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Return U of every row, [N]: how good a sequence was, however long it is.
+
+    For unit "sequence", where one value per token, as `advantage` returns, would be summed over a
+    row's tokens: a long answer would outrank a short one that was worth as much.
+
+    Args:
+        log_probs: [N, T] float, of which nothing but the shape is looked at.
+        advantages: [N] float; or [N, T], the same at all tokens of a row that count.
+        mask: [N, T] or [N] bool. A row in which nothing counts has a priority of 0.
+
+    Raises:
+        ValueError: log_probs without tokens, or advantages that differ within a row.
+
+    Example:
+        >>> import torch, kondo
+        >>> log_probs, lengths = torch.full((3, 4), -0.5), torch.tensor([4, 1, 2])
+        >>> mask = torch.arange(4) < lengths[:, None]
+        >>> advantages = torch.tensor([0.75, -0.5, -0.25])
+        >>> kondo.priorities.sequence_advantage(log_probs, advantages, mask=mask)
+        tensor([ 0.7500, -0.5000, -0.2500])
+        >>> kondo.priorities.advantage(log_probs, advantages, mask=mask).sum(1)  # not this
+        tensor([ 3.0000, -0.5000, -0.5000])
+    """
+    if isinstance(log_probs, Tensor) and log_probs.ndim != 2:
+        raise ValueError(
+            f"log_probs must have shape [N, T], got {list(log_probs.shape)}; for samples use "
+            f"kondo.priorities.advantage."
+        )
+    log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
+    if mask is None:
+        mask = torch.ones_like(log_probs, dtype=torch.bool)
+    highest = torch.where(mask, advantages, -torch.inf).amax(dim=1)
+    lowest = torch.where(mask, advantages, torch.inf).amin(dim=1)
+    differs = highest > lowest
+    if bool(differs.any()):
+        raise ValueError(
+            f"advantages must be the same at all tokens of a row, got {float(lowest[differs][0])} "
+            f"and {float(highest[differs][0])} in {first_unit(differs)}; give one per row, or gate "
+            f'tokens: priority=kondo.priorities.advantage, unit="token".'
+        )
+    return torch.where(mask.any(dim=1), highest, 0.0)
 
 
 def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -62,6 +124,7 @@ def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = No
     return _delight.surprisal(prepare_units(log_probs, advantages, mask)[0])
 
 
+@_needs_no_log_probs
 def uniform(
     log_probs: Tensor,
     advantages: Tensor,

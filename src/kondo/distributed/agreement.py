@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from kondo.core.gates import Gate
+from kondo.core.variance import VarianceGate
 from kondo.distributed.ranks import Ranks
 from kondo.lm.budget import BudgetGate
 
@@ -50,7 +51,7 @@ def describe(value: Any) -> str:
     """Say what a callable or option is, in words that do not depend on the process."""
     if isinstance(value, Gate):
         return f"{value!r} {_state(value)}"
-    if isinstance(value, BudgetGate):
+    if isinstance(value, BudgetGate | VarianceGate):
         return repr(value)
     if isinstance(value, Tensor):
         return f"a {value.ndim}-d tensor of {value.dtype}"

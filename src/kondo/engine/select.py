@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,6 +14,21 @@ from kondo.core.gates import GateOutput
 Unit = Literal["sample", "token", "sequence"]
 GateLike = Callable[..., GateOutput]
 Priority = Callable[..., Tensor]
+
+
+def needs_log_probs(priority: Priority) -> bool:
+    """Return whether a priority looks at log-probs; it does unless it says that it does not.
+
+    See `kondo.priorities`. Options that were bound with `functools.partial` change nothing.
+
+    Example:
+        >>> import kondo
+        >>> needs_log_probs(kondo.delight), needs_log_probs(kondo.priorities.advantage)
+        (True, False)
+    """
+    while isinstance(priority, partial) and not hasattr(priority, "needs_log_probs"):
+        priority = priority.func
+    return bool(getattr(priority, "needs_log_probs", True))
 
 
 class Counts(NamedTuple):

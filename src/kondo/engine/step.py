@@ -21,7 +21,15 @@ from kondo.engine.differentiate import BackwardFn, Loss, differentiate
 from kondo.engine.promising import Screened, screen_promising
 from kondo.engine.report import Report, StageClock
 from kondo.engine.screen import LogProb, devices_of, screen_log_probs
-from kondo.engine.select import Counts, GateLike, Priority, Selection, Unit, select
+from kondo.engine.select import (
+    Counts,
+    GateLike,
+    Priority,
+    Selection,
+    Unit,
+    needs_log_probs,
+    select,
+)
 
 # The no-grad screen stores no activations: its chunks can be this much larger.
 SCREEN_CHUNK_FACTOR = 4
@@ -64,7 +72,9 @@ def backward(
         gate: `kondo.Gate`, or any callable (delight, mask, generator) -> `kondo.GateOutput`.
         mask: [N] or [N, T] bool, True means "counts".
         screen: None for a no-grad forward; [N] or [N, T] log-probs that already exist; or a draft
-            to call instead of log_prob.
+            to call instead of log_prob. With None and a priority that needs no log-probs, as those
+            by advantage alone, there is no forward, if the unit is "sample" or advantages or mask
+            tell how many tokens a row has.
         loss: (log_probs, advantages, **loss_inputs) -> one value per element; see `kondo.losses`.
         micro_batch: rows per forward/backward; all kept rows at once if None.
         denominator: "full" divides by the elements that count in the whole batch, so a learning
@@ -121,6 +131,8 @@ def backward(
     loss_inputs = {name: value.detach() for name, value in loss_inputs.items()}
     mask = mask.to(device) if isinstance(mask, Tensor) else mask
     clock = StageClock(device)
+    if screen is None and not needs_log_probs(priority):
+        screen = _unseen(size, advantages, mask, unit)
 
     with clock.stage("screen"):
         run_screen = _Screen(log_prob, screen, screen_chunk)
@@ -168,6 +180,16 @@ def _leaves_out(screen_rows: str, screen: Any, priority: Priority) -> bool:
             'advantage, got another priority; use screen_rows="all".'
         )
     return screen_rows == "promising" and not isinstance(screen, Tensor)
+
+
+def _unseen(size: int, advantages: Tensor, mask: Tensor | None, unit: Unit) -> Tensor | None:
+    """Return zeros in the shape of log-probs that nobody looks at; None where it is not known."""
+    if unit == "sample":
+        return advantages.new_zeros(size)
+    given = [part.shape for part in (advantages, mask) if isinstance(part, Tensor)]
+    # One column stands for a value per row, whatever their tokens.
+    widths = [shape[1] for shape in given if len(shape) == 2 and shape[1] > 1]
+    return advantages.new_zeros(size, widths[0]) if widths else None
 
 
 class _Screen:

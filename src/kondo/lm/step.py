@@ -47,14 +47,16 @@ def backward(
         gate: `kondo.Gate`, or any callable (delight, mask, generator) -> `kondo.GateOutput`.
         unit: "sequence" keeps or skips whole completions; "token" single tokens, which pay for
             the tokens before them.
-        screen: None for a no-grad forward; [N, S] log-probs that already exist (the rollout's); or
-            a draft, rows -> [N, S].
+        screen: None for a no-grad forward, unless the priority needs no log-probs (see
+            `kondo.priorities`); [N, S] log-probs that already exist (the rollout's); or a draft,
+            rows -> [N, S].
         loss: (log_probs, advantages, **loss_inputs) -> one value per token. It is given the kept
             tokens of a pack in one dimension, [K].
         denominator: see `kondo.backward`.
         loss_inputs: further tensors of the loss by name, each [N] or [N, S].
         generator: for the gate's draws.
-        priority: what the gate looks at, delight by default.
+        priority: what the gate looks at, delight by default. For `kondo.VarianceGate` it is
+            `kondo.priorities.sequence_advantage`.
         screen_rows: "promising" makes no screening forward for rows that cannot be kept; see
             `kondo.backward`. By default so, unless there is another priority.
         backward_fn: how to differentiate a loss; see `kondo.backward`.

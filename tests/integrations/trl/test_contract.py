@@ -83,12 +83,43 @@ def test_the_command_line_knows_the_options(tmp_path):
         ({"kondo_rate": 0.1, "delight_eta": 0.0}, "delight_eta must be finite and > 0"),
         ({"kondo_price": 0.1, "kondo_window": 4}, "window turns past delight into a price"),
         ({"kondo_price": 0.1, "kondo_reserve": 0.4}, "reserve and negative_quota divide"),
+        ({"kondo_rate": 0.1, "kondo_by": "reward"}, "kondo_by must be one of"),
     ],
     ids=str,
 )
 def test_options_out_of_range_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         KondoGRPOConfig(str(tmp_path), **OPTIONS, **options)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"kondo_price": 0.5, "kondo_rate": None},
+        {"kondo_unit": "token"},
+        {"kondo_screen": "exact"},
+        {"kondo_screen": "rollout"},
+        {"kondo_temperature": 0.1},
+        {"kondo_reserve": 0.1},
+        {"kondo_negative_quota": 0.1},
+        {"kondo_window": 4},
+        {"delight_eta": 1.0},
+        {"delight_eta": 1.0, "kondo_rate": 1.0},
+    ],
+    ids=str,
+)
+def test_variance_is_refused_together_with_what_needs_delight(tmp_path, option):
+    options = OPTIONS | {"kondo_rate": 0.3, "kondo_by": "variance"}
+    name = next(iter(option))
+    with pytest.raises(ValueError, match=rf"{name} must be .* with kondo_by='variance', got "):
+        KondoGRPOConfig(str(tmp_path), **(options | option))
+    delight = {"kondo_by": "delight"} | option
+    assert KondoGRPOConfig(str(tmp_path), **(options | delight)).kondo_by == "delight"
+
+
+def test_variance_is_a_gate_of_its_own(tmp_path):
+    args = KondoGRPOConfig(str(tmp_path), **OPTIONS, kondo_rate=0.3, kondo_by="variance")
+    assert repr(args.make_gate()) == "VarianceGate(rate=0.3)"
 
 
 TOKEN = {"kondo_unit": "token"}

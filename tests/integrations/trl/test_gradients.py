@@ -110,12 +110,34 @@ def test_sequences_skipped_leave_the_full_denominator(tmp_path, monkeypatch, los
     assert kept == [2, 2]  # of 8 rows at a rate of 0.3
 
 
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_rows_whose_rewards_vary_little_leave_the_full_denominator(
+    tmp_path, monkeypatch, loss_type
+):
+    _, kept = compare(tmp_path, monkeypatch, loss_type=loss_type, kondo_by="variance")
+    assert kept == [2, 2]
+
+
 @pytest.mark.parametrize("loss_type", [kind for kind in LOSSES if kind != "vespo"])
 def test_tokens_skipped_leave_the_full_denominator(tmp_path, monkeypatch, loss_type):
     compare(tmp_path, monkeypatch, loss_type=loss_type, kondo_unit="token", kondo_rate=0.1)
 
 
 UNITS = [{"kondo_unit": "sequence"}, {"kondo_unit": "token", "kondo_rate": 0.1}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_iterations": 2, "max_steps": 4},
+        {"steps_per_generation": 4},
+        {"mask_truncated_completions": True},
+        {"scale_rewards": "none", "loss_type": "grpo"},
+    ],
+    ids=str,
+)
+def test_options_of_trl_keep_their_meaning_by_variance(tmp_path, monkeypatch, options):
+    compare(tmp_path, monkeypatch, kondo_by="variance", **options)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=["sequence", "token"])

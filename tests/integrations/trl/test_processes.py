@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from integrations.trl.recording import raw_micro
-from integrations.trl.tiny import OPTIONS, policy
+from integrations.trl.recording import centred, raw_micro
+from integrations.trl.tiny import OPTIONS, policy, reward
 from integrations.trl.two_processes import SCENARIOS
 from oracles.grpo import gated_loss
+from oracles.variance import best_sets
 from tolerances import assert_close
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
@@ -101,6 +102,15 @@ def test_the_gradient_is_that_of_all_rows_together(runs, name):
         for key, parameter in model.named_parameters():
             assert_close(steps[0]["grads"][key], parameter.grad)
             assert torch.equal(steps[0]["grads"][key], steps[1]["grads"][key])
+
+
+def test_rows_of_all_processes_vary_most_together(runs):
+    both = runs["variance"]
+    for number, raws in enumerate(zip(*(run["raw"] for run in both), strict=True)):
+        values = [value for raw in raws for value in centred(raw, reward, 4).tolist()]
+        rows = trained(both[0], number) + trained(both[1], number)
+        assert len(rows) == 5
+        assert set(rows) in best_sets(values, [True] * 16, 0.3)
 
 
 def test_steps_that_keep_nothing_are_empty_on_both(runs):

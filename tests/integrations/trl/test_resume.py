@@ -1,5 +1,6 @@
 """A checkpoint holds what the gate remembers and what was counted."""
 
+import pytest
 import torch
 
 from integrations.trl.test_empty_steps import sometimes
@@ -56,3 +57,13 @@ def test_a_replaced_gate_need_not_have_a_state(tmp_path):
     gated.train()
     state = torch.load(tmp_path / "checkpoint-2" / "kondo_state.pt", weights_only=True)
     assert state["gate"] == {}
+
+
+@pytest.mark.parametrize("first", ["delight", "variance"])
+def test_a_run_may_change_what_it_keeps_by(tmp_path, first):
+    options = OPTIONS | {"kondo_window": 0}
+    second = {"delight": "variance", "variance": "delight"}[first]
+    trainer(tmp_path, kondo_by=first, **(options | {"max_steps": 2})).train()
+    resumed = trainer(tmp_path, kondo_by=second, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed.state.global_step == 4

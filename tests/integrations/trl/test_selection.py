@@ -7,6 +7,7 @@ from integrations.trl.recording import centred, number_rows, record
 from integrations.trl.tiny import policy, reward, trainer
 from oracles.engine import element_keep
 from oracles.grpo import counted, log_probs_and_entropy
+from oracles.variance import best_sets
 from tolerances import assert_close
 
 
@@ -51,6 +52,49 @@ def test_the_most_delightful_are_kept(tmp_path, monkeypatch, unit, rate, scale):
     seen = 8 if unit == "sequence" else int(counted(raw).sum())
     kept = int(expected.any(1).sum()) if unit == "sequence" else int(expected.sum())
     assert_close(first["kondo/rate"], kept / seen)
+
+
+def coin(completion_ids, **kwargs):
+    """Right or wrong: nearly all rows tie, and some groups agree."""
+    return [float(sum(ids) % 3 == 0) for ids in completion_ids]
+
+
+@pytest.mark.parametrize("rewards", [reward, coin])
+@pytest.mark.parametrize("scale", ["group", "none"])
+@pytest.mark.parametrize("rate", [0.2, 0.5])
+def test_the_rows_whose_rewards_vary_most_are_kept(tmp_path, monkeypatch, rate, scale, rewards):
+    outputs = number_rows(monkeypatch)
+    gated = trainer(
+        tmp_path,
+        kondo_rate=rate,
+        kondo_by="variance",
+        per_device_train_batch_size=8,
+        max_completion_length=20,  # rows of many lengths
+        reward_funcs=rewards,
+        scale_rewards=scale,
+    )
+    steps = record(gated)
+    for raw, step in zip(outputs, steps, strict=True):
+        # The gate looks at the centred advantage, whatever the loss divides it by.
+        values = centred(raw, rewards, 4).tolist()
+        best = best_sets(values, [True] * 16, rate)
+        rows = torch.cat([part["row_id"] for part in step["slices"]])
+        found = torch.cat([part["kondo_keep"] for part in step["slices"]])
+        assert torch.equal(found, found.any(1, keepdim=True) & counted(raw).bool()[rows])
+        assert set(rows[found.any(1)].tolist()) in best
+    logs = [log["kondo/rate"] for log in gated.state.log_history if "kondo/rate" in log]
+    assert logs == [round(rate * 16) / 16] * 3
+    assert gated.state.log_history[0]["kondo/price"] is None  # there is none
+
+
+def test_variance_needs_no_screen(tmp_path):
+    model = policy()
+    seen = Forwards(model)
+    gated = trainer(tmp_path, model=model, kondo_rate=0.25, kondo_by="variance")
+    gated.train()
+    assert seen.shapes[False] == []
+    assert [rows for rows, _ in seen.shapes[True]] == [2, 2, 2]
+    assert gated.state.log_history[0]["kondo/seconds_screen"] == 0
 
 
 def test_only_kept_rows_enter_the_training_forward(tmp_path):

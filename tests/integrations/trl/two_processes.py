@@ -54,6 +54,7 @@ def rows_of(*kept):
 # Process 0 has rows 0 to 7, process 1 rows 8 to 15.
 SCENARIOS = {
     "rate": ({"kondo_rate": 0.3}, None),
+    "variance": ({"kondo_rate": 0.3, "kondo_by": "variance"}, None),
     "token": ({"kondo_rate": 0.1, "kondo_unit": "token", "loss_type": "grpo"}, None),
     "only_one_process": ({"loss_type": "grpo"}, rows_of([0, 1, 2, 3, 4, 5, 6], [9])),
     "one_row_or_none": ({"loss_type": "dr_grpo"}, rows_of([15], [], [3])),

@@ -205,6 +205,20 @@ def test_variance_over_the_batch_takes_the_extremes_of_what_answers_are_worth():
     assert torch.equal(chosen.advantages, good)
 
 
+@pytest.mark.parametrize("rewards", ["real", "binary"])
+@pytest.mark.parametrize("rate", [0.1, 0.25, 0.6])
+def test_variance_over_the_batch_is_the_products_gate_up_to_ties(rewards, rate):
+    contender = Contender(name="PODS", gate="variance", rate=rate)
+    chosen = choose(contender, rewards=rewards)
+    good = contenders.centred_advantages(experience(rewards=rewards)[1], ANSWERS)
+    kept = (chosen.weight != 0).any(dim=2)
+    for member in range(MEMBERS):
+        ours = kondo.VarianceGate(rate=rate)(good[member]).keep
+        assert_close(good[member][ours].sort().values, good[member][kept[member]].sort().values)
+        if rewards == "real":
+            assert torch.equal(ours, kept[member])
+
+
 def test_variance_within_groups_is_pods_with_the_mean_and_std_of_what_it_kept():
     contender = Contender(name="PODS", loss="grpo", gate="variance", scope="group", rate=0.5)
     paid = experience(rewards="binary")[1]

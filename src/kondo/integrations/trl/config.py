@@ -9,7 +9,7 @@ from torch import Tensor
 from trl.trainer.grpo_config import GRPOConfig
 
 import kondo
-from kondo.engine.select import GateLike
+from kondo.engine.select import GateLike, Priority
 
 
 def _keep_all(
@@ -48,6 +48,11 @@ class KondoGRPOConfig(GRPOConfig):
     kondo_price: float | None = _option(
         None, "Delight a unit must exceed to be trained. Instead of kondo_rate."
     )
+    kondo_by: Literal["delight", "variance"] = _option(
+        "delight",
+        "What is kept. 'delight': the highest delight. 'variance': the completions whose centred "
+        "rewards vary most, the best and the worst together; needs no log-probs, and no screen.",
+    )
     kondo_unit: Literal["sequence", "token"] = _option(
         "sequence", "What is gated: whole completions, by their summed delight, or single tokens."
     )
@@ -81,6 +86,7 @@ class KondoGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
         for name, allowed in (
+            ("kondo_by", ("delight", "variance")),
             ("kondo_unit", ("sequence", "token")),
             ("kondo_screen", ("auto", "rollout", "exact")),
         ):
@@ -98,12 +104,36 @@ class KondoGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"delight_eta must be finite and > 0, got {eta}; None leaves survivors unweighted."
             )
+        if self.kondo_by == "variance":
+            self._check_variance()
         self.make_gate()  # it refuses what contradicts the rest
+
+    def _check_variance(self) -> None:
+        """Refuse what has no meaning, or no effect, where variance chooses."""
+        meaningless = {
+            "kondo_price": (None, "there is no price: give kondo_rate"),
+            "kondo_unit": ("sequence", "tokens of one completion have one reward"),
+            "kondo_screen": ("auto", "there is no screen"),
+            "kondo_temperature": (0.0, "nothing is drawn"),
+            "kondo_reserve": (0.0, "nothing is drawn"),
+            "kondo_negative_quota": (0.0, "both ends are kept anyway"),
+            "kondo_window": (0, "there is no price to take from past batches"),
+            "delight_eta": (None, "delight is not known without log-probs"),
+        }
+        for name, (default, why) in meaningless.items():
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} must be {default!r} with kondo_by='variance', got "
+                    f"{getattr(self, name)!r}: {why}. Leave it out, or set kondo_by='delight'."
+                )
 
     def make_gate(self) -> GateLike:
         """Return a new gate with these options; at a rate of 1 one that keeps everything."""
         if self.kondo_rate == 1.0:
             return _keep_all
+        if self.kondo_by == "variance":
+            assert self.kondo_rate is not None  # checked: there is no price
+            return kondo.VarianceGate(rate=self.kondo_rate)
         return kondo.Gate(
             rate=self.kondo_rate,
             price=self.kondo_price,
@@ -112,3 +142,9 @@ class KondoGRPOConfig(GRPOConfig):
             negative_quota=self.kondo_negative_quota,
             window=self.kondo_window,
         )
+
+    @property
+    def priority(self) -> Priority:
+        """What the gate looks at."""
+        by_variance = self.kondo_by == "variance"
+        return kondo.priorities.sequence_advantage if by_variance else kondo.delight

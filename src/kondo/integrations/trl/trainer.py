@@ -28,7 +28,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 import kondo
 from kondo.engine.report import StageClock
-from kondo.engine.select import Selection, select
+from kondo.engine.select import Selection, needs_log_probs, select
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer
 from kondo.integrations.trl.config import KondoGRPOConfig
@@ -115,8 +115,10 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         output = super()._generate_and_score_completions(inputs)
         if not (self._gated and self.model.training):
             return output
-        with self._window.clock.stage("screen"):
-            log_probs = self._screen(output)
+        log_probs = None
+        if needs_log_probs(self.args.priority):
+            with self._window.clock.stage("screen"):
+                log_probs = self._screen(output)
         with self._window.clock.stage("select"):
             chosen = self._select(log_probs, loss_mask(output))
             keep, weight = self._local_decision(chosen, output["completion_mask"].shape)
@@ -150,16 +152,23 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
                 batch_size=self.args.per_device_train_batch_size,
             )[0]
 
-    def _select(self, log_probs: Tensor, mask: Tensor) -> Selection:
-        """Gate the rows of all processes: [n, T] of each -> a selection over [N, T], on the CPU."""
+    def _select(self, log_probs: Tensor | None, mask: Tensor) -> Selection:
+        """Gate the rows of all processes: [n, T] of each -> a selection over [N, T], on the CPU.
+
+        log_probs: None where the priority does not look at them.
+        """
         assert self._gate_rewards is not None
+        counted = self._gather(mask.int()).bool().cpu()
+        known = torch.zeros(counted.shape)
+        if log_probs is not None:
+            known = self._gather(log_probs.float()).cpu()
         chosen = select(
-            self._gather(log_probs.float()).cpu(),
+            known,
             centred_advantages(self._gate_rewards, self.num_generations).cpu(),
             gate=self.gate,
-            priority=kondo.delight,
+            priority=self.args.priority,
             unit=self.args.kondo_unit,
-            mask=self._gather(mask.int()).bool().cpu(),
+            mask=counted,
             generator=self._draws,
         )
         eta = self.args.delight_eta or 1.0
@@ -382,7 +391,8 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         state: dict[str, Any] = torch.load(path, weights_only=True)
         self.empty_steps = state["empty_steps"]
         self._draws.set_state(state["draws"])
-        if state["gate"]:
+        # A gate without a state, as one by variance, may go on where one with a state stopped.
+        if state["gate"] and hasattr(self.gate, "load_state_dict"):
             self.gate.load_state_dict(state["gate"])
 
     def _kondo_state(self) -> dict[str, Any]:
