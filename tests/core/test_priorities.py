@@ -218,3 +218,17 @@ def test_a_gate_takes_any_priority():
     assert gate(kondo.delight(log_probs, advantages)).keep.tolist() == [True, False]
     surprise = kondo.priorities.surprisal(log_probs, advantages)
     assert gate(surprise).keep.tolist() == [False, True]
+
+
+def test_a_rows_advantage_does_not_depend_on_where_its_tokens_stand():
+    log_probs, advantages = torch.full((3, 4), -1.0), torch.tensor([0.5, -0.25, 0.75])
+    for mask in (torch.arange(4) < 2, torch.arange(4) >= 2, torch.arange(4) == 3):
+        mask = mask.expand(3, 4).clone()
+        mask[1] = False
+        found = kondo.priorities.sequence_advantage(log_probs, advantages, mask=mask)
+        assert found.tolist() == [0.5, 0.0, 0.75]
+        wide = advantages[:, None].expand(3, 4)
+        again = kondo.priorities.sequence_advantage(log_probs, wide, mask=mask)
+        assert again.tolist() == found.tolist()
+    nothing = kondo.priorities.sequence_advantage(log_probs[:, :0], advantages)
+    assert nothing.tolist() == [0.0, 0.0, 0.0]

@@ -92,11 +92,12 @@ def test_what_the_gate_returns_agrees_with_itself(units, rate):
     assert out.price.item() == -INF
 
 
-@pytest.mark.parametrize("low", [-1.0, -0.3, -0.7, -1 / 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("low", [-1.0, -0.3, -0.7, -1 / 3, -3 / 7])
 @pytest.mark.parametrize("count", range(1, 12))
-def test_of_equally_good_sets_the_most_balanced_is_taken(count, low):
+def test_of_equally_good_sets_the_most_balanced_is_taken(count, low, dtype):
     # Two values only: k and count - k high ones vary alike, but for their rounding.
-    values = torch.tensor([low, 0.4, 0.0] * 12, dtype=torch.float64)
+    values = torch.tensor([low, 0.4, 0.0] * 12, dtype=dtype)
     found = kept(values, count / 36)
     assert int((found & (values > 0)).sum()) == math.ceil(count / 2)
 
@@ -304,7 +305,7 @@ def test_the_gradient_is_that_of_the_masked_loss(name, rate):
         assert_close(parameter.grad, expected[key])
     assert (report.kept, report.rows_trained, report.rows_screened) == (len(best), len(best), 0)
     assert (report.rate, report.price) == (len(best) / zoo.N, -INF)
-    assert "price -inf" in str(report)
+    assert "price" not in str(report)
     assert report.diagnostics["kept_positive_share"] == sum(advantages[i] > 0 for i in best) / len(
         best
     )

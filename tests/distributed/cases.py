@@ -226,13 +226,14 @@ def all_empty(group):
     )
 
 
-def gates_that_differ(group):
-    """A gate that looks at something else than its arguments."""
+def gates_that_differ(group, what):
+    """A gate that looks at something else than its arguments: at the rank, for price or units."""
+    own = group.rank() if what == "price" else 0
 
     def gate(delight, mask, generator):
-        keep = mask & (torch.arange(len(mask)) == group.rank())
+        keep = mask & (torch.arange(len(mask)) == group.rank() - own)
         price = torch.zeros((), dtype=torch.float64)
-        return kondo.GateOutput(keep, keep.double(), price + group.rank(), price, keep.double())
+        return kondo.GateOutput(keep, keep.double(), price + own, price, keep.double())
 
     spec = {"unit": "sample", "splits": (5,) * group.size(), "wrap": "plain"}
     return failure(lambda: step(group, Policy("sample"), spec, gate=gate))

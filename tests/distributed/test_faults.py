@@ -101,8 +101,9 @@ def test_no_rows_anywhere_is_an_error_on_all_ranks(crew):
         assert "empty on all ranks" in found["message"]
 
 
-def test_a_gate_that_decides_differently_is_an_error_on_all_ranks(crew):
-    for found in crew.run(cases.gates_that_differ, 2):
+@pytest.mark.parametrize("what", ["price", "units"])
+def test_a_gate_that_decides_differently_is_an_error_on_all_ranks(crew, what):
+    for found in crew.run(cases.gates_that_differ, 2, what):
         assert found["type"] == "RuntimeError"
         assert "gate decided differently" in found["message"]
 

@@ -1,7 +1,7 @@
 """`kondo.backward` under real training conditions."""
 
 import math
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -186,12 +186,24 @@ def by_place(log_probs, advantages, *, mask=None):
 by_place.needs_log_probs = False
 
 
+@wraps(kondo.priorities.advantage)
+def wrapped(log_probs, advantages, *, mask=None):
+    """It has the other's attributes, and looks all the same."""
+    return advantages - log_probs
+
+
+looking = partial(by_place)
+looking.needs_log_probs = True
+
+
 READERS = {
     "delight": kondo.delight,
     "surprisal": kondo.priorities.surprisal,
     "abs_delight": kondo.priorities.abs_delight,
     "additive": partial(kondo.priorities.additive, alpha=1.0),
     "a stranger": lambda log_probs, advantages, mask: advantages,  # it may look: who knows
+    "a wrapper": wrapped,
+    "bound, and says it looks": looking,
 }
 BLIND = {
     "advantage": kondo.priorities.advantage,
@@ -560,3 +572,36 @@ def test_rows_on_a_gpu_say_where_the_work_is_without_a_search_for_parameters(mon
     monkeypatch.setattr(step.rows, "devices", lambda batch: mixed)
     assert step.main_device(len, batch) == torch.device("cuda", 0)
     assert searched == [len]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "priority must be an advantage for a gate by variance, got kondo.delight"),
+        ({"priority": kondo.priorities.advantage}, r"one value per row, \[N\], .* got \[6, 3\]"),
+    ],
+)
+def test_a_gate_by_variance_refuses_what_it_is_not_made_for(options, message):
+    weights = torch.zeros(6, 3, requires_grad=True)
+    with pytest.raises(ValueError, match=message):
+        kondo.backward(
+            lambda rows: weights[rows] - 1,
+            torch.arange(6),
+            torch.tensor([1.0, -1, 1, -1, 0.5, -0.5]),
+            gate=kondo.VarianceGate(rate=0.5),
+            unit="sequence",
+            mask=torch.ones(6, 3, dtype=torch.bool),
+            **options,
+        )
+
+
+def test_a_forgotten_unit_is_named_where_nothing_is_screened():
+    weights = torch.zeros(6, 3, requires_grad=True)
+    shared = {"gate": kondo.Gate(rate=0.5), "priority": kondo.priorities.advantage}
+    given = (lambda rows: weights[rows] - 1, torch.arange(6), torch.randn(6))
+    with pytest.raises(ValueError, match=r"check unit="):
+        kondo.backward(*given, **shared)
+    with pytest.raises(ValueError, match='unit "sample" needs'):
+        kondo.backward(*given, mask=torch.ones(6, 3, dtype=torch.bool), **shared)
+    with pytest.raises(ValueError, match="log_prob must be callable"):
+        kondo.backward(None, *given[1:], **shared)

@@ -82,9 +82,14 @@ def sequence_advantage(
             f"log_probs must have shape [N, T], got {list(log_probs.shape)}; for samples use "
             f"kondo.priorities.advantage."
         )
+    given = advantages
     log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
     if mask is None:
         mask = torch.ones_like(log_probs, dtype=torch.bool)
+    if not log_probs.shape[1]:
+        return log_probs.new_zeros(log_probs.shape[0])
+    if given.ndim == 1:  # by far the most common: nothing to compare, and no device sync
+        return torch.where(mask.any(dim=1), given.detach().to(advantages), 0.0)
     highest = torch.where(mask, advantages, -torch.inf).amax(dim=1)
     lowest = torch.where(mask, advantages, torch.inf).amin(dim=1)
     differs = highest > lowest

@@ -33,8 +33,9 @@ class VarianceGate:
     than the unit that it would displace. Elsewhere, e.g. where the mask tears groups apart, a set
     chosen among all units may hold zeros, and be smaller than K without them.
 
-    Ties between equal values fall by lot: a fixed hash of a unit's position and value, as for
-    `kondo.Gate`. The same input gives the same choice, and no position is favoured.
+    Ties between equal values fall by lot: a fixed hash of a unit's position and value, the hash of
+    `kondo.Gate`, though not the same units win. The same input gives the same choice, and no
+    position is favoured.
 
     Published for the answers to one prompt; here it is over all units of a call, so that a group
     may keep many answers or none. Rewards that are not centred within their groups would compare
@@ -62,6 +63,9 @@ class VarianceGate:
 
     Reference: https://arxiv.org/abs/2504.13818, "max-variance" down-sampling
     """
+
+    of_advantages = True
+    """Told to the engine, which refuses delight, and sums over tokens, as values."""
 
     def __init__(self, *, rate: float):
         if not 0.0 < rate <= 1.0:

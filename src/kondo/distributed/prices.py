@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kondo.core._checks import first_unit
 from kondo.core.gates import Gate, GateOutput
-from kondo.core.pricing import count_for, lottery
+from kondo.core.pricing import GOLDEN, count_for, lottery, mix_bits
 from kondo.distributed.ranks import Ranks
 from kondo.distributed.report import RankClock
 from kondo.distributed.tokens import TokenMasks
@@ -57,6 +57,9 @@ class GlobalGate:
         self.decision: GateOutput
         self.num_kept = 0
         """Units kept by all ranks, as this rank has it."""
+        self.digest = 0
+        """Which units these are, as one number; 0 where every rank decided for its own alone."""
+        self.of_advantages = getattr(gate, "of_advantages", False)
 
     @torch.no_grad()
     def __call__(
@@ -86,6 +89,8 @@ class GlobalGate:
                     f"a gate that is bound to the rows of one rank cannot decide for all."
                 )
         self.num_kept = int(self.decision.keep.sum())
+        kept = self.decision.keep.flatten().nonzero()
+        self.digest = int(mix_bits((kept + 1) * GOLDEN).sum())
         start = sum(rows for rows, _ in shapes[: self._ranks.rank])
 
         def own(values: Tensor) -> Tensor:

@@ -305,7 +305,8 @@ def _count(ranks: Ranks, chosen: Selection, decide: GlobalGate) -> _Counts:
     )
     own = torch.stack([number.long() for number in numbers]).tolist()  # one device sync
     price = _to_word(float(chosen.gate.price))
-    told = ranks.say(*own, chosen.mask.shape[0], chosen.rows.numel(), price, decide.num_kept)
+    decided = (price, decide.num_kept, decide.digest)
+    told = ranks.say(*own, chosen.mask.shape[0], chosen.rows.numel(), *decided)
     if any(theirs[7:] != told[0][7:] for theirs in told):
         raise RuntimeError(
             f"gate decided differently on different ranks: prices "

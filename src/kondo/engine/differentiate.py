@@ -80,7 +80,8 @@ def _graph_log_probs(log_prob: LogProb, micro: MicroBatch) -> Tensor:
     if log_probs.shape != micro.keep.shape:
         raise ValueError(
             f"log_prob(rows) must return shape {list(micro.keep.shape)} for these rows, as the "
-            f"screen did, got {list(log_probs.shape)}; log_prob must not depend on other rows."
+            f"screen did, or as unit, mask and advantages say where there was none, got "
+            f"{list(log_probs.shape)}; check unit=, and that no row depends on other rows."
         )
     if not log_probs.requires_grad:
         raise ValueError(

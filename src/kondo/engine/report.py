@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ class Report:
     rate: float
     """kept / seen."""
     price: float
-    """The gate's price, in units of delight."""
+    """The gate's price, in units of delight; minus infinity where it has none."""
     loss: float
     """The gated loss whose gradient was added to `.grad`."""
     rows_seen: int
@@ -76,13 +77,14 @@ class Report:
 
     def __str__(self) -> str:
         stages = "  ".join(f"{name} {1e3 * spent:.1f}" for name, spent in self.seconds.items())
+        price = "" if self.price == -math.inf else f" at price {self.price:.4g}"
         head = f"loss {self.loss:.6g}"
         if self.empty:
             head = "nothing kept" + (", .grad untouched" if self.calls == 0 else "")
         return (
-            f"{head}: kept {self.kept} of {self.seen} units ({self.rate:.2%}) at price "
-            f"{self.price:.4g}; differentiated {self.rows_trained} of {self.rows_seen} rows in "
-            f"{self.calls} calls; ms: {stages}"
+            f"{head}: kept {self.kept} of {self.seen} units ({self.rate:.2%}){price}; "
+            f"differentiated {self.rows_trained} of {self.rows_seen} rows in {self.calls} calls; "
+            f"ms: {stages}"
         )
 
 

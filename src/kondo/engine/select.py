@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kondo.core import delight as delights
 from kondo.core._checks import check_float, check_mask, expand_rows, first_unit
 from kondo.core.gates import GateOutput
 
@@ -19,7 +20,8 @@ Priority = Callable[..., Tensor]
 def needs_log_probs(priority: Priority) -> bool:
     """Return whether a priority looks at log-probs; it does unless it says that it does not.
 
-    See `kondo.priorities`. Options that were bound with `functools.partial` change nothing.
+    See `kondo.priorities`. Options that were bound with `functools.partial` change nothing. Of what
+    wraps another function (`functools.wraps` copies attributes) nothing is believed.
 
     Example:
         >>> import kondo
@@ -28,7 +30,7 @@ def needs_log_probs(priority: Priority) -> bool:
     """
     while isinstance(priority, partial) and not hasattr(priority, "needs_log_probs"):
         priority = priority.func
-    return bool(getattr(priority, "needs_log_probs", True))
+    return hasattr(priority, "__wrapped__") or bool(getattr(priority, "needs_log_probs", True))
 
 
 class Counts(NamedTuple):
@@ -96,6 +98,8 @@ def select(
     expand_rows("advantages", advantages, log_probs.shape)  # refuses other shapes
     hidden_nan = _check_finite_inputs(log_probs, advantages, valid)
     delight, unit_mask = priority(log_probs, advantages, mask=valid), valid
+    if getattr(gate, "of_advantages", False):
+        _check_of_advantages(priority, unit, delight)
     if unit == "sequence":
         unit_mask = valid.any(dim=1)
         delight = delight if delight.ndim == 1 else delight.sum(dim=1)
@@ -123,6 +127,22 @@ def select(
     index = kept_rows.nonzero_static(size=int(num_rows)).squeeze(1)  # of known size: no sync
     sizes = Counts(*(int(count) for count in counts))
     return Selection(delight, unit_mask, decision, valid, weight, keep, index, hidden_nan, sizes)
+
+
+def _check_of_advantages(priority: Priority, unit: Unit, values: Tensor) -> None:
+    """Refuse what a gate that is made for advantages would choose by without a word."""
+    if priority is delights.delight:
+        raise ValueError(
+            "priority must be an advantage for a gate by variance, got kondo.delight, the default; "
+            'give priority=kondo.priorities.sequence_advantage for unit "sequence", or '
+            "kondo.priorities.advantage."
+        )
+    if unit == "sequence" and values.ndim == 2:
+        raise ValueError(
+            "priority must return one value per row, [N], for a gate by variance and unit "
+            f'"sequence", got {list(values.shape)}, whose sums would favour long rows; give '
+            "priority=kondo.priorities.sequence_advantage."
+        )
 
 
 def _check_shapes(decision: GateOutput, unit_mask: Tensor) -> None:

@@ -74,7 +74,8 @@ def backward(
         screen: None for a no-grad forward; [N] or [N, T] log-probs that already exist; or a draft
             to call instead of log_prob. With None and a priority that needs no log-probs, as those
             by advantage alone, there is no forward, if the unit is "sample" or advantages or mask
-            tell how many tokens a row has.
+            tell how many tokens a row has (more than one). A NaN in a row that is not kept is then
+            not noticed, and one that is kept only in its own micro-batch: give screen=log_prob.
         loss: (log_probs, advantages, **loss_inputs) -> one value per element; see `kondo.losses`.
         micro_batch: rows per forward/backward; all kept rows at once if None.
         denominator: "full" divides by the elements that count in the whole batch, so a learning
@@ -131,7 +132,7 @@ def backward(
     loss_inputs = {name: value.detach() for name, value in loss_inputs.items()}
     mask = mask.to(device) if isinstance(mask, Tensor) else mask
     clock = StageClock(device)
-    if screen is None and not needs_log_probs(priority):
+    if screen is None and callable(log_prob) and not needs_log_probs(priority):
         screen = _unseen(size, advantages, mask, unit)
 
     with clock.stage("screen"):
@@ -184,9 +185,9 @@ def _leaves_out(screen_rows: str, screen: Any, priority: Priority) -> bool:
 
 def _unseen(size: int, advantages: Tensor, mask: Tensor | None, unit: Unit) -> Tensor | None:
     """Return zeros in the shape of log-probs that nobody looks at; None where it is not known."""
-    if unit == "sample":
-        return advantages.new_zeros(size)
     given = [part.shape for part in (advantages, mask) if isinstance(part, Tensor)]
+    if unit == "sample":
+        return advantages.new_zeros(size) if all(len(shape) == 1 for shape in given) else None
     # One column stands for a value per row, whatever their tokens.
     widths = [shape[1] for shape in given if len(shape) == 2 and shape[1] > 1]
     return advantages.new_zeros(size, widths[0]) if widths else None

@@ -60,10 +60,12 @@ def test_a_replaced_gate_need_not_have_a_state(tmp_path):
 
 
 @pytest.mark.parametrize("first", ["delight", "variance"])
-def test_a_run_may_change_what_it_keeps_by(tmp_path, first):
+def test_a_run_may_change_what_it_keeps_by_and_is_told_what_is_lost(tmp_path, first, caplog):
     options = OPTIONS | {"kondo_window": 0}
     second = {"delight": "variance", "variance": "delight"}[first]
     trainer(tmp_path, kondo_by=first, **(options | {"max_steps": 2})).train()
     resumed = trainer(tmp_path, kondo_by=second, **options)
+    caplog.clear()
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert resumed.state.global_step == 4
+    assert "was written by another kind of gate" in caplog.text

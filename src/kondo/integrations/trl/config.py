@@ -143,8 +143,7 @@ class KondoGRPOConfig(GRPOConfig):
             window=self.kondo_window,
         )
 
-    @property
-    def priority(self) -> Priority:
-        """What the gate looks at."""
+    def make_priority(self) -> Priority:
+        """Return what the gate looks at."""
         by_variance = self.kondo_by == "variance"
         return kondo.priorities.sequence_advantage if by_variance else kondo.delight

@@ -88,6 +88,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
                 f"options of GRPOConfig and kondo_rate or kondo_price."
             )
         self.gate: Any = self.args.make_gate()
+        self._gate_priority = self.args.make_priority()
         self.empty_steps = 0
         # At rate 1 there is nothing to decide, and nothing below is entered.
         self._gated = self.args.kondo_rate != 1.0 or self.args.delight_eta is not None
@@ -116,7 +117,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         if not (self._gated and self.model.training):
             return output
         log_probs = None
-        if needs_log_probs(self.args.priority):
+        if needs_log_probs(self._gate_priority):
             with self._window.clock.stage("screen"):
                 log_probs = self._screen(output)
         with self._window.clock.stage("select"):
@@ -166,7 +167,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             known,
             centred_advantages(self._gate_rewards, self.num_generations).cpu(),
             gate=self.gate,
-            priority=self.args.priority,
+            priority=self._gate_priority,
             unit=self.args.kondo_unit,
             mask=counted,
             generator=self._draws,
@@ -320,7 +321,8 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
     # Counting, and steps that keep nothing
 
     def _log(self, name: str, value: float) -> None:
-        # An infinite price says that nothing was worth it; TRL's log drops NaN.
+        # An infinite price says that nothing was worth it, or that there is none; TRL's log drops
+        # NaN.
         number = value if math.isfinite(value) else math.nan
         self._metrics["train"][f"kondo/{name}"].append(number)
 
@@ -391,8 +393,15 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         state: dict[str, Any] = torch.load(path, weights_only=True)
         self.empty_steps = state["empty_steps"]
         self._draws.set_state(state["draws"])
-        # A gate without a state, as one by variance, may go on where one with a state stopped.
-        if state["gate"] and hasattr(self.gate, "load_state_dict"):
+        has_state = hasattr(self.gate, "load_state_dict")
+        if bool(state["gate"]) != has_state:
+            _logger.warning(
+                "%s was written by another kind of gate: what that one remembered is left behind, "
+                "and %r starts anew.",
+                path,
+                self.gate,
+            )
+        elif has_state:
             self.gate.load_state_dict(state["gate"])
 
     def _kondo_state(self) -> dict[str, Any]:
