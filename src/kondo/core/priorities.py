@@ -65,7 +65,7 @@ def sequence_advantage(
         mask: [N, T] or [N] bool. A row in which nothing counts has a priority of 0.
 
     Raises:
-        ValueError: log_probs without tokens, or advantages that differ within a row.
+        ValueError: log_probs of another shape, or advantages that differ within a row.
 
     Example:
         >>> import torch, kondo

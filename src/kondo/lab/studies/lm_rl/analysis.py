@@ -174,10 +174,15 @@ def _verdicts(arena: Arena, settings: Settings, levels: Mapping[str, float]) -> 
     return [*aimed, *_best_gate(arena, settings, level, levels["half way"])]
 
 
+def _gates(settings: Settings) -> list[str]:
+    """Return the headliners that skip anything, in their order."""
+    return [each.name for each in settings.headliners() if each.rate < 1 or each.gate == "filter"]
+
+
 def _best_gate(arena: Arena, settings: Settings, level: float, half_way: float) -> list[str]:
     """Say which of the headline's gates was the first there, whatever it looks at."""
     by_learner, by_loop = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
-    gates = [each.name for each in settings.headliners() if each.rate < 1 or each.gate == "filter"]
+    gates = _gates(settings)
     best = runs.fastest(by_learner, gates)
     if best is None:
         return []
@@ -340,7 +345,7 @@ def speed_ups_by_size(
 
     By the clock, of gates that were run with models of at least two sizes.
     """
-    gates = [each.name for each in settings.headliners() if each.rate < 1 or each.gate == "filter"]
+    gates = _gates(settings)
     points: dict[str, dict[str, dict[int, SpeedUp]]] = {LEARNER: {}, LOOP: {}}
     for arena in arenas:
         levels, size = runs.targets(arena), SIZES[arena.field.size].num_weights
