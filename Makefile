@@ -32,10 +32,10 @@ bench-lab: $(READY)
 
 # torch is asked for by its exact pin before anything that depends on it: the constraint then finds
 # the build at hand, and nothing later in the install can widen the choice.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./lab
 	touch $@
 
 # The source distribution of the package we stand in for: its own tests run against our module.

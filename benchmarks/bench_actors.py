@@ -29,9 +29,9 @@ import psutil  # type: ignore[import-untyped]
 import torch
 
 from harness import Row, environment, percentile, write_csv
-from kondo.distributed.ray import Settings, Setup, Status, Summary, run
-from kondo.distributed.ray.cluster import connected
-from kondo.lab.actors import digits, reversal
+from kondo.actors import Settings, Setup, Status, Summary, run
+from kondo.actors.cluster import connected
+from kondo_lab.actors import digits, reversal
 
 DATA = Path(__file__).resolve().parent / "data"
 RATE = 0.03

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import kondo
-import kondo.distributed
+import kondo.ranks
 from bench_step import BUSY, print_table
 from harness import (
     DENSE,
@@ -100,7 +100,7 @@ def contenders_for(work: Workload, rates: Sequence[float]) -> list[Contender]:
         Contender(name=FORWARD, rate=1.0, step=forward, limit=None),
     ]
     exact_limit, free_limit = (lambda f, rho: 1 / (f + rho)), (lambda f, rho: 1 / rho)
-    together = kondo.distributed.backward
+    together = kondo.ranks.backward
     for rate in rates:
         found += [
             Contender(

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from kondo.lab.policies import MLP, Transformer
-from kondo.lab.population.train import Population
+from kondo_lab.policies import MLP, Transformer
+from kondo_lab.population.train import Population
 from plain_loop import Experience, MethodName, loss
 
 

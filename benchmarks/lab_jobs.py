@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from harness import peak_bytes_cpu, peak_bytes_cuda, synchronise
-from kondo.lab import seeds
-from kondo.lab.policies import MLP, Transformer
-from kondo.lab.population.member import Member, Update
-from kondo.lab.population.networks import StackedTransformer
-from kondo.lab.population.programs import BanditProgram, SequenceProgram
-from kondo.lab.population.train import Population
-from kondo.lab.tasks.bandits import ImageBandit
-from kondo.lab.tasks.images import Images
-from kondo.lab.tasks.reversal import ReversalTask
+from kondo_lab import seeds
+from kondo_lab.policies import MLP, Transformer
+from kondo_lab.population.member import Member, Update
+from kondo_lab.population.networks import StackedTransformer
+from kondo_lab.population.programs import BanditProgram, SequenceProgram
+from kondo_lab.population.train import Population
+from kondo_lab.tasks.bandits import ImageBandit
+from kondo_lab.tasks.images import Images
+from kondo_lab.tasks.reversal import ReversalTask
 from lab_check import gradient_error
 from plain_loop import RATE, BanditLoop, Loop, MethodName, ReversalLoop
 

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kondo.lab.policies import MLP, Transformer
-from kondo.lab.tasks.bandits import ImageBandit
-from kondo.lab.tasks.reversal import ReversalTask
+from kondo_lab.policies import MLP, Transformer
+from kondo_lab.tasks.bandits import ImageBandit
+from kondo_lab.tasks.reversal import ReversalTask
 
 MethodName = Literal["DG", "DG-K 3%"]
 RATE = 0.03

@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from kondo.distributed.ray import Settings, Status, Summary, log, run
-from kondo.distributed.ray.cluster import connected
-from kondo.lab.actors import digits
+from kondo.actors import Settings, Status, Summary, log, run
+from kondo.actors.cluster import connected
+from kondo_lab.actors import digits
 
 LEARNER_SHARE = 0.15
 """Of the kills."""

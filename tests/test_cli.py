@@ -13,6 +13,7 @@ import torch
 
 import kondo
 from kondo import cli
+from kondo_lab import cli as lab_cli
 
 
 def test_version(capsys):
@@ -93,24 +94,31 @@ sys.exit(cli.main(["demo", "--quick", "--out", {str(tmp_path / "demo")!r}]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert f"kondo demo: {package} is not installed. Run: pip install 'kondo[lab]'" in done.stderr
+    assert f"kondo demo: {package} is not installed. Run: pip install 'kondo-lab'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "demo").exists()
 
 
 def test_every_package_of_the_lab_is_known_to_the_command():
-    required = [r for r in importlib.metadata.requires("kondo") if "lab" in r.partition(";")[2]]
-    names = {re.match(r"[\w-]+", requirement).group() for requirement in required}
+    required = [r for r in importlib.metadata.requires("kondo-lab") if "extra ==" not in r]
+    names = {re.match(r"[\w-]+", requirement).group() for requirement in required} - {"kondo"}
     assert names == {"numpy", "pandas", "matplotlib", "scikit-learn", "rich"}
     modules = {name.replace("scikit-learn", "sklearn") for name in names}
-    assert {cli._EXTRAS.get(module) for module in modules} == {"lab"}
+    assert {cli._INSTALLS.get(module) for module in modules} == {"kondo-lab"}
+
+
+def test_a_command_of_the_laboratory_says_what_to_install_where_it_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "entry_points", lambda group: [])
+    assert cli.main(["run", "mnist-kondo", "--small"]) == 1
+    assert "kondo run: this command comes with another package" in (err := capsys.readouterr().err)
+    assert "pip install kondo-lab" in err
 
 
 def test_a_module_that_no_extra_brings_is_a_plain_error(monkeypatch):
     real = builtins.__import__
 
     def broken(name, *rest):
-        if name == "kondo.lab":
+        if name == "kondo_lab":
             raise ModuleNotFoundError("No module named 'strange'", name="strange")
         return real(name, *rest)
 
@@ -122,7 +130,7 @@ def test_a_module_that_no_extra_brings_is_a_plain_error(monkeypatch):
 @pytest.fixture
 def interrupted(monkeypatch):
     """Let the demo end as if Ctrl-C had been pressed."""
-    from kondo.lab import demo
+    from kondo_lab import demo
 
     def install(outcome):
         def run_demo(settings, **where):
@@ -136,7 +144,7 @@ def interrupted(monkeypatch):
 
 
 def test_ctrl_c_with_results_says_so(tmp_path, capsys, interrupted):
-    from kondo.lab.demo import Outcome
+    from kondo_lab.demo import Outcome
 
     interrupted(Outcome(["a row"], True))
     assert cli.main(["demo", "--out", str(tmp_path / "demo")]) == 128 + signal.SIGINT
@@ -145,7 +153,7 @@ def test_ctrl_c_with_results_says_so(tmp_path, capsys, interrupted):
 
 
 def test_ctrl_c_without_results_leaves_no_folder(tmp_path, capsys, interrupted):
-    from kondo.lab.demo import Outcome
+    from kondo_lab.demo import Outcome
 
     interrupted(Outcome([], True))
     assert cli.main(["demo", "--out", str(tmp_path / "demo")]) == 128 + signal.SIGINT
@@ -163,7 +171,7 @@ def test_a_second_ctrl_c_ends_without_a_traceback(tmp_path, capsys, interrupted)
 @pytest.fixture
 def studies(tmp_path, monkeypatch):
     """Work in an empty folder where the toy is the only study; give a way to change it."""
-    from kondo.lab.studies import registry
+    from kondo_lab.studies import registry
     from lab.studies import toy
 
     monkeypatch.chdir(tmp_path)
@@ -273,9 +281,9 @@ def test_a_device_that_is_not_there_is_refused(capsys, studies):
 def test_run_hands_the_mnist_folder_on(studies, tmp_path, monkeypatch):
     from lab.studies import toy
 
-    monkeypatch.setenv(cli.MNIST, "before")  # so that it is put back
+    monkeypatch.setenv(lab_cli.MNIST, "before")  # so that it is put back
     seen = []
-    studies(toy.study(lambda name, step, context: seen.append(os.environ[cli.MNIST])))
+    studies(toy.study(lambda name, step, context: seen.append(os.environ[lab_cli.MNIST])))
     (tmp_path / "files").mkdir()
     assert cli.main(["run", "toy", "--mnist", "files"]) == 0
     assert set(seen) == {str(tmp_path / "files")}
@@ -287,7 +295,7 @@ def test_run_uses_all_cores_unless_told_otherwise(studies, monkeypatch, threads,
     if threads:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
     chosen = []
-    monkeypatch.setattr("kondo.lab.workers.usable_cores", lambda: 3)
+    monkeypatch.setattr("kondo_lab.workers.usable_cores", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     assert cli.main(["run", "toy", "--device", "cpu"]) == 0
     assert chosen == ([] if expected is None else [expected])
@@ -317,7 +325,7 @@ def test_plot_takes_the_newest_run(capsys, studies, tmp_path):
 
 
 def test_report_is_made_of_every_run_there_is(capsys, studies, tmp_path, monkeypatch):
-    from kondo.lab.studies import report
+    from kondo_lab.studies import report
 
     for folder in ("results/toy-v1", "kondo-runs/toy"):
         assert cli.main(["run", "toy", "--out", folder]) == 0

@@ -9,7 +9,7 @@ from kondo.engine.planner import Plan, plan
 from kondo.engine.report import Report
 from kondo.engine.step import backward
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Gate",

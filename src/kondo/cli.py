@@ -1,42 +1,38 @@
-"""The `kondo` command. Each subcommand is a function that adds its parser and a function it runs.
+"""The `kondo` command. Other distributions add commands by entry point.
 
-The base install is torch alone, so a subcommand imports what it needs when it runs; what is missing
-is named together with the extra that brings it.
+An entry point of the group `kondo.commands` names a function that takes the sub-parsers and adds
+parsers to them, each with `set_defaults(run=function of the parsed options)`. The base install is
+torch alone, so a command imports what it needs when it runs. A missing package is named together
+with what installs it.
 """
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, TypeAlias
 
 import kondo
-from kondo.distributed.ray.command import add_parser as add_actors
+from kondo.actors.command import add_parser as add_actors
 
 if TYPE_CHECKING:
-    import torch
-    from rich.console import Console
+    Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+else:
+    Commands: TypeAlias = argparse._SubParsersAction
 
-    from kondo.lab.studies.study import Analysis, Study
-
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-_EXTRAS = {
-    **dict.fromkeys(("numpy", "pandas", "matplotlib", "sklearn", "rich"), "lab"),
-    **dict.fromkeys(("ray", "datasketches"), "ray"),
-}
-
-RUNS = Path("kondo-runs")
-"""Where runs go."""
-RESULTS = Path("results")
-"""Where this repository keeps its own."""
-MNIST = "KONDO_MNIST"
-"""Environment variable with the folder of the MNIST files."""
+COMMANDS = "kondo.commands"
+"""Entry-point group of functions that add commands."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
+
+_INSTALLS = {
+    **dict.fromkeys(("numpy", "pandas", "matplotlib", "sklearn", "rich"), "kondo-lab"),
+    **dict.fromkeys(("ray", "datasketches"), "kondo[ray]"),
+}
+# Named in the help although another distribution brings them.
+_ELSEWHERE = dict.fromkeys(("demo", "list", "run", "plot", "report"), "kondo-lab")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,13 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if package not in _INSTALLS:
             raise
-        extra = _EXTRAS[package]
-        return _fail(options, f"{package} is not installed. Run: pip install 'kondo[{extra}]'")
+        return fail(options, f"{package} is not installed. Run: pip install '{_INSTALLS[package]}'")
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        _fail(options, "interrupted.")
+        fail(options, "interrupted.")
         return INTERRUPTED
 
 
@@ -71,299 +66,39 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kondo {kondo.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    _add_demo(commands)
-    _add_list(commands)
-    _add_run(commands)
-    _add_plot(commands)
-    _add_report(commands)
+    for added in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
+        added.load()(commands)
+    for name, distribution in _ELSEWHERE.items():
+        if name not in commands.choices:
+            _add_missing(commands, name, distribution)
     add_actors(commands)
     return parser
 
 
-def _add_demo(commands: "Commands") -> None:
-    demo = commands.add_parser(
-        "demo",
-        help="train PG, DG and DG-K side by side and compare them",
-        description=(
-            "Train the same small policies with PG, DG and DG-K (3%) on two tasks that need no "
-            "download: handwritten digits as a bandit, and token reversal. Prints a table and "
-            "writes a figure, a one-page report, the curves and a manifest. Takes one to three "
-            "minutes on two CPU cores. Ctrl-C stops early and reports what there is."
-        ),
-        allow_abbrev=False,
-    )
-    demo.add_argument(
-        "--out",
-        type=Path,
-        default=Path("kondo-demo"),
-        metavar="DIR",
-        help="folder for the results (default: %(default)s); if it already holds some, a numbered "
-        "folder beside it is used",
-    )
-    demo.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="first seed (default: %(default)s)"
-    )
-    demo.add_argument(
-        "--quick", action="store_true", help="a few steps only: a trial whose numbers mean nothing"
-    )
-    demo.set_defaults(run=_demo)
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from kondo.lab import demo, output, progress
-
-    try:
-        out = output.claim_folder(options.out)
-    except OSError as error:
-        return _fail(options, f"cannot write to {options.out}: {error.strerror}.")
-    console = progress.make_console()
-    if out.resolve() != options.out.resolve():
-        notice = f"{options.out} already holds results; writing to {out}."
-        console.print(notice, highlight=False, soft_wrap=True)
-    try:
-        outcome = demo.run_demo(
-            demo.QUICK if options.quick else demo.DemoSettings(),
-            seed=options.seed,
-            out=out,
-            command=options.typed,
-            console=console,
+def _add_missing(commands: Commands, name: str, distribution: str) -> None:
+    """Add a command that says which distribution brings it."""
+    parser = commands.add_parser(name, help=f"needs pip install {distribution}", add_help=False)
+    parser.add_argument("ignored", nargs=argparse.REMAINDER)
+    parser.set_defaults(
+        run=lambda options: fail(
+            options, f"this command comes with another package. Run: pip install {distribution}"
         )
-    except BaseException:
-        output.release_folder(out)
-        raise
-    if not outcome.rows:
-        output.release_folder(out)
-        console.print("Interrupted before the first results; nothing was written.")
-        return INTERRUPTED
-    if outcome.interrupted:
-        console.print("Interrupted: this is the part of the run that was finished.")
-    if options.quick:
-        console.print("This was a quick trial: its numbers mean nothing.")
-    for name in output.FILES:
-        console.print(f"wrote {out / name}", highlight=False, soft_wrap=True)
-    return INTERRUPTED if outcome.interrupted else 0
-
-
-def _add_list(commands: "Commands") -> None:
-    parser = commands.add_parser(
-        "list",
-        help="name the studies and what each should show",
-        description="Name the studies, the figures of the papers they repeat, and their claims.",
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=_list)
 
 
-def _list(options: argparse.Namespace) -> int:
-    from kondo.lab import progress
-    from kondo.lab.studies import registry, table
-
-    console = progress.make_console()
-    width = min(console.width, table.WIDTH)
-    console.print(table.studies(registry.all_studies()), width=width)
-    console.print("\nkondo run STUDY --small tries one in under two minutes.", highlight=False)
-    return 0
+def fail(options: argparse.Namespace, message: str) -> int:
+    """Print why a command failed and return the exit status for that."""
+    print(f"kondo {options.command}: {message}", file=sys.stderr)
+    return 1
 
 
-def _add_run(commands: "Commands") -> None:
-    parser = commands.add_parser(
-        "run",
-        help="run a study",
-        description=(
-            "Run a study and compare it with the paper. Ctrl-C stops it: what is finished is kept "
-            "and analysed, and the same command goes on from there. Results are never overwritten."
-        ),
-        allow_abbrev=False,
-    )
-    parser.add_argument("study", metavar="STUDY", help="as `kondo list` names it")
-    parser.add_argument(
-        "--small", action="store_true", help="under two minutes on two cores, to see it work"
-    )
-    parser.add_argument(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="default: cuda where there is one",
-    )
-    parser.add_argument(
-        "--seeds", type=_positive, metavar="N", help="number of seeds (default: the study's)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help=f"folder for the results (default: {RUNS}/STUDY, or {RUNS}/STUDY-small)",
-    )
-    parser.add_argument(
-        "--mnist",
-        type=Path,
-        metavar="DIR",
-        help=f"folder with the four MNIST files (default: ${MNIST}, then a cache, then download)",
-    )
-    parser.set_defaults(run=_run)
+def positive(text: str) -> int:
+    """Parse a whole number >= 1."""
+    return whole(text, least=1)
 
 
-def _run(options: argparse.Namespace) -> int:
-    import torch
-
-    from kondo.lab import progress
-    from kondo.lab.studies import registry, runner
-    from kondo.lab.workers import usable_cores
-
-    if options.mnist is not None:
-        if not options.mnist.is_dir():
-            return _fail(options, f"--mnist must be a folder, got {options.mnist}.")
-        os.environ[MNIST] = str(options.mnist.resolve())
-    try:
-        study = registry.find(options.study)
-        order = runner.Order(
-            study=study,
-            size="small" if options.small else "full",
-            num_seeds=options.seeds,
-            out=options.out or RUNS / (study.name + ("-small" if options.small else "")),
-            device=_device(options.device),
-            command=options.typed,
-        )
-        order.settings()
-    except ValueError as error:
-        return _fail(options, str(error))
-    if order.device.type == "cuda":
-        # Populations run side by side, a stream each; by default only 8 of them would overlap.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    if order.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(usable_cores())
-    console = progress.make_console()
-    _say(console, f"{study.title} ({study.paper})", study.claim, "")
-    try:
-        outcome = runner.run(order, console)
-    except runner.FolderError as error:
-        return _fail(options, str(error))
-    if outcome.analysis is not None:
-        _show(console, outcome.analysis)
-    _say(console, *(f"wrote {path}" for path in outcome.written))
-    if outcome.stopped:
-        _say(console, f"Stopped. What was finished is kept. To go on: {options.typed}")
-    elif options.small:
-        _say(console, "This was the small size: its numbers are not to be compared.")
-    return INTERRUPTED if outcome.stopped else 0
-
-
-def _device(name: str) -> "torch.device":
-    import torch
-
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise ValueError("--device cuda: torch finds no CUDA device here. Use --device cpu.")
-    return torch.device("cuda" if there and name != "cpu" else "cpu")
-
-
-def _add_plot(commands: "Commands") -> None:
-    parser = commands.add_parser(
-        "plot",
-        help="analyse a study's records again",
-        description="Read the records of a run and write its numbers and figures anew.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("study", metavar="STUDY", help="as `kondo list` names it")
-    parser.add_argument(
-        "--from",
-        dest="folder",
-        type=Path,
-        metavar="DIR",
-        help=f"a run's folder (default: the newest of {RUNS}/STUDY and {RESULTS}/STUDY-vN)",
-    )
-    parser.set_defaults(run=_plot)
-
-
-def _plot(options: argparse.Namespace) -> int:
-    from kondo.lab import progress
-    from kondo.lab.studies import registry, runner
-
-    console = progress.make_console()
-    try:
-        study = registry.find(options.study)
-        folder = options.folder or _newest(study)
-        analysis, written = runner.reanalyse(study, folder)
-    except (registry.UnknownStudyError, runner.FolderError) as error:
-        return _fail(options, str(error))
-    _show(console, analysis)
-    _say(console, *(f"wrote {path}" for path in written))
-    return 0
-
-
-def _newest(study: "Study") -> Path:
-    from kondo.lab.studies import runner
-
-    places = [RUNS / study.name, RESULTS / f"{study.name}-v{study.version}"]
-    found = [path for path in places if (path / runner.RECORDS).exists()]
-    if not found:
-        raise runner.FolderError(
-            f"no records in {places[0]} or {places[1]}. Run the study first, or name a folder "
-            "with --from."
-        )
-    return max(found, key=lambda path: (path / runner.RECORDS).stat().st_mtime)
-
-
-def _add_report(commands: "Commands") -> None:
-    parser = commands.add_parser(
-        "report",
-        help="make one page of finished runs",
-        description="Write one HTML page with the figures and numbers of runs.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "folders",
-        nargs="*",
-        type=Path,
-        metavar="FOLDER",
-        help=f"folders of runs (default: all under {RESULTS} and {RUNS})",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), metavar="FILE", help="default: %(default)s"
-    )
-    parser.set_defaults(run=_report)
-
-
-def _report(options: argparse.Namespace) -> int:
-    from kondo.lab import progress
-    from kondo.lab.studies import report, runner
-
-    found = [path.parent for root in (RESULTS, RUNS) for path in root.glob(f"*/{runner.MANIFEST}")]
-    runs = [folder for folder in sorted(found) if (folder / runner.HEADLINE).exists()]
-    folders = options.folders or runs
-    if not folders:
-        return _fail(options, f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")
-    try:
-        report.write(folders, options.out)
-    except ValueError as error:
-        return _fail(options, str(error))
-    _say(progress.make_console(), f"wrote {options.out}")
-    return 0
-
-
-def _show(console: "Console", analysis: "Analysis") -> None:
-    from kondo.lab.studies import table
-
-    if analysis.headline:
-        width = min(console.width, table.WIDTH)
-        console.print("\n", table.headline(analysis.headline), "\n", sep="", width=width)
-    _say(console, *(f"{sentence}\n" for sentence in analysis.findings))
-
-
-def _say(console: "Console", *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, least=1)
-
-
-def _seed(text: str) -> int:
-    return _whole(text, least=0)
-
-
-def _whole(text: str, *, least: int) -> int:
+def whole(text: str, *, least: int) -> int:
+    """Parse a whole number >= least."""
     try:
         number = int(text)
     except ValueError:
@@ -371,11 +106,6 @@ def _whole(text: str, *, least: int) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"must be a whole number >= {least}, got {text!r}")
     return number
-
-
-def _fail(options: argparse.Namespace, message: str) -> int:
-    print(f"kondo {options.command}: {message}", file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

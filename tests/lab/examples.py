@@ -1,7 +1,7 @@
 """Hand-made results for the tests of tables, figures and reports."""
 
-from kondo.lab.summary import RunResult
-from kondo.lab.train import StepRecord
+from kondo_lab.summary import RunResult
+from kondo_lab.train import StepRecord
 
 
 def record(error, *, samples=100, paid=100, sampling=1.0, gate=0.0, forward=2.0, backward=4.0):

@@ -2,9 +2,9 @@ import time
 
 import pytest
 
-from kondo.distributed.ray.setup import incarnation_of, process_seed
-from kondo.lab import actors
-from kondo.lab.actors import digits, slowed
+from kondo.actors.setup import incarnation_of, process_seed
+from kondo_lab import actors
+from kondo_lab.actors import digits, slowed
 
 
 def waited(monkeypatch, pauses, seed):

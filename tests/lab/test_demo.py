@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from kondo.lab import demo, output, workers
+from kondo_lab import demo, output, workers
 
 NAMES = ["PG", "DG", "DG-K (3%)"]
 

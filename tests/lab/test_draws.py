@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.lab.draws import Draws
+from kondo_lab.draws import Draws
 from tolerances import assert_close
 
 # Seeds are fixed, so each of these either always passes or never. Bounds are five standard errors.

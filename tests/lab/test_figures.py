@@ -5,8 +5,8 @@ import matplotlib.image
 import pytest
 from matplotlib.figure import Figure
 
-from kondo.lab import figures
-from kondo.lab.summary import curve, summarise
+from kondo_lab import figures
+from kondo_lab.summary import curve, summarise
 from lab.examples import comparison, record, result
 
 

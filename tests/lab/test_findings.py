@@ -1,5 +1,5 @@
-from kondo.lab.findings import findings
-from kondo.lab.summary import summarise
+from kondo_lab.findings import findings
+from kondo_lab.summary import summarise
 from lab.examples import comparison
 
 

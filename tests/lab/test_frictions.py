@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from kondo.lab import frictions
-from kondo.lab.population.member import Frictions, Update
+from kondo_lab import frictions
+from kondo_lab.population.member import Frictions, Update
 from lab.population import toys
 from tolerances import assert_close
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import kondo
-from kondo.lab import methods, seeds
-from kondo.lab.policies import MLP
+from kondo_lab import methods, seeds
+from kondo_lab.policies import MLP
 from tolerances import assert_close
 
 

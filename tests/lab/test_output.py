@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import kondo
-from kondo.lab import output
-from kondo.lab.summary import curve
+from kondo_lab import output
+from kondo_lab.summary import curve
 from lab.examples import comparison
 
 

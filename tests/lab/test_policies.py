@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from kondo.lab.policies import MLP, Transformer
+from kondo_lab.policies import MLP, Transformer
 from tolerances import assert_close
 
 

@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from kondo.lab import progress
-from kondo.lab.progress import Status
+from kondo_lab import progress
+from kondo_lab.progress import Status
 
 LABELS = [("digits", "PG"), ("digits", "DG")]
 

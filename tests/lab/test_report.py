@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kondo.lab import figures, report, table
-from kondo.lab.findings import findings
-from kondo.lab.summary import summarise
+from kondo_lab import figures, report, table
+from kondo_lab.findings import findings
+from kondo_lab.summary import summarise
 from lab.examples import comparison
 
 FACTS = {

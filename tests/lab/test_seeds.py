@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kondo.lab.seeds import generator
+from kondo_lab.seeds import generator
 
 
 def draw(seed, stream):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from kondo.lab.summary import curve, estimate, summarise, trim, window
+from kondo_lab.summary import curve, estimate, summarise, trim, window
 from lab.examples import comparison, record, result
 from tolerances import assert_close
 

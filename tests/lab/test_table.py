@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from kondo.lab import table
-from kondo.lab.summary import Estimate, summarise
+from kondo_lab import table
+from kondo_lab.summary import Estimate, summarise
 from lab.examples import comparison
 
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from kondo.lab import methods, seeds
-from kondo.lab.policies import MLP, Transformer
-from kondo.lab.tasks.digits import DigitsBandit
-from kondo.lab.tasks.reversal import Reversal
-from kondo.lab.train import StepRecord, TrainingRun, interleave, warm_up
+from kondo_lab import methods, seeds
+from kondo_lab.policies import MLP, Transformer
+from kondo_lab.tasks.digits import DigitsBandit
+from kondo_lab.tasks.reversal import Reversal
+from kondo_lab.train import StepRecord, TrainingRun, interleave, warm_up
 
 DG_K = methods.dg_k(0.03)
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from kondo.lab import workers
+from kondo_lab import workers
 from lab import jobs
 
 

@@ -21,7 +21,7 @@ def without_adapters(model: nn.Module) -> nn.Module:
         raise ValueError(
             "model must not be wrapped in FullyShardedDataParallel, which gathers its weights in a "
             "forward of its own that would not run; use torch.distributed.fsdp.fully_shard and "
-            "kondo.distributed."
+            "kondo.ranks."
         )
     if not hasattr(model, "get_base_model"):
         return model
@@ -90,7 +90,7 @@ def check_whole(weight: Tensor) -> None:
         raise ValueError(
             "model must have an output layer whose weights are whole, got a DTensor: fully_shard "
             "gathers them in the forward of the module it was called on, which is not run here. "
-            "Make the CausalLM of the plain model, and shard kondo.distributed's TokenLogProb."
+            "Make the CausalLM of the plain model, and shard kondo.ranks's TokenLogProb."
         )
 
 

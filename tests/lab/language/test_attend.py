@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from kondo.lab.language.attend import attend, by_sums
+from kondo_lab.language.attend import attend, by_sums
 from tolerances import assert_close
 
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kondo
-from kondo.lab.draws import Draws
-from kondo.lab.language import contenders, selection
-from kondo.lab.language.contenders import Chosen, Contender, decide, loss
-from kondo.lab.language.selection import most_variance
 from kondo.lm.budget import BudgetGate
+from kondo_lab.draws import Draws
+from kondo_lab.language import contenders, selection
+from kondo_lab.language.contenders import Chosen, Contender, decide, loss
+from kondo_lab.language.selection import most_variance
 from oracles import contenders as oracle
 from oracles import core
 from tolerances import assert_close

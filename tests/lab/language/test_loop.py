@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from kondo import lm
-from kondo.lab.draws import Draws
-from kondo.lab.language import contenders, loop, seconds, updates
-from kondo.lab.language.contenders import Contender
-from kondo.lab.language.loop import Learner, Shape
-from kondo.lab.language.model import Size, StackedLM
-from kondo.lab.language.population import Member, Population
-from kondo.lab.language.sampler import sample
-from kondo.lab.language.seconds import prompts_for_seconds, seconds_per_step
-from kondo.lab.language.warm import Start
-from kondo.lab.studies.study import Context, Stopped
+from kondo_lab.draws import Draws
+from kondo_lab.language import contenders, loop, seconds, updates
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.loop import Learner, Shape
+from kondo_lab.language.model import Size, StackedLM
+from kondo_lab.language.population import Member, Population
+from kondo_lab.language.sampler import sample
+from kondo_lab.language.seconds import prompts_for_seconds, seconds_per_step
+from kondo_lab.language.warm import Start
+from kondo_lab.studies.study import Context, Stopped
 from tolerances import assert_close
 
 NUM_TOKENS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 3, 4

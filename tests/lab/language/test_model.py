@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import kondo
-from kondo.lab.language.model import SIZES, Size, StackedLM, compute_dtype, entropy
 from kondo.lm import CausalLM, TokenRows, backward
+from kondo_lab.language.model import SIZES, Size, StackedLM, compute_dtype, entropy
 from lab.language import toys
 from oracles import language as oracle
 from tolerances import assert_close

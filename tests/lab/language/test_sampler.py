@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.lab.draws import Draws
-from kondo.lab.language.sampler import completion_mask, sample
-from kondo.lab.population.graphs import EAGER_CALLS, Captured
+from kondo_lab.draws import Draws
+from kondo_lab.language.sampler import completion_mask, sample
+from kondo_lab.population.graphs import EAGER_CALLS, Captured
 from lab.language import toys
 from lab.population.toys import HostIsBlind
 from tolerances import TOLERANCES, assert_close

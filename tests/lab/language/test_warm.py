@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
-from kondo.lab.draws import Draws
-from kondo.lab.language import warm
-from kondo.lab.language.sampler import sample
-from kondo.lab.language.warm import StackedAdam, Start, learning_rate_at, mean_reward, warm_start
-from kondo.lab.text import NUM_TOKENS, make
+from kondo_lab.draws import Draws
+from kondo_lab.language import warm
+from kondo_lab.language.sampler import sample
+from kondo_lab.language.warm import StackedAdam, Start, learning_rate_at, mean_reward, warm_start
+from kondo_lab.text import NUM_TOKENS, make
 from lab.language import toys
 from lab.population.toys import HostIsBlind
 from tolerances import assert_close

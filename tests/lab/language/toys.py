@@ -2,8 +2,8 @@
 
 import torch
 
-from kondo.lab.draws import Draws
-from kondo.lab.language.model import Size, StackedLM
+from kondo_lab.draws import Draws
+from kondo_lab.language.model import Size, StackedLM
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 6

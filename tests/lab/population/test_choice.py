@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import kondo
 from kondo.core import pricing
-from kondo.lab.population import choice
+from kondo_lab.population import choice
 from tolerances import assert_close
 
 RATES = [0.01, 0.07, 0.2, 0.29, 1 / 3, 0.5, 0.9, 1.0]

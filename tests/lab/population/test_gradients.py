@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import kondo
-from kondo.lab.population.member import Update
-from kondo.lab.population.programs import BanditProgram
+from kondo_lab.population.member import Update
+from kondo_lab.population.programs import BanditProgram
 from lab.population import toys
 from tolerances import assert_close
 

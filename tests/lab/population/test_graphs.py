@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kondo.lab.population import graphs
-from kondo.lab.population.graphs import Captured
+from kondo_lab.population import graphs
+from kondo_lab.population.graphs import Captured
 from lab.population import toys
 from tolerances import assert_close
 

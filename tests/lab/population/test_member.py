@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from kondo.lab.population.member import Frictions, Update
+from kondo_lab.population.member import Frictions, Update
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from kondo.lab.draws import Draws
-from kondo.lab.population.networks import StackedMLP, StackedTransformer, categorical
+from kondo_lab.draws import Draws
+from kondo_lab.population.networks import StackedMLP, StackedTransformer, categorical
 from lab.population import toys
 from tolerances import assert_close
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kondo
-from kondo.lab.population.member import Update
+from kondo_lab.population.member import Update
 from lab.population import toys
 from tolerances import assert_close
 

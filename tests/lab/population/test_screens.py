@@ -6,9 +6,9 @@ import dataclasses
 import pytest
 import torch
 
-from kondo.lab.draws import Draws
-from kondo.lab.population import choice, screens
-from kondo.lab.population.member import Update
+from kondo_lab.draws import Draws
+from kondo_lab.population import choice, screens
+from kondo_lab.population.member import Update
 from lab.population import toys
 from tolerances import TOLERANCES, assert_close
 

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from kondo.lab.population.member import Update
-from kondo.lab.population.train import save
+from kondo_lab.population.member import Update
+from kondo_lab.population.train import save
 from lab.population import toys
 from tolerances import assert_close
 

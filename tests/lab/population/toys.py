@@ -4,14 +4,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kondo.lab.policies import MLP, Transformer
-from kondo.lab.population.member import Frictions, Member, Update
-from kondo.lab.population.networks import StackedTransformer
-from kondo.lab.population.programs import BanditProgram, SequenceProgram
-from kondo.lab.population.train import Population
-from kondo.lab.tasks.bandits import ImageBandit
-from kondo.lab.tasks.images import Images
-from kondo.lab.tasks.reversal import ReversalTask
+from kondo_lab.policies import MLP, Transformer
+from kondo_lab.population.member import Frictions, Member, Update
+from kondo_lab.population.networks import StackedTransformer
+from kondo_lab.population.programs import BanditProgram, SequenceProgram
+from kondo_lab.population.train import Population
+from kondo_lab.tasks.bandits import ImageBandit
+from kondo_lab.tasks.images import Images
+from kondo_lab.tasks.reversal import ReversalTask
 
 CPU = torch.device("cpu")
 NONE = Frictions()

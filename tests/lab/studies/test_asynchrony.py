@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from kondo.distributed.ray.setup import process_seed
-from kondo.lab.actors import slowed
-from kondo.lab.frictions import LEARNER_ERROR
-from kondo.lab.population.member import Frictions
-from kondo.lab.studies import records
-from kondo.lab.studies.asynchrony import analysis, run, traces
-from kondo.lab.studies.asynchrony.settings import BUSY, FRESH, SMALL, Settings, settings
-from kondo.lab.studies.asynchrony.traces import Step, Turn
-from kondo.lab.studies.study import Context, Record, Stopped
-from kondo.lab.tasks.digits import DigitsBandit
+from kondo.actors.setup import process_seed
+from kondo_lab.actors import slowed
+from kondo_lab.frictions import LEARNER_ERROR
+from kondo_lab.population.member import Frictions
+from kondo_lab.studies import records
+from kondo_lab.studies.asynchrony import analysis, run, traces
+from kondo_lab.studies.asynchrony.settings import BUSY, FRESH, SMALL, Settings, settings
+from kondo_lab.studies.asynchrony.traces import Step, Turn
+from kondo_lab.studies.study import Context, Record, Stopped
+from kondo_lab.tasks.digits import DigitsBandit
 from tolerances import assert_close
 
 TINY = dataclasses.replace(SMALL, width=8, batch=20, num_steps=6, learning_rate=0.05)
@@ -136,7 +136,7 @@ def fake_on_ray(setup, chosen, stopped):
 def without_ray(monkeypatch):
     from contextlib import nullcontext
 
-    from kondo.distributed.ray import cluster
+    from kondo.actors import cluster
 
     monkeypatch.setattr(cluster, "connected", nullcontext)
     monkeypatch.setattr(traces, "on_ray", fake_on_ray)
@@ -286,7 +286,7 @@ def test_a_number_of_seeds_is_taken():
 
 
 def test_the_list_of_studies_needs_no_ray():
-    code = "import sys, kondo.lab.studies.asynchrony; sys.exit('ray' in sys.modules)"
+    code = "import sys, kondo_lab.studies.asynchrony; sys.exit('ray' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -294,7 +294,7 @@ def test_the_list_of_studies_needs_no_ray():
 @pytest.mark.timeout(240)
 def test_a_real_run_is_its_ages_and_its_samples():
     """Replayed with its own samples, a run on Ray ends with the same weights."""
-    from kondo.distributed.ray.cluster import connected
+    from kondo.actors.cluster import connected
 
     late = dataclasses.replace(BUSY, publish_every=3, pauses=(0.0, 0.03))
     with connected(num_cpus=4):

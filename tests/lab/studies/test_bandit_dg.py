@@ -7,9 +7,9 @@ import torch
 from rich.console import Console
 
 import kondo
-from kondo.lab.studies import registry, runner
-from kondo.lab.studies import softmax_bandit as bandit
-from kondo.lab.studies.bandit_dg import run
+from kondo_lab.studies import registry, runner
+from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.bandit_dg import run
 from tolerances import assert_close
 
 

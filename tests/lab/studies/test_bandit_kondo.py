@@ -5,9 +5,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from kondo.lab.studies import registry, runner
-from kondo.lab.studies import softmax_bandit as bandit
-from kondo.lab.studies.bandit_kondo import analysis
+from kondo_lab.studies import registry, runner
+from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.bandit_kondo import analysis
 from tolerances import assert_close
 
 
@@ -81,7 +81,7 @@ def test_the_run_leaves_figures_and_tables(small):
 
 
 def test_stopped_early_the_parts_that_are_there_are_analysed(small):
-    from kondo.lab.studies import records
+    from kondo_lab.studies import records
 
     table = records.read(small[1] / "records.csv.gz")
     settings = registry.find("bandit-kondo").settings("small", None)

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from kondo.lab.studies import comparison, records
-from kondo.lab.studies.statistics import Estimate
-from kondo.lab.studies.study import Record
+from kondo_lab.studies import comparison, records
+from kondo_lab.studies.statistics import Estimate
+from kondo_lab.studies.study import Record
 from tolerances import assert_close
 
 

@@ -5,14 +5,14 @@ import math
 import pandas as pd
 import pytest
 
-from kondo.lab import progress
-from kondo.lab.population.member import Update
-from kondo.lab.studies import records, runner, statistics
-from kondo.lab.studies.frontier import STUDY, analysis, gates, points
-from kondo.lab.studies.frontier.run import logged
-from kondo.lab.studies.frontier.settings import settings
-from kondo.lab.studies.statistics import Cost, Estimate, Reach
-from kondo.lab.studies.study import Record
+from kondo_lab import progress
+from kondo_lab.population.member import Update
+from kondo_lab.studies import records, runner, statistics
+from kondo_lab.studies.frontier import STUDY, analysis, gates, points
+from kondo_lab.studies.frontier.run import logged
+from kondo_lab.studies.frontier.settings import settings
+from kondo_lab.studies.statistics import Cost, Estimate, Reach
+from kondo_lab.studies.study import Record
 from lab.studies import toy
 
 FULL = settings("full", None)

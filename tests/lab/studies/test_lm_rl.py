@@ -5,14 +5,14 @@ import pandas as pd
 import pytest
 import torch
 
-from kondo.lab import progress
-from kondo.lab.draws import Draws
-from kondo.lab.language import loop
-from kondo.lab.language.contenders import Contender, decide, loss
-from kondo.lab.studies import records, runner
-from kondo.lab.studies.lm_rl import STUDY, costs, plan, run, starts, tuning
-from kondo.lab.studies.lm_rl.settings import FULL, SMALL, Field, Settings, scaled, settings
-from kondo.lab.studies.study import Context, Record
+from kondo_lab import progress
+from kondo_lab.draws import Draws
+from kondo_lab.language import loop
+from kondo_lab.language.contenders import Contender, decide, loss
+from kondo_lab.studies import records, runner
+from kondo_lab.studies.lm_rl import STUDY, costs, plan, run, starts, tuning
+from kondo_lab.studies.lm_rl.settings import FULL, SMALL, Field, Settings, scaled, settings
+from kondo_lab.studies.study import Context, Record
 from lab.studies import toy
 
 TINY_GRID = dataclasses.replace(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.lab.language.contenders import Contender
-from kondo.lab.studies import records
-from kondo.lab.studies.lm_rl import analysis, drawing, failures, plan, runs, tuning
-from kondo.lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, TOKENS, Arena, Reach, Run
-from kondo.lab.studies.lm_rl.settings import SMALL
-from kondo.lab.studies.study import Record
+from kondo_lab.language.contenders import Contender
+from kondo_lab.studies import records
+from kondo_lab.studies.lm_rl import analysis, drawing, failures, plan, runs, tuning
+from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, TOKENS, Arena, Reach, Run
+from kondo_lab.studies.lm_rl.settings import SMALL
+from kondo_lab.studies.study import Record
 from tolerances import assert_close
 
 GRID, WALL = SMALL.main, SMALL.walls[0]

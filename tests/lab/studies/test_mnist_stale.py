@@ -3,12 +3,12 @@ import dataclasses
 import pytest
 import torch
 
-from kondo.lab import frictions, progress
-from kondo.lab.population.member import Frictions
-from kondo.lab.studies import records, runner
-from kondo.lab.studies.mnist_stale import STUDY, analysis, run
-from kondo.lab.studies.mnist_stale.settings import SMALL, Settings, settings
-from kondo.lab.studies.study import Context, Record
+from kondo_lab import frictions, progress
+from kondo_lab.population.member import Frictions
+from kondo_lab.studies import records, runner
+from kondo_lab.studies.mnist_stale import STUDY, analysis, run
+from kondo_lab.studies.mnist_stale.settings import SMALL, Settings, settings
+from kondo_lab.studies.study import Context, Record
 from lab.studies import toy
 from tolerances import assert_close
 

@@ -4,9 +4,9 @@ import math
 import pandas as pd
 import pytest
 
-from kondo.lab import output
-from kondo.lab.studies import records
-from kondo.lab.studies.study import FrontierPoint, Headline, Record
+from kondo_lab import output
+from kondo_lab.studies import records
+from kondo_lab.studies.study import FrontierPoint, Headline, Record
 
 
 def record(**changes):

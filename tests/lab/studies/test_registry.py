@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from kondo.lab import studies
-from kondo.lab.studies import registry
+from kondo_lab import studies
+from kondo_lab.studies import registry
 
 SOURCE = """
 from lab.studies import toy

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kondo.lab.studies import report
+from kondo_lab.studies import report
 from lab.studies.result_folders import (
     FRONTIER,
     HEADLINE,

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from kondo.lab.studies import report
+from kondo_lab.studies import report
 from lab.studies.result_folders import (
     MNIST_FRONTIER,
     MNIST_LINES,

@@ -14,9 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from kondo.lab import figures, output
-from kondo.lab.studies import plotting, records, runner
-from kondo.lab.studies.study import Analysis, Part, Stopped
+from kondo_lab import figures, output
+from kondo_lab.studies import plotting, records, runner
+from kondo_lab.studies.study import Analysis, Part, Stopped
 from lab.studies import toy
 
 ROOT = Path(__file__).parents[3]

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.lab.studies import plotting, registry
-from kondo.lab.studies import records as files
-from kondo.lab.studies.scale import STUDY, analysis, model, run, theory
-from kondo.lab.studies.scale.costs import Costs
-from kondo.lab.studies.scale.events import Clock, Shared
-from kondo.lab.studies.scale.model import HERE, Network, System, simulate
-from kondo.lab.studies.scale.settings import Settings, settings
+from kondo_lab.studies import plotting, registry
+from kondo_lab.studies import records as files
+from kondo_lab.studies.scale import STUDY, analysis, model, run, theory
+from kondo_lab.studies.scale.costs import Costs
+from kondo_lab.studies.scale.events import Clock, Shared
+from kondo_lab.studies.scale.model import HERE, Network, System, simulate
+from kondo_lab.studies.scale.settings import Settings, settings
 from tolerances import assert_close
 
 NOTHING = {field.name: 0.0 for field in dataclasses.fields(Costs)} | {"samples": 1000}
@@ -491,7 +491,7 @@ def test_the_study_is_found_without_ray():
     """`kondo list` must work with the laboratory alone."""
     code = (
         "import sys; sys.modules['ray'] = sys.modules['datasketches'] = None\n"
-        "from kondo.lab.studies import registry; print(registry.find('scale').name)"
+        "from kondo_lab.studies import registry; print(registry.find('scale').name)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "scale"

@@ -10,12 +10,12 @@ import statistics
 
 import pytest
 
-from kondo.distributed.ray.cluster import connected
-from kondo.distributed.ray.setup import Settings as RaySettings
-from kondo.lab import actors
-from kondo.lab.studies import records as files
-from kondo.lab.studies.scale import STUDY, analysis, measure, real, run
-from kondo.lab.studies.scale.settings import NETWORKS, Settings
+from kondo.actors.cluster import connected
+from kondo.actors.setup import Settings as RaySettings
+from kondo_lab import actors
+from kondo_lab.studies import records as files
+from kondo_lab.studies.scale import STUDY, analysis, measure, real, run
+from kondo_lab.studies.scale.settings import NETWORKS, Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

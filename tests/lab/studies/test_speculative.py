@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from kondo.lab import progress
-from kondo.lab.population.member import Update
-from kondo.lab.studies import records, runner
-from kondo.lab.studies.speculative import STUDY, agreement, analysis, drafts, points
-from kondo.lab.studies.speculative.run import logged
-from kondo.lab.studies.speculative.settings import settings
-from kondo.lab.studies.statistics import Cost, Estimate, Reach
-from kondo.lab.studies.study import Record
+from kondo_lab import progress
+from kondo_lab.population.member import Update
+from kondo_lab.studies import records, runner
+from kondo_lab.studies.speculative import STUDY, agreement, analysis, drafts, points
+from kondo_lab.studies.speculative.run import logged
+from kondo_lab.studies.speculative.settings import settings
+from kondo_lab.studies.statistics import Cost, Estimate, Reach
+from kondo_lab.studies.study import Record
 from lab.population import toys
 from lab.studies import toy
 from tolerances import assert_close

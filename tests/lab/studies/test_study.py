@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from kondo.lab.studies.study import headline, ordering
+from kondo_lab.studies.study import headline, ordering
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ import math
 
 from rich.console import Console
 
-from kondo.lab.studies import table
-from kondo.lab.studies.study import headline
+from kondo_lab.studies import table
+from kondo_lab.studies.study import headline
 from lab.studies import toy
 
 

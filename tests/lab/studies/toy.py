@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from kondo.lab import progress
-from kondo.lab.studies import plotting, runner, statistics
-from kondo.lab.studies.study import Analysis, Context, FrontierPoint, Part, Record, Stopped, Study
-from kondo.lab.studies.study import headline as line
+from kondo_lab import progress
+from kondo_lab.studies import plotting, runner, statistics
+from kondo_lab.studies.study import Analysis, Context, FrontierPoint, Part, Record, Stopped, Study
+from kondo_lab.studies.study import headline as line
 
 STEPS = 10
 

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from kondo.lab.draws import Draws
-from kondo.lab.tasks.bandits import ImageBandit, KArmedBandit, TabularBandit
-from kondo.lab.tasks.digits import DigitsBandit
-from kondo.lab.tasks.images import Images
+from kondo_lab.draws import Draws
+from kondo_lab.tasks.bandits import ImageBandit, KArmedBandit, TabularBandit
+from kondo_lab.tasks.digits import DigitsBandit
+from kondo_lab.tasks.images import Images
 from tolerances import assert_close
 
 IMAGES = torch.tensor([[0, 255], [51, 0], [255, 102]], dtype=torch.uint8)

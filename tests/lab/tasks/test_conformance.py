@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kondo.lab.draws import Draws
-from kondo.lab.tasks.bandits import ImageBandit, KArmedBandit, TabularBandit
-from kondo.lab.tasks.images import Images
-from kondo.lab.tasks.reversal import ReversalTask
-from kondo.lab.tasks.sequences import BitParity, KeyValue, SubsequenceMatch
+from kondo_lab.draws import Draws
+from kondo_lab.tasks.bandits import ImageBandit, KArmedBandit, TabularBandit
+from kondo_lab.tasks.images import Images
+from kondo_lab.tasks.reversal import ReversalTask
+from kondo_lab.tasks.sequences import BitParity, KeyValue, SubsequenceMatch
 from oracles import tasks as oracle
 from tolerances import assert_close
 

@@ -1,8 +1,8 @@
 import torch
 
-from kondo.lab import seeds
-from kondo.lab.policies import MLP
-from kondo.lab.tasks.digits import DigitsBandit
+from kondo_lab import seeds
+from kondo_lab.policies import MLP
+from kondo_lab.tasks.digits import DigitsBandit
 from tolerances import assert_close
 
 

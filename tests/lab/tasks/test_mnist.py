@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from kondo.lab.tasks import mnist
-from kondo.lab.tasks.bandits import ImageBandit
+from kondo_lab.tasks import mnist
+from kondo_lab.tasks.bandits import ImageBandit
 
 NAMES = [mnist.TRAIN_IMAGES, mnist.TRAIN_LABELS, mnist.TEST_IMAGES, mnist.TEST_LABELS]
 CLOSED = "http://127.0.0.1:9/"  # the discard port: nothing answers

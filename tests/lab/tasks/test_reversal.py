@@ -1,8 +1,8 @@
 import torch
 
-from kondo.lab import seeds
-from kondo.lab.policies import Transformer
-from kondo.lab.tasks.reversal import Reversal, ReversalTask
+from kondo_lab import seeds
+from kondo_lab.policies import Transformer
+from kondo_lab.tasks.reversal import Reversal, ReversalTask
 from tolerances import assert_close
 
 # Backwards, the prompt reads 4 3 2 1.

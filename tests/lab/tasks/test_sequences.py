@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.lab.draws import Draws
-from kondo.lab.tasks.reversal import ReversalTask
-from kondo.lab.tasks.sequences import BitParity, KeyValue, SubsequenceMatch
+from kondo_lab.draws import Draws
+from kondo_lab.tasks.reversal import ReversalTask
+from kondo_lab.tasks.sequences import BitParity, KeyValue, SubsequenceMatch
 from oracles import tasks as oracle
 
 

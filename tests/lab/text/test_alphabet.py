@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.lab.text import alphabet
-from kondo.lab.text.alphabet import CHARACTERS, END, NUM_TOKENS, PAD, decode, encode
+from kondo_lab.text import alphabet
+from kondo_lab.text.alphabet import CHARACTERS, END, NUM_TOKENS, PAD, decode, encode
 
 texts = st.text(alphabet=CHARACTERS)
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kondo.lab.draws import Draws
-from kondo.lab.text import decode, encode, make
+from kondo_lab.draws import Draws
+from kondo_lab.text import decode, encode, make
 from lab.text.texts import rewards_and_checks
 
 

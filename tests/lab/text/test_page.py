@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kondo.lab.draws import Draws
-from kondo.lab.text import NUM_TOKENS, TASKS, decode, make
+from kondo_lab.draws import Draws
+from kondo_lab.text import NUM_TOKENS, TASKS, decode, make
 
 PAGE = (Path(__file__).parents[3] / "docs/text-tasks.md").read_text()
 ROWS = [

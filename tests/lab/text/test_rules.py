@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from kondo.lab.draws import Draws
-from kondo.lab.text import decode, encode, make
-from kondo.lab.text.base import ends_with
+from kondo_lab.draws import Draws
+from kondo_lab.text import decode, encode, make
+from kondo_lab.text.base import ends_with
 from lab.text.texts import rewards_and_checks, row
 
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kondo.lab.draws import Draws
-from kondo.lab.text import END, NUM_TOKENS, PAD, TASKS, base, decode, encode, make
-from kondo.lab.text.alphabet import CHARACTERS
+from kondo_lab.draws import Draws
+from kondo_lab.text import END, NUM_TOKENS, PAD, TASKS, base, decode, encode, make
+from kondo_lab.text.alphabet import CHARACTERS
 from lab.text.texts import CASES, LEVELS, rewards_and_checks
 
 every_case = pytest.mark.parametrize(("name", "level"), CASES)

@@ -2,7 +2,7 @@
 
 import torch
 
-from kondo.lab.text import PAD, decode, encode
+from kondo_lab.text import PAD, decode, encode
 
 LEVELS = {
     "addition": (1, 3, 16),

@@ -1,0 +1,302 @@
+"""One update of one model, with clocks: by the product, and as somebody without a gate writes it.
+
+    screen     log-probs to decide by: the sampler's (free), or a forward without a graph (exact)
+    select     priority -> gate -> kept tokens, and packs of what they need
+    train      forward and backward of the packs
+
+Every contender goes through `kondo.lm.backward`, and so has the same packing and head; a dense one
+keeps everything. The plain way pads all rows to one length: a second witness of what dense costs.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import kondo
+from kondo import lm
+from kondo.core import losses
+from kondo.engine.select import GateLike, Priority
+from kondo.lm.budget import BudgetGate
+from kondo_lab.draws import Draws
+from kondo_lab.language import contenders
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.sampler import Sampled
+
+STAGES = ("generate", "reward", "screen", "select", "train", "optimiser")
+LEARNER, LOOP = "learner", "loop"
+"""Everything after the reward, and everything: measured, not summed."""
+
+
+class Learned(NamedTuple):
+    """What a backward did, by counts of what it was called with."""
+
+    rows: int
+    """That entered a training forward."""
+    tokens: int
+    """That entered a training forward: prompts, prefixes and padding included."""
+    kept: int
+    """Tokens with a loss; 0 where nothing was worth it, and `.grad` is untouched."""
+    loss: float
+    """Whose gradient it is."""
+    seconds: dict[str, float]
+    """Of screen, select and train."""
+
+
+class Everything:
+    """A gate that keeps all units that count: dense, or DG with a temperature.
+
+    Unlike `kondo.Gate(rate=1)` it also keeps units of zero delight: dense pays for them.
+
+    Args:
+        eta: weigh units by sigmoid(delight / eta); None weighs all by 1.
+    """
+
+    def __init__(self, eta: float | None = None):
+        self.eta = eta
+
+    def __call__(
+        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> kondo.GateOutput:
+        """Keep whatever the mask says; nothing is drawn."""
+        weight = torch.ones_like(delight) if self.eta is None else (delight / self.eta).sigmoid()
+        return _decision(mask, weight * mask, mask)
+
+
+class Prechosen:
+    """A gate that keeps the units it was told to, whatever their delight.
+
+    Args:
+        keep: bool, like the delight it will be shown.
+    """
+
+    def __init__(self, keep: Tensor):
+        self.keep = keep
+
+    def __call__(
+        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> kondo.GateOutput:
+        """Keep them, where they count; nothing is drawn."""
+        keep = self.keep & mask
+        return _decision(keep, keep.to(delight.dtype), mask)
+
+
+def _decision(keep: Tensor, weight: Tensor, mask: Tensor) -> kondo.GateOutput:
+    return kondo.GateOutput(
+        keep=keep,
+        weight=weight,
+        price=torch.tensor(-math.inf, dtype=torch.float64),
+        rate=keep.sum().double() / mask.sum(),
+        probability=keep.to(weight.dtype),
+    )
+
+
+def product_backward(
+    contender: Contender,
+    policy: lm.CausalLM,
+    sampled: Sampled,
+    rewards: Tensor,
+    draws: Draws,
+    step: int,
+    group: int,
+) -> Learned:
+    """Add to `.grad` the gradient of the contender's loss, through `kondo.lm.backward`.
+
+    The choices are those of `contenders.decide` for one member.
+
+    Args:
+        contender: the rule.
+        policy: the model.
+        sampled: N completions of one member, [1, N, ...].
+        rewards: [N].
+        draws: of this member.
+        step: of the draws.
+        group: A, answers per prompt.
+    """
+    tokens, log_probs, entropies, mask = (part[0] for part in sampled)
+    prompt_length = tokens.shape[1] - mask.shape[1]
+    on_rows = partial(pad, pad=(prompt_length, 0))  # [N, La] -> [N, Lp + La]
+    rows = lm.TokenRows(
+        input_ids=tokens,
+        attention_mask=pad(mask, (prompt_length, 0), value=True),
+        completion_mask=on_rows(mask),
+    )
+    old = on_rows(log_probs)
+    clock = Clock(rewards.device)
+    with clock.stage("select"):  # some choose here, before the engine asks
+        gate, advantages = _gate(contender, rows, rewards, draws, step, group)
+    kept: Counter[str] = Counter()
+
+    def loss(log_probs: Tensor, _: Tensor, *, own: Tensor, old: Tensor) -> Tensor:
+        kept["tokens"] += log_probs.numel()  # a pack holds kept tokens alone
+        if contender.loss == "pg":
+            return losses.pg(log_probs, own)
+        return losses.ppo(log_probs, own, old, clip=contender.clip)
+
+    report = lm.backward(
+        policy,
+        rows,
+        kondo.advantage.group_mean(rewards, group),
+        gate=gate,
+        unit=contender.unit,
+        screen=old if contender.screen == "free" else None,
+        loss=loss,
+        denominator=contender.denominator,
+        loss_inputs={"own": advantages, "old": old},
+        priority=_priority(contender, on_rows(entropies), draws, step, prompt_length),
+    )
+    spent = report.seconds
+    return Learned(
+        rows=report.rows_trained,
+        tokens=report.tokens_trained,
+        kept=kept["tokens"],
+        loss=report.loss,
+        seconds={
+            "screen": spent["screen"],
+            "select": clock.seconds["select"] + spent["select"] + spent["compact"],
+            "train": spent["forward"] + spent["backward"],
+        },
+    )
+
+
+def _gate(
+    contender: Contender,
+    rows: lm.TokenRows,
+    rewards: Tensor,
+    draws: Draws,
+    step: int,
+    group: int,
+) -> tuple[GateLike, Tensor]:
+    """Return the contender's gate for these rows, and the advantages [N] of its loss."""
+    together = rewards.unsqueeze(0)
+    advantages = contenders.loss_advantages(contender, together, group)[0]
+    match contender.gate:
+        case "dense":
+            return Everything(), advantages
+        case "soft":
+            return Everything(contender.eta), advantages
+        case "top" | "filter":
+            return kondo.Gate(rate=contender.rate), advantages
+        case "budget":
+            return BudgetGate(budget=contender.rate).for_rows(rows), advantages
+        case "variance":
+            keep = contenders.vary_most(contender, together, draws, step, group)
+            if contender.scope == "group":
+                advantages = contenders.loss_advantages(contender, together, group, among=keep)[0]
+            return Prechosen(keep[0]), advantages
+
+
+def _priority(
+    contender: Contender, entropies: Tensor, draws: Draws, step: int, prompt_length: int
+) -> Priority:
+    """Return what the gate looks at."""
+    name = "abs_advantage" if contender.gate == "filter" else contender.priority
+    if name == "delight":
+        return kondo.delight
+    if name == "abs_delight":
+        return kondo.priorities.abs_delight
+    if name == "surprisal":
+        return kondo.priorities.surprisal
+
+    def other(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+        num_rows, num_columns = log_probs.shape
+        if name == "entropy":
+            return entropies.where(mask, 0.0)
+        if contender.unit == "sequence":  # one value per row: a sum over tokens would favour length
+            drawn = draws.uniform("priority", step, num_rows)[0]
+            of_row = {"uniform": drawn, "advantage": advantages, "abs_advantage": advantages.abs()}
+            return of_row[name]
+        if name == "uniform":
+            drawn = draws.uniform("priority", step, num_rows, num_columns - prompt_length)[0]
+            return pad(drawn, (prompt_length, 0)).where(mask, 0.0)
+        signal: Tensor = getattr(kondo.priorities, name)(log_probs, advantages, mask=mask)
+        return signal
+
+    return other
+
+
+def plain_backward(
+    contender: Contender,
+    module: torch.nn.Module,
+    sampled: Sampled,
+    rewards: Tensor,
+    draws: Draws,
+    step: int,
+    group: int,
+    *,
+    max_tokens: int,
+) -> Learned:
+    """Add the same gradient to `.grad` by a loop without a gate: all rows, weighted afterwards.
+
+    Args:
+        contender: the rule; of a gate, the choice is only a mask and saves nothing.
+        module: token ids [B, T] -> logits [B, T, V].
+        sampled: N completions of one member, [1, N, ...].
+        rewards: [N].
+        draws: of this member.
+        step: of the draws.
+        group: A, answers per prompt.
+        max_tokens: most tokens of a forward.
+    """
+    clock, total = Clock(rewards.device), rewards.new_zeros(())
+    tokens, log_probs, entropies, mask = sampled
+    _, num_rows, num_columns = tokens.shape
+    prompt_length = num_columns - mask.shape[2]
+    size = max(1, max_tokens // num_columns)
+    with clock.stage("select"):
+        chosen = contenders.decide(
+            contender,
+            log_probs,
+            rewards.unsqueeze(0),
+            mask,
+            draws,
+            step,
+            group,
+            entropies,
+            prompt_length=prompt_length,
+        )
+    with clock.stage("train"):
+        for start in range(0, num_rows, size):
+            some = torch.arange(start, min(start + size, num_rows), device=tokens.device)
+            logits = module(tokens[0, some, :-1])[:, prompt_length - 1 :]
+            of_tokens = tokens[0, some, prompt_length:].unsqueeze(2)
+            new = logits.log_softmax(dim=2).gather(2, of_tokens).squeeze(2)
+            part = contenders.loss(
+                contender, new.unsqueeze(0), log_probs, chosen, mask, rows=some.unsqueeze(0)
+            ).sum()
+            part.backward()  # type: ignore[no-untyped-call]
+            total = total + part.detach()
+    return Learned(
+        rows=num_rows,
+        tokens=num_rows * num_columns,
+        kept=int(chosen.tokens_kept),
+        loss=float(total),
+        seconds={stage: clock.seconds[stage] for stage in ("screen", "select", "train")},
+    )
+
+
+class Clock:
+    """Seconds per stage; it waits for the device at the end of each."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self.seconds = dict.fromkeys((*STAGES, LEARNER, LOOP), 0.0)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time spent inside."""
+        start = self._now()
+        yield
+        self.seconds[name] += self._now() - start
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()

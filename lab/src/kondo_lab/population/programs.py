@@ -1,0 +1,492 @@
+"""What one step does: draw inputs, act, pay, decide what is worth it; then the loss of kept rows.
+
+Two programs share one shape. Rows are images (T actions each, usually one) or answers (T tokens
+each); log-probs, advantages and soft weights are [P, N, T], hard gates choose among N rows.
+
+    act, pay -> Rolled      no gradient, all members at once
+    decide   -> Decision    per rule: members with the same update
+    outputs  -> Tensor      differentiable, all rows or the kept ones; rules of equal size together
+    loss     -> scalar      per rule, of its part of the outputs
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kondo.core import losses
+from kondo_lab.draws import Draws
+from kondo_lab.population import choice
+from kondo_lab.population.member import Update
+from kondo_lab.population.networks import Parameters, StackedMLP, StackedTransformer, categorical
+from kondo_lab.tasks.bandits import ImageBandit
+from kondo_lab.tasks.base import SequenceTask
+
+Rolled = dict[str, Tensor]
+"""Experience of one step, name -> [P, ...]; holds log_probs [P, N, T] and rewards at least.
+
+log_probs are the learner's. Where another policy acted (`frictions`), behaviour [P, N, T] holds the
+log-probs that it reported.
+"""
+
+Screen = Callable[[Rolled, Tensor], Tensor]
+"""(experience, step) -> log-probs [p, N, T] to decide by instead of the policy's own."""
+
+
+class Decision(NamedTuple):
+    """What a group's gate decided."""
+
+    advantages: Tensor
+    """[p, N, T]."""
+    weight: Tensor | None
+    """[p, N, T] (soft) or [p, N, 1] (hard) factor of the loss; None where all of it is 1."""
+    order: Tensor | None
+    """[p, N] rows, the kept ones first; None where all rows are trained."""
+    kept: Tensor
+    """[p] int64, rows a backward pass is paid for."""
+
+
+class Knobs(NamedTuple):
+    """Numbers that differ between the members of a group, each [p, 1]."""
+
+    temperature: Tensor
+    price: Tensor
+    alpha: Tensor
+    delight_noise: Tensor
+    logit_noise: Tensor
+
+    @classmethod
+    def of(cls, updates: Sequence[Update], device: torch.device) -> "Knobs":
+        """Collect them."""
+        return cls(
+            *(
+                torch.tensor([[getattr(update, name)] for update in updates], device=device)
+                for name in cls._fields
+            )
+        )
+
+
+class Program(Protocol):
+    """What the training loop needs of a task and its network."""
+
+    num_rows: int
+    """N, rows per step: what `forward` counts in the records."""
+
+    def initialise(self, draws: Draws) -> Parameters:
+        """Return fresh parameters."""
+
+    num_choices: int
+    """Actions, or tokens, to choose from."""
+
+    def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
+        """Draw inputs and actions; no rewards yet."""
+
+    def pay(self, rolled: Rolled) -> Tensor:
+        """Return the rewards of what was done."""
+
+    def actions(self, rolled: Rolled) -> Tensor:
+        """Return what was done, [P, N, T] int64."""
+
+    def with_actions(self, rolled: Rolled, actions: Tensor) -> Rolled:
+        """Return the same experience with other actions [P, N, T], their log-probs left as is."""
+
+    def right(self, rolled: Rolled) -> Tensor:
+        """Return what would have been right, [P, N, T] int64."""
+
+    def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
+        """Return what `act` says of the policy, of these parameters for what was done."""
+
+    def advantages(self, update: Update, rolled: Rolled) -> Tensor:
+        """Return reward minus baseline, [p, N, T]."""
+
+    def noisy_log_probs(self, rolled: Rolled, noise: Tensor, draws: Draws, step: Tensor) -> Tensor:
+        """Return log-probs [p, N, T] as a screen with Gaussian noise on its logits sees them."""
+
+    def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
+        """Return log-probs [p, N, T] of what was sampled, under any parameters."""
+
+    def outputs(self, parameters: Parameters, rolled: Rolled, rows: Tensor | None) -> Tensor:
+        """Return what losses are made of, of the rows [p, C] or of all; differentiable."""
+
+    def loss(
+        self,
+        update: Update,
+        outputs: Tensor,
+        rolled: Rolled,
+        decision: Decision,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return the sum over members of each one's loss on these rows."""
+
+    def evaluate(self, parameters: Parameters) -> dict[str, Tensor]:
+        """Return held-out metrics, name -> [P]; empty where every input is fresh."""
+
+
+def decide(
+    program: Program,
+    update: Update,
+    knobs: Knobs,
+    rolled: Rolled,
+    draws: Draws,
+    step: Tensor,
+    *,
+    rolling: choice.Rolling | None,
+    noisy: tuple[bool, bool],
+    screen: Screen | None = None,
+) -> Decision:
+    """Return the decision of the members that share `update`'s program.
+
+    Args:
+        program: gives advantages and noisy log-probs.
+        update: rule of the group; what differs between its members stands in `knobs`.
+        knobs: see `Knobs`.
+        rolled: experience of these members.
+        draws: of these members.
+        step: 0-d int64.
+        rolling: memory of a rolling gate.
+        noisy: whether any member has noise on its delight, and on its logits.
+        screen: a draft to decide by; None decides by the policy itself.
+    """
+    advantages = program.advantages(update, rolled)
+    log_probs = rolled["log_probs"]
+    members, num_rows, _ = log_probs.shape
+    everything = torch.full((members,), num_rows, dtype=torch.int64, device=log_probs.device)
+    if update.gate == "dense":
+        return Decision(advantages, None, None, everything)
+    if noisy[1]:
+        log_probs = program.noisy_log_probs(rolled, knobs.logit_noise, draws, step)
+    if screen is not None:
+        log_probs = screen(rolled, step)
+    if update.gate == "soft":
+        chi = choice.delight(log_probs, advantages)
+        chi = _add_noise(chi, knobs.delight_noise, draws, step) if noisy[0] else chi
+        weight = torch.sigmoid(chi / knobs.temperature.unsqueeze(2))
+        return Decision(advantages, weight, None, everything)
+    chi = _priority(update, knobs, log_probs, advantages, draws, step)
+    chi = _add_noise(chi, knobs.delight_noise, draws, step) if noisy[0] else chi
+    keep = _keep(update, knobs, chi, draws, step, rolling)
+    weight = keep.to(chi.dtype).unsqueeze(2)
+    return Decision(advantages, weight, choice.kept_first(keep), keep.sum(dim=1))
+
+
+def _priority(
+    update: Update, knobs: Knobs, log_probs: Tensor, advantages: Tensor, draws: Draws, step: Tensor
+) -> Tensor:
+    """Return [p, N]: a row's delight is the sum over its actions or tokens."""
+    surprisal = (-log_probs).clamp_min(0).sum(dim=2)
+    advantage = advantages.mean(dim=2)
+    match update.priority:
+        case "delight":
+            return choice.delight(log_probs, advantages).sum(dim=2)
+        case "advantage":
+            return advantage
+        case "abs_advantage":
+            return advantage.abs()
+        case "surprisal":
+            return surprisal
+        case "additive":
+            return knobs.alpha * advantage + (1 - knobs.alpha) * surprisal
+        case "uniform":
+            return draws.uniform("priority", step, surprisal.shape[1])
+
+
+def _keep(
+    update: Update,
+    knobs: Knobs,
+    chi: Tensor,
+    draws: Draws,
+    step: Tensor,
+    rolling: choice.Rolling | None,
+) -> Tensor:
+    match update.gate:
+        case "quantile":
+            return choice.quantile(chi, update.rate)
+        case "top":
+            return choice.top(chi, update.rate)
+        case "price":
+            return (chi > knobs.price) & (chi != 0)
+        case "draw":
+            uniform = draws.uniform("gate", step, chi.shape[1])
+            return choice.draw(chi, update.rate, knobs.temperature, uniform)
+        case "rolling":
+            assert rolling is not None
+            return rolling(chi)
+    raise AssertionError(f"{update.gate} keeps all rows")
+
+
+def _add_noise(chi: Tensor, noise: Tensor, draws: Draws, step: Tensor) -> Tensor:
+    """Add Gaussian noise whose standard deviation is a multiple of the member's own chi's."""
+    flat = chi.flatten(1)
+    drawn = draws.normal("delight noise", step, flat.shape[1])
+    return (flat + noise * flat.std(dim=1, keepdim=True) * drawn).view(chi.shape)
+
+
+def _gather(values: Tensor, rows: Tensor) -> Tensor:
+    """Return values [p, C, ...] of the rows [p, C] in values [p, N, ...]."""
+    index = rows.view(*rows.shape, *[1] * (values.dim() - 2))
+    return values.gather(1, index.expand(*rows.shape, *values.shape[2:]))
+
+
+def _weighted(
+    update: Update,
+    log_probs: Tensor,
+    rolled: Rolled,
+    decision: Decision,
+    rows: Tensor | None,
+    *,
+    whole_rows: bool,
+) -> Tensor:
+    """Return the weighted loss, summed over members, divided by the full batch's N x T.
+
+    `whole_rows` tells that the T actions of a row are one answer, with one importance weight.
+    """
+    total = rolled["log_probs"][0].numel()
+    advantages, weight = decision.advantages, decision.weight
+    sampled = rolled.get("behaviour", rolled["log_probs"])
+    if rows is not None:
+        sampled, advantages = _gather(sampled, rows), _gather(advantages, rows)
+        weight = None if weight is None else _gather(weight, rows)
+    units, good, old = (t.reshape(-1, t.shape[-1]) for t in (log_probs, advantages, sampled))
+    match update.loss:
+        case "pg":
+            terms = losses.pg(units, good)
+        case "is_pg":
+            terms = importance(units, old, update.max_weight, whole_rows) * losses.pg(units, good)
+        case "ppo":
+            terms = losses.ppo(units, good, old, clip=update.clip, beta=update.beta)
+        case "pmpo":
+            terms = losses.pmpo(units, good, alpha=update.preferred)
+            # Of the whole batch, whatever was kept of it.
+            share = (decision.advantages > 0).double().mean(dim=(1, 2)).to(units.dtype)
+            share = share.repeat_interleave(units.shape[0] // log_probs.shape[0]).unsqueeze(1)
+            terms = terms / torch.where(good > 0, share, 1 - share)
+            terms = terms + update.beta * (old - units)
+        case _:
+            raise AssertionError(f"{update.loss} is not a loss of sampled actions")
+    terms = terms.view(log_probs.shape)
+    return (terms if weight is None else weight * terms).sum() / total
+
+
+def importance(log_probs: Tensor, behaviour: Tensor, max_weight: float, whole_rows: bool) -> Tensor:
+    """Return min(pi / mu, max_weight), not differentiated: [n, T], or [n, 1] for whole rows.
+
+    The weight of a whole answer is the product over its tokens, as in the author's code.
+
+    Example:
+        >>> import math, torch
+        >>> from kondo_lab.population.programs import importance
+        >>> learner, actor = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 1.0]]).log()
+        >>> importance(learner, actor, math.inf, whole_rows=False)
+        tensor([[2.0000, 0.5000]])
+        >>> importance(learner, actor, math.inf, whole_rows=True)
+        tensor([[1.]])
+    """
+    log_ratio = log_probs.detach() - behaviour
+    if whole_rows:
+        log_ratio = log_ratio.sum(dim=1, keepdim=True)
+    return log_ratio.exp().clamp_max(max_weight)
+
+
+class BanditProgram:
+    """Images with labels: `batch` images a step, `samples` actions for each."""
+
+    def __init__(self, task: ImageBandit, *, width: int, batch: int, samples: int = 1):
+        self.task, self.num_rows, self.samples = task, batch, samples
+        self.num_choices = task.num_actions
+        self.network = StackedMLP(task.num_inputs, task.num_actions, width=width)
+
+    def initialise(self, draws: Draws) -> Parameters:
+        """Return fresh parameters."""
+        return self.network.initialise(draws)
+
+    @torch.no_grad()
+    def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
+        """Show images and draw actions."""
+        inputs, labels = self.task.draw(draws, step, self.num_rows)
+        distribution = self.network.logits(parameters, inputs).log_softmax(dim=-1)
+        uniform = draws.uniform("actions", step, self.num_rows, self.samples)
+        actions = categorical(distribution.unsqueeze(2), uniform)
+        return {
+            "inputs": inputs,
+            "labels": labels.unsqueeze(2),
+            "distribution": distribution,
+            "actions": actions,
+            "log_probs": distribution.gather(2, actions),
+        }
+
+    def pay(self, rolled: Rolled) -> Tensor:
+        """Return 1 for the label, [P, N, T]."""
+        return self.task.reward(self.right(rolled), rolled["actions"])
+
+    def actions(self, rolled: Rolled) -> Tensor:
+        """Return the actions."""
+        return rolled["actions"]
+
+    def with_actions(self, rolled: Rolled, actions: Tensor) -> Rolled:
+        """Return the same images with other actions."""
+        return rolled | {"actions": actions}
+
+    def right(self, rolled: Rolled) -> Tensor:
+        """Return the labels."""
+        return rolled["labels"].expand_as(rolled["actions"])
+
+    @torch.no_grad()
+    def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
+        """Return the distribution over actions, and the log-probs of those taken."""
+        distribution = self.outputs(parameters, rolled, None)
+        log_probs = distribution.gather(2, rolled["actions"])
+        return {"distribution": distribution, "log_probs": log_probs}
+
+    def advantages(self, update: Update, rolled: Rolled) -> Tensor:
+        """Return reward minus the baseline of `update`."""
+        rewards, distribution = rolled["rewards"], rolled["distribution"]
+        match update.baseline:
+            case "expected":
+                return rewards - distribution.exp().square().sum(dim=2, keepdim=True)
+            case "oracle":
+                return rewards - distribution.gather(2, rolled["labels"]).exp()
+            case "constant":
+                return rewards - 0.5
+            case "zero":
+                return rewards
+
+    def noisy_log_probs(self, rolled: Rolled, noise: Tensor, draws: Draws, step: Tensor) -> Tensor:
+        """Return log-probs of the actions under logits with noise."""
+        logits = rolled["distribution"]  # log-probs are logits up to a constant
+        drawn = draws.normal("logit noise", step, *logits.shape[1:])
+        noisy = (logits + noise.unsqueeze(2) * drawn).log_softmax(dim=-1)
+        return noisy.gather(2, rolled["actions"])
+
+    def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
+        """Return log-probs of the actions taken."""
+        return self.outputs(parameters, rolled, None).gather(2, rolled["actions"])
+
+    def outputs(self, parameters: Parameters, rolled: Rolled, rows: Tensor | None) -> Tensor:
+        """Return the log-probs of every action, [p, C, K]."""
+        inputs = rolled["inputs"] if rows is None else _gather(rolled["inputs"], rows)
+        return self.network.logits(parameters, inputs).log_softmax(dim=-1)
+
+    def loss(
+        self,
+        update: Update,
+        outputs: Tensor,
+        rolled: Rolled,
+        decision: Decision,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return the loss of the actions taken, or of the labels."""
+        if update.loss in ("exact_pg", "cross_entropy"):
+            labels = rolled["labels"] if rows is None else _gather(rolled["labels"], rows)
+            of_label = outputs.gather(2, labels)
+            good = of_label.exp() if update.loss == "exact_pg" else of_label
+            return -good.sum() / self.num_rows
+        actions = rolled["actions"] if rows is None else _gather(rolled["actions"], rows)
+        taken = outputs.gather(2, actions)
+        return _weighted(update, taken, rolled, decision, rows, whole_rows=False)
+
+    @torch.no_grad()
+    def evaluate(self, parameters: Parameters) -> dict[str, Tensor]:
+        """Return the share of held-out images whose most likely action is wrong."""
+        images, labels = self.task.test_inputs, self.task.test_labels
+        wrong: list[Tensor] = []
+        for start in range(0, labels.numel(), 1000):
+            some = slice(start, start + 1000)
+            guess = self.network.shared_logits(parameters, images[some]).argmax(dim=-1)
+            wrong.append((guess != labels[some]).sum(dim=1))
+        return {"test error": torch.stack(wrong).sum(dim=0) / labels.numel()}
+
+
+class SequenceProgram:
+    """Prompts with answers: `num_prompts` fresh prompts a step, `num_answers` to each."""
+
+    def __init__(
+        self, task: SequenceTask, network: StackedTransformer, *, num_prompts: int, num_answers: int
+    ):
+        self.task, self.network = task, network
+        self.num_prompts, self.num_answers = num_prompts, num_answers
+        self.num_rows = num_prompts * num_answers
+        self.num_choices = task.num_tokens
+
+    def initialise(self, draws: Draws) -> Parameters:
+        """Return fresh parameters."""
+        return self.network.initialise(draws)
+
+    @torch.no_grad()
+    def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
+        """Draw prompts and answer each several times."""
+        task = self.task
+        prompts = task.prompts(draws, step, self.num_prompts)
+        shape = (self.num_prompts, self.num_answers, task.answer_length, task.num_tokens)
+        sampled = self.network.sample(parameters, prompts, draws.uniform("tokens", step, *shape))
+        return {
+            "prompts": prompts,
+            "answers": sampled.answers,
+            "log_probs": sampled.log_probs.flatten(1, 2),
+        }
+
+    def pay(self, rolled: Rolled) -> Tensor:
+        """Return the rewards, [P, G, A]."""
+        return self.task.reward(self._asked(rolled), rolled["answers"])
+
+    def actions(self, rolled: Rolled) -> Tensor:
+        """Return the answers' tokens."""
+        return rolled["answers"].flatten(1, 2)
+
+    def with_actions(self, rolled: Rolled, actions: Tensor) -> Rolled:
+        """Return the same prompts with other answers."""
+        return rolled | {"answers": actions.view_as(rolled["answers"])}
+
+    def right(self, rolled: Rolled) -> Tensor:
+        """Return the right answers."""
+        return self.task.target(self._asked(rolled)).flatten(1, 2)
+
+    @torch.no_grad()
+    def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
+        """Return the log-probs of the answers' tokens."""
+        return {"log_probs": self.log_probs(parameters, rolled)}
+
+    def _asked(self, rolled: Rolled) -> Tensor:
+        """Return the prompt of every answer, [P, G, A, Hp]."""
+        return rolled["prompts"].unsqueeze(2).expand(-1, -1, self.num_answers, -1)
+
+    def advantages(self, update: Update, rolled: Rolled) -> Tensor:
+        """Return reward minus the mean reward of the same prompt's answers, for every token."""
+        rewards = rolled["rewards"]
+        centred = rewards - rewards.mean(dim=2, keepdim=True)
+        # Equal rewards must leave exactly nothing: rounding of the mean would make delight.
+        same = rewards.amax(dim=2, keepdim=True) == rewards.amin(dim=2, keepdim=True)
+        centred = torch.where(same, 0.0, centred)
+        return centred.flatten(1, 2).unsqueeze(2).expand_as(rolled["log_probs"])
+
+    def noisy_log_probs(self, rolled: Rolled, noise: Tensor, draws: Draws, step: Tensor) -> Tensor:
+        """Refuse: the sampler does not keep its logits."""
+        raise ValueError("logit_noise must be 0 for sequences, which keep no logits; use a bandit.")
+
+    def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
+        """Return log-probs of the answers' tokens."""
+        return self.outputs(parameters, rolled, None)
+
+    def outputs(self, parameters: Parameters, rolled: Rolled, rows: Tensor | None) -> Tensor:
+        """Return the log-probs of the answers' tokens, [p, C, T]."""
+        if rows is None:
+            log_probs = self.network.log_prob(parameters, rolled["prompts"], rolled["answers"])
+            return log_probs.flatten(1, 2)
+        prompts = _gather(rolled["prompts"], rows // self.num_answers)
+        answers = _gather(rolled["answers"].flatten(1, 2), rows)
+        return self.network.log_prob(parameters, prompts, answers.unsqueeze(2)).squeeze(2)
+
+    def loss(
+        self,
+        update: Update,
+        outputs: Tensor,
+        rolled: Rolled,
+        decision: Decision,
+        rows: Tensor | None,
+    ) -> Tensor:
+        """Return the loss of the answers' tokens."""
+        return _weighted(update, outputs, rolled, decision, rows, whole_rows=True)
+
+    def evaluate(self, parameters: Parameters) -> dict[str, Tensor]:
+        """Return nothing: every prompt is fresh, so the online error is already held out."""
+        return {}

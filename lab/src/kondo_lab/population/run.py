@@ -1,0 +1,211 @@
+"""Run populations to their end: log, evaluate, show progress, stop and resume.
+
+Populations of different shapes can run side by side. On a GPU each has a stream of its own: a small
+population leaves most of the device idle, and several fill it.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kondo_lab.population.graphs import new_stream
+from kondo_lab.population.member import Member
+from kondo_lab.population.programs import Program
+from kondo_lab.population.train import Population, row_shape, save
+from kondo_lab.studies.study import Context, Record, Stopped
+
+Probe = Callable[[Population], dict[str, Tensor]]
+"""Measures something at an evaluated step: metric -> [P]."""
+
+LOOK_EVERY = 20
+"""Steps between two looks at the user's wish to stop."""
+CHECKPOINT_SECONDS = 300.0
+"""Between two checkpoints of a long run: what a crash can cost."""
+
+
+def side_by_side(
+    program: Program, members: Sequence[Member], device: torch.device
+) -> list[Population]:
+    """Return one population per number of rows that the members train on.
+
+    On a GPU they overlap; one population of all would run its groups one after the other.
+    """
+    by_shape: dict[tuple[int, bool], list[Member]] = {}
+    for member in members:
+        shape = row_shape(member.update, program.num_rows)
+        by_shape.setdefault(shape, []).append(member)
+    return [Population(program, some, device=device) for some in by_shape.values()]
+
+
+def train(
+    populations: Population | Sequence[Population],
+    context: Context,
+    *,
+    part: str,
+    num_steps: int,
+    log_steps: Sequence[int],
+    evaluate_steps: Sequence[int] = (),
+    probe: Probe | None = None,
+) -> list[Record]:
+    """Train to `num_steps` and return the records of every logged step.
+
+    `online error` is the mean of 1 - reward since the previous logged step. Resumes from
+    context.checkpoint if it is there; writes it every few minutes, and when the user stops, to
+    raise Stopped then.
+
+    Args:
+        populations: one, or several that share `num_steps`.
+        context: progress, stop and checkpoint.
+        part: written into the records.
+        num_steps: updates of each member.
+        log_steps: after which steps to log; `num_steps` is always among them.
+        evaluate_steps: after which steps to log, and measure the held-out error as well.
+        probe: further metrics for the evaluated steps.
+    """
+    several = [populations] if isinstance(populations, Population) else list(populations)
+    log_at, evaluate_at = {*log_steps, *evaluate_steps, num_steps}, set(evaluate_steps)
+    histories: list[list[dict[str, Any]]] = [[] for _ in several]
+    if context.checkpoint.exists():
+        state = torch.load(context.checkpoint, map_location=context.device, weights_only=True)
+        histories = state["histories"]
+        for population, saved in zip(several, state["populations"], strict=True):
+            population.load_state_dict(saved)
+    if context.device.type == "cuda":
+        # A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier
+        # parts must be gone before new ones are recorded, not whenever Python finds the time.
+        gc.collect()
+    streams = [_stream(context.device) for _ in several]
+    done, saved_at = several[0].num_steps, time.monotonic()
+    while done < num_steps:
+        for population, stream in zip(several, streams, strict=True):
+            with _on(stream):
+                population.begin_step()
+        for population, stream in zip(several, streams, strict=True):
+            with _on(stream):
+                population.end_step()
+        done += 1
+        if done in log_at:
+            evaluated = done in evaluate_at
+            for population, stream, history in zip(several, streams, histories, strict=True):
+                with _on(stream):
+                    history.append(_measure(population, evaluated, probe))
+        if done % LOOK_EVERY == 0 or done in log_at:
+            context.progress(done / num_steps, _note(histories))
+            stopped = context.stopped()
+            if done < num_steps and (stopped or time.monotonic() - saved_at > CHECKPOINT_SECONDS):
+                _checkpoint(context, several, histories)
+                saved_at = time.monotonic()
+                if stopped:
+                    raise Stopped(part)
+    return [
+        record
+        for population, history in zip(several, histories, strict=True)
+        for record in records(part, population.members, population.program.num_rows, history)
+    ]
+
+
+def _checkpoint(
+    context: Context, several: Sequence[Population], histories: list[list[dict[str, Any]]]
+) -> None:
+    if context.device.type == "cuda":
+        # The file is written from another stream than the steps are queued on.
+        torch.cuda.synchronize(context.device)
+    states = [population.state_dict() for population in several]
+    save(context.checkpoint, {"populations": states, "histories": histories})
+
+
+def _measure(population: Population, evaluated: bool, probe: Probe | None) -> dict[str, Any]:
+    values: dict[str, list[float]] = {"online error": population.read_error()}
+    if evaluated:
+        found = population.program.evaluate(population.parameters)
+        found |= probe(population) if probe is not None else {}
+        values |= {name: value.tolist() for name, value in found.items()}
+    backward = population.read_backward()
+    return {"step": population.num_steps, "backward": backward, "values": values}
+
+
+class Named(Protocol):
+    """What a record says of a member."""
+
+    @property
+    def series(self) -> str:
+        """The line in the figure it belongs to."""
+
+    @property
+    def seed(self) -> int:
+        """Of its weights, inputs and actions."""
+
+    @property
+    def setting(self) -> float:
+        """What the study sweeps."""
+
+
+def records(
+    part: str, members: Sequence[Named], num_rows: int, history: Sequence[dict[str, Any]]
+) -> Iterator[Record]:
+    """Yield what was measured of a population.
+
+    Args:
+        part: of the study.
+        members: P of them.
+        num_rows: samples of a step and member.
+        history: per logged step its "step", "backward" [P], and "values" by metric, each [P].
+    """
+    for entry in history:
+        step, paid = entry["step"], entry["backward"]
+        for metric, values in entry["values"].items():
+            for member, value, backward in zip(members, values, paid, strict=True):
+                yield Record(
+                    part=part,
+                    series=member.series,
+                    setting=member.setting,
+                    seed=member.seed,
+                    step=step,
+                    forward=step * num_rows,
+                    backward=backward,
+                    metric=metric,
+                    value=value,
+                )
+
+
+def _note(histories: Sequence[Sequence[dict[str, Any]]]) -> str:
+    last = [history[-1]["values"]["online error"] for history in histories if history]
+    errors = [error for values in last for error in values]
+    return f"mean error {100 * sum(errors) / len(errors):.1f}%" if errors else ""
+
+
+def _stream(device: torch.device) -> "torch.cuda.Stream | None":
+    return new_stream(device) if device.type == "cuda" else None
+
+
+def _on(stream: "torch.cuda.Stream | None") -> AbstractContextManager[Any]:
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Set the precision of float32 products ("highest", or "high" for TF32) and put it back."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def log_and_regular(num_steps: int, *, log_points: int, regular_points: int) -> list[int]:
+    """Return logged steps: dense at first, then regular, so that what is last is a mean."""
+    regular = max(1, num_steps // regular_points)
+    spaced = log_spaced(num_steps, log_points)
+    return sorted({*spaced, *range(regular, num_steps, regular), num_steps})
+
+
+def log_spaced(num_steps: int, points: int) -> list[int]:
+    """Return about `points` steps from 1 to num_steps, evenly spaced in their logarithm."""
+    exponents = (point / (points - 1) for point in range(points))
+    return sorted({max(1, round(num_steps**exponent)) for exponent in exponents})

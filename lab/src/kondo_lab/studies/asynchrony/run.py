@@ -1,0 +1,276 @@
+"""One part per crew: on Ray, then replayed, then with the delays that other studies simulate.
+
+on Ray         real processes; the age of every rollout is written down
+replayed       one process, the same learner, the same ages, other samples
+fixed delay    the laboratory's friction: always round(mean age) steps old
+uniform delay  the same, the age drawn at every step from 0 .. round(2 * mean age)
+"""
+
+import dataclasses
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from kondo.actors.setup import Settings as ActorSettings
+from kondo.actors.setup import Setup
+from kondo.core import losses
+from kondo_lab import frictions
+from kondo_lab.actors import digits, slowed
+from kondo_lab.frictions import LEARNER_ERROR
+from kondo_lab.policies import MLP
+from kondo_lab.population.member import Frictions, Member, Update
+from kondo_lab.population.run import train
+from kondo_lab.studies import image_bandits, updates
+from kondo_lab.studies.asynchrony.settings import Crew, Settings
+from kondo_lab.studies.study import Context, Part, Record, Stopped
+from kondo_lab.tasks.digits import DigitsBandit
+
+if TYPE_CHECKING:
+    from kondo_lab.studies.asynchrony.traces import Trace
+
+ON_RAY, REPLAYED, FIXED, UNIFORM = "on Ray", "replayed", "fixed delay", "uniform delay"
+TWINS = (REPLAYED, FIXED, UNIFORM)
+ONLINE, TEST, AGES = "online error", "test error", "share of rollouts by age"
+AGE = "age"
+"""Series of what is measured of all methods together."""
+# Replays of run s draw the samples of run s + this: independent of every run on Ray.
+OTHER_SAMPLES = 10_000
+# Shares of a part's time, for its progress.
+_RAY_SHARE, _REPLAY_SHARE = 0.8, 0.1
+
+
+class Method(NamedTuple):
+    """An update rule, on actors and in populations."""
+
+    on_actors: Mapping[str, Any]
+    """Fields of the actors' settings."""
+    update: Update
+
+
+_EVERYTHING = {"rate": None, "price": -math.inf, "at_source": False}
+
+
+def methods(settings: Settings) -> dict[str, Method]:
+    """Return the compared rules by name."""
+    weighted = {"loss": losses.is_pg, "behaviour_input": "behaviour_log_probs"}
+    return {
+        "PG": Method(_EVERYTHING, updates.PG),
+        "IS-PG": Method(_EVERYTHING | weighted, frictions.importance_weighted()),
+        "DG": Method(_EVERYTHING | {"loss": losses.dg}, updates.DG),
+        updates.percent(settings.rate): Method(
+            {"rate": settings.rate}, updates.kondo_count(settings.rate)
+        ),
+    }
+
+
+def named(method: str, how: str) -> str:
+    """Return the series of a method and how it was run."""
+    return f"{method}, {how}"
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Return the study's parts."""
+    return [Part(name=crew.name, run=partial(_compare, settings, crew)) for crew in settings.crews]
+
+
+def _compare(settings: Settings, crew: Crew, context: Context) -> Iterable[Record]:
+    """Run all methods on Ray with this crew, then their twins. Sweeps nothing."""
+    found = _on_ray(settings, crew, context)
+    _check(context, crew)
+    replayed = _replays(settings, crew, found, context)
+    _check(context, crew)
+    counts = Counter(age for trace in found.values() for age in _ages(trace))
+    mean = sum(age * count for age, count in counts.items()) / counts.total()
+    task = DigitsBandit(batch=settings.batch, seed=0)
+    return [
+        *_age_records(crew.name, settings, counts),
+        *_trace_records(crew.name, settings, ON_RAY, found, task),
+        *_trace_records(crew.name, settings, REPLAYED, replayed, task),
+        *_simulated(settings, crew.name, mean, context, num_images=len(task.labels)),
+    ]
+
+
+Runs = dict[tuple[str, int], "Trace"]
+"""By method and seed."""
+
+
+def setup(settings: Settings) -> Setup:
+    """Return the task and the policy, as quick as they can be."""
+    return digits(batch=settings.batch, width=settings.width)
+
+
+def actor_settings(settings: Settings, crew: Crew, method: str, seed: int) -> ActorSettings:
+    """Return how a method is run with a crew."""
+    return ActorSettings(
+        actors=len(crew.pauses),
+        queue=crew.queue,
+        publish_every=crew.publish_every,
+        steps=settings.num_steps,
+        learning_rate=settings.learning_rate,
+        seed=seed,
+        spares=0,
+        **methods(settings)[method].on_actors,
+    )
+
+
+def _each(settings: Settings) -> list[tuple[str, int]]:
+    return [(method, seed) for seed in range(settings.num_seeds) for method in methods(settings)]
+
+
+def _on_ray(settings: Settings, crew: Crew, context: Context) -> Runs:
+    # Ray comes with an extra of its own; the list of studies must not need it.
+    from kondo.actors.cluster import connected
+    from kondo_lab.studies.asynchrony import traces
+
+    slow = slowed(setup(settings), crew.pauses)
+
+    def one(method: str, seed: int) -> "Trace":
+        return traces.on_ray(slow, actor_settings(settings, crew, method, seed), context.stopped)
+
+    with connected():
+        return _all(settings, context, one, start=0.0, share=_RAY_SHARE)
+
+
+def _replays(settings: Settings, crew: Crew, found: Runs, context: Context) -> Runs:
+    from kondo_lab.studies.asynchrony import traces
+
+    def one(method: str, seed: int) -> "Trace":
+        return traces.replay(
+            setup(settings),
+            actor_settings(settings, crew, method, seed),
+            [step.turns for step in found[method, seed].steps],
+            samples_of=seed + OTHER_SAMPLES,
+            stopped=context.stopped,
+        )
+
+    return _all(settings, context, one, start=_RAY_SHARE, share=_REPLAY_SHARE)
+
+
+def _all(
+    settings: Settings,
+    context: Context,
+    one: "Callable[[str, int], Trace]",
+    *,
+    start: float,
+    share: float,
+) -> Runs:
+    """Run all methods and seeds, one after the other; fewer if the user stops."""
+    found: Runs = {}
+    each = _each(settings)
+    for done, (method, seed) in enumerate(each):
+        if context.stopped():
+            break
+        context.progress(start + share * done / len(each), f"{method}, seed {seed}")
+        found[method, seed] = one(method, seed)
+    return found
+
+
+def _check(context: Context, crew: Crew) -> None:
+    """A part is minutes long: one that was stopped is begun anew."""
+    if context.stopped():
+        raise Stopped(crew.name)
+
+
+def _ages(trace: "Trace") -> Iterator[int]:
+    for number, step in enumerate(trace.steps, start=1):
+        yield from step.ages(number)
+
+
+def _age_records(part: str, settings: Settings, counts: Counter[int]) -> Iterator[Record]:
+    """Yield the share of each age, as the setting, over all methods and seeds of the crew."""
+    total = settings.num_steps
+    for age, count in sorted(counts.items()):
+        share = count / counts.total()
+        yield Record(part, AGE, age, 0, total, total * settings.batch, 0, AGES, share)
+
+
+def windows(settings: Settings) -> list[int]:
+    """Return the last step of each window of online error."""
+    return [settings.num_steps * n // settings.windows for n in range(1, settings.windows + 1)]
+
+
+def _trace_records(
+    part: str, settings: Settings, how: str, runs: Runs, task: DigitsBandit
+) -> Iterator[Record]:
+    for (method, seed), trace in runs.items():
+        backward, begin = 0, 0
+        for end in windows(settings):
+            some = trace.steps[begin:end]
+            backward += sum(step.trained for step in some)
+            begin = end
+            values = {ONLINE: sum(step.error for step in some) / len(some)}
+            if end == settings.num_steps:
+                values |= errors(trace.policy, task)
+            for metric, value in values.items():
+                forward = end * settings.batch
+                series = named(method, how)
+                yield Record(part, series, math.nan, seed, end, forward, backward, metric, value)
+
+
+@torch.no_grad()
+def errors(policy: MLP, task: DigitsBandit) -> dict[str, float]:
+    """Return the learner's own error, 1 - pi(label) over the training images, and test error."""
+    probs = policy(task.images).softmax(dim=-1).double()
+    of_label = probs.gather(1, task.labels.unsqueeze(1))
+    return {LEARNER_ERROR: 1 - float(of_label.mean()), TEST: task.held_out_error(policy)}
+
+
+def _simulated(
+    settings: Settings, part: str, mean: float, context: Context, *, num_images: int
+) -> list[Record]:
+    """Train populations with the laboratory's own delays, of this mean age."""
+    delays = {
+        FIXED: Frictions(delay=round(mean)),
+        UNIFORM: Frictions(delay=round(2 * mean), uniform_delay=True),
+    }
+    members = [
+        Member(
+            series=named(name, how),
+            seed=seed,
+            learning_rate=settings.learning_rate,
+            setting=math.nan,
+            update=method.update,
+            frictions=delay,
+        )
+        for how, delay in delays.items()
+        for name, method in methods(settings).items()
+        for seed in range(settings.num_seeds)
+    ]
+    with _seconds_long(context) as last:
+        populations = image_bandits.populations(
+            last, members, data="digits", width=settings.width, batch=settings.batch
+        )
+        found = train(
+            populations,
+            last,
+            part=part,
+            num_steps=settings.num_steps,
+            log_steps=windows(settings),
+            evaluate_steps=[settings.num_steps],
+            probe=partial(frictions.image_error, num_images=num_images),
+        )
+    return [record for record in found if record.metric in (ONLINE, TEST, LEARNER_ERROR)]
+
+
+@contextmanager
+def _seconds_long(context: Context) -> Iterator[Context]:
+    """Give a context for the last seconds of a part: too short to be stopped and resumed."""
+    done = _RAY_SHARE + _REPLAY_SHARE
+
+    def progress(share: float, note: str) -> None:
+        context.progress(done + (1 - done) * share, note)
+
+    with tempfile.TemporaryDirectory(prefix="kondo-asynchrony-") as home:
+        yield dataclasses.replace(
+            context,
+            progress=progress,
+            stopped=lambda: False,
+            checkpoint=Path(home) / "checkpoint",
+        )

@@ -1,0 +1,260 @@
+"""Closed form beside Monte Carlo, the two figures of the paper, and where eta may stand."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.bandit_dg.run import CE, DG, ERROR, GAP, PG, POOLED_GAP
+from kondo_lab.studies.bandit_dg.settings import Settings
+from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+
+ALONG, OFF = "length along the true gradient", "perpendicular variance"
+GAP_TO_PG = "1 - cosine to the true gradient"
+GAP_TO_CE = "1 - cosine to the CE gradient"
+COLOURS = {PG: "#5a5a5a", DG: "#0072b2", CE: "#009e73"}
+WHEEL = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the study's numbers and figures."""
+    there = set(records["part"])
+    lines: list[Headline] = []
+    findings: list[str] = []
+    figures: dict[str, Figure] = {}
+    if "gap" in there:
+        lines += _gap_lines(records, settings)
+        figures["prop1-cosine-gap"] = _gap_figure(records, settings)
+    if "single" in there:
+        lines += _single_lines(records, settings)
+        figures["fig5-one-context"] = _curves(records, "single", (PG, DG), settings.eta, GAP_TO_PG)
+        findings.append(_single_finding(records, settings))
+    if "table" in there:
+        lines += _table_lines(records, settings)
+        figures["fig6-many-contexts"] = _curves(
+            records, "table", (PG, DG, CE), settings.eta, GAP_TO_CE
+        )
+    if "search" in there:
+        lines += _search_lines(records, settings)
+        findings.append(_search_finding(records, settings))
+    if {"table", "search"} <= there:
+        figures["prop2-eta"] = _eta_figure(records, settings)
+    return Analysis(headline=lines, figures=figures, findings=findings)
+
+
+def theory(settings: Settings, error: float) -> dict[str, float]:
+    """Return DG / PG of each measured number: (w- / c)^2, c and w-^2."""
+    _, failure, shrink = bandit.dg_weights(
+        1 - error, settings.arms, settings.baseline, settings.eta
+    )
+    gap = (failure / shrink) ** 2
+    return {GAP: gap, POOLED_GAP: gap, ALONG: shrink, OFF: failure**2}
+
+
+def ratio(records: pd.DataFrame, metric: str, error: float) -> statistics.Estimate:
+    """Return DG / PG of a number at one policy: mean over mean, error from the ratios by seed."""
+    by_seed = {
+        name: statistics.select(records, "gap", name, metric, setting=error).set_index("seed")[
+            "value"
+        ]
+        for name in (DG, PG)
+    }
+    spread = statistics.estimate((by_seed[DG] / by_seed[PG]).tolist())
+    return spread._replace(mean=float(by_seed[DG].mean() / by_seed[PG].mean()))
+
+
+def _gap_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    large = settings.batch * settings.gap_pooled
+    names = {
+        GAP: f"cosine-gap ratio, K={settings.arms}, B={settings.batch}",
+        POOLED_GAP: f"cosine-gap ratio, K={settings.arms}, B={large}",
+        ALONG: "c",
+        OFF: "perpendicular-variance ratio",
+    }
+    lines = []
+    for metric, name in names.items():
+        for error in settings.gap_errors:
+            found = ratio(records, metric, error)
+            lines.append(
+                headline(
+                    "DG Prop 1",
+                    "DG/PG",
+                    name,
+                    error,
+                    paper=theory(settings, error)[metric],
+                    ours=found.mean,
+                    se=found.se,
+                    seeds=found.seeds,
+                )
+            )
+    return lines
+
+
+def _figure_lines(
+    records: pd.DataFrame,
+    part: str,
+    figure: str,
+    orders: dict[str, list[str]],
+    steps: list[int],
+    eta: float,
+) -> list[Headline]:
+    """Return each series' number at each step, and whether they end in the paper's order."""
+    lines = []
+    for metric, order in orders.items():
+        for step in steps:
+            found = {
+                name: statistics.at(records, part, name, metric, step, setting=eta)
+                for name in order
+            }
+            lines += [
+                headline(
+                    figure, name, metric, step, ours=value.mean, se=value.se, seeds=value.seeds
+                )
+                for name, value in found.items()
+            ]
+        means = {name: value.mean for name, value in found.items()}
+        lines.append(ordering(figure, metric, steps[-1], paper=order, ours=means))
+    return lines
+
+
+def _single_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    steps = [settings.single_steps // 3, settings.single_steps]
+    orders = {ERROR: [DG, PG], GAP: [DG, PG]}
+    return _figure_lines(records, "single", "DG Fig 5", orders, steps, settings.eta)
+
+
+def _table_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    steps = [settings.table_steps // 10, settings.table_steps]
+    orders = {ERROR: [CE, DG, PG], GAP: [DG, PG]}
+    return _figure_lines(records, "table", "DG Fig 6", orders, steps, settings.eta)
+
+
+def _single_finding(records: pd.DataFrame, settings: Settings) -> str:
+    target = 0.1
+    costs = {
+        name: statistics.first_reach(records, "single", name, ERROR, target) for name in (PG, DG)
+    }
+    steps = {name: reach.mean.forward / settings.batch for name, reach in costs.items()}
+    return (
+        f"Figure 5: {100 * target:g}% error after {steps[DG]:.0f} steps of DG and "
+        f"{steps[PG]:.0f} of PG ({costs[DG].reached} and {costs[PG].reached} of "
+        f"{costs[PG].seeds} seeds reach it)."
+    )
+
+
+def _largest_share(records: pd.DataFrame, eta: float) -> float:
+    """Return the share of sets where PG was closer to CE, of the worst number of contexts."""
+    chosen = records[
+        (records["metric"] == "share of sets where PG is closer")
+        & np.isclose(records["setting"], eta, rtol=1e-5)
+    ]
+    return float(chosen.groupby("series")["value"].mean().max())
+
+
+def _search_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    return [
+        headline(
+            "DG Prop 2" if eta > 0.5 else "beyond the paper",
+            "DG, PG",
+            "share of drawn sets of contexts where PG is closer to CE",
+            f"eta={eta:g}",
+            paper=0.0 if eta > 0.5 else None,
+            ours=_largest_share(records, eta),
+            seeds=settings.search_seeds,
+        )
+        for eta in settings.search_etas
+    ]
+
+
+def _search_finding(records: pd.DataFrame, settings: Settings) -> str:
+    broken = [eta for eta in settings.search_etas if _largest_share(records, eta) > 0]
+    sets = settings.search_seeds * settings.search_populations * len(settings.search_contexts)
+    where = f"up to eta = {max(broken):g}" if broken else "at no eta"
+    return (
+        f"Of {sets:,} drawn sets of contexts at each eta, PG was closer to CE than DG {where}: "
+        f"eta > 1/2 is sufficient, and the draws leave room below it."
+    )
+
+
+def _gap_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 1, width=5.2, height=3.6)
+    ax = axes[0, 0]
+    errors = np.geomspace(min(settings.gap_errors), max(settings.gap_errors), 100)
+    for colour, (metric, name) in zip(
+        WHEEL,
+        {
+            POOLED_GAP: "cosine gap, (w-/c)^2",
+            ALONG: "length, c",
+            OFF: "perp. variance, w-^2",
+        }.items(),
+        strict=False,
+    ):
+        ax.plot(errors, [theory(settings, e)[metric] for e in errors], color=colour, label=name)
+        found = [ratio(records, metric, error).mean for error in settings.gap_errors]
+        ax.plot(settings.gap_errors, found, "o", color=colour)
+    ax.set(xscale="log", yscale="log")
+    ax.set_title(f"DG over PG, K={settings.arms} (dots: measured)")
+    ax.set_xlabel("error of the policy, 1 - p")
+    ax.set_ylabel("DG / PG")
+    ax.legend(fontsize=8)
+    return figure
+
+
+def _curves(
+    records: pd.DataFrame, part: str, names: tuple[str, ...], eta: float, label: str
+) -> Figure:
+    figure, axes = plotting.grid(1, 2)
+    for ax, metric, text in zip(axes[0], (ERROR, GAP), ("error", label), strict=True):
+        for name in names:
+            if (name, metric) == (CE, GAP):
+                continue  # zero, off a log axis
+            curve = statistics.curve(records, part, name, metric, setting=eta)
+            plotting.line(ax, curve, name, names, x="step", color=COLOURS[name])
+        ax.set_yscale("log")
+        ax.set_xlabel("step")
+        ax.set_ylabel(text)
+        ax.set_title(f"{metric} by step")
+    axes[0, 0].legend()
+    return figure
+
+
+def _eta_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 2)
+    _draw_lead(axes[0, 0], records, settings)
+    _draw_etas(axes[0, 1], records, settings)
+    return figure
+
+
+def _draw_lead(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
+    for colour, contexts in zip(WHEEL, settings.search_contexts, strict=False):
+        shares = [
+            statistics.final(
+                records, "search", f"N={contexts}", "share of sets where PG is closer", setting=eta
+            ).mean
+            for eta in settings.search_etas
+        ]
+        ax.plot(settings.search_etas, shares, "o-", color=colour, label=f"N = {contexts}")
+    ax.axvline(0.5, color="#5a5a5a", linestyle="--", linewidth=1)
+    ax.set_xscale("log")
+    ax.set_title("where DG is not closer to CE")
+    ax.set_xlabel("eta (dashes: 1/2)")
+    ax.set_ylabel("share of sets of N contexts")
+    ax.legend(fontsize=8)
+
+
+def _draw_etas(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
+    found = [
+        statistics.final(records, "table", DG, ERROR, setting=eta) for eta in settings.table_etas
+    ]
+    means, errors = [f.mean for f in found], [f.se for f in found]
+    ax.errorbar(settings.table_etas, means, errors, fmt="o-", color=COLOURS[DG], label=DG)
+    for name in (PG, CE):
+        level = statistics.final(records, "table", name, ERROR).mean
+        ax.axhline(level, color=COLOURS[name], linestyle="--", label=name)
+    ax.set(xscale="log", yscale="log")
+    ax.set_title(f"table: error after {settings.table_steps} steps")
+    ax.set_xlabel("eta")
+    ax.set_ylabel("error")
+    ax.legend(fontsize=8)

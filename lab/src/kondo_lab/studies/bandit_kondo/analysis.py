@@ -1,0 +1,320 @@
+"""Closed form beside Monte Carlo, and two figures."""
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.bandit_kondo.run import GATE, PG, PG_FITTED
+from kondo_lab.studies.bandit_kondo.settings import Settings
+from kondo_lab.studies.study import Analysis, Headline, headline
+
+BATCH = 100
+"""B of the headline's pB."""
+ROUNDING = 12
+"""Decimals of a number that theory says is zero: below them is float64's rounding."""
+VARIANCE = "perpendicular variance"
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the study's numbers and figures."""
+    there = set(records["part"])
+    lines: list[Headline] = []
+    findings: list[str] = []
+    figures: dict[str, Figure] = {}
+    if "ranking" in there:
+        lines += _ranking_lines(records, settings)
+        figures["prop2-mixing-threshold"] = _ranking_figure(records, settings)
+        findings.append(_ranking_finding(settings))
+    if "moments" in there:
+        lines += _moment_lines(records, settings)
+    if "first-success" in there:
+        lines += _success_lines(records, settings)
+    if "cosine" in there:
+        lines += _cosine_lines(records, settings)
+        findings.append(_cosine_finding(records, settings))
+        figures["prop1-cosine"] = _cosine_figure(records, settings)
+    if {"moments", "cosine", "first-success"} <= there:
+        figures["prop1-variance-and-passes"] = _gradient_figure(records, settings)
+    return Analysis(headline=lines, figures=figures, findings=findings)
+
+
+def _ranking_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    lines = []
+    for num_arms in settings.ranking_arms:
+        for p in settings.ranking_probs:
+            theory = bandit.mixing_threshold(p, num_arms)
+            if theory <= 0:
+                continue  # any alpha ranks successes first: there is nothing to search
+            found = statistics.final(records, "ranking", f"K={num_arms}", "alpha*", setting=p)
+            lines.append(
+                headline(
+                    "Kondo Prop 2",
+                    f"additive, K={num_arms}",
+                    "alpha*",
+                    p,
+                    paper=round(theory, 3),
+                    ours=found.mean,
+                    se=found.se,
+                    seeds=found.seeds,
+                )
+            )
+    kept = records[records["metric"] == "failures delight keeps"]["value"]
+    lines.append(
+        headline(
+            "Kondo Prop 2",
+            "delight",
+            "failures kept before a success, most in any batch",
+            "",
+            paper=0.0,
+            ours=float(kept.max()),
+            seeds=settings.ranking_seeds,
+        )
+    )
+    return lines
+
+
+def _ranking_finding(settings: Settings) -> str:
+    thresholds = [
+        bandit.mixing_threshold(p, k) for p in settings.ranking_probs for k in settings.ranking_arms
+    ]
+    return (
+        f"alpha* runs from {min(thresholds):.2f} to {max(thresholds):.2f} over the policies tried; "
+        f"delight ranked every success before every failure in all of them."
+    )
+
+
+def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    lines = []
+    for num_arms in settings.moment_arms:
+        for p in settings.moment_probs:
+            series = f"{PG}, K={num_arms}"
+            found = statistics.final(records, "moments", series, VARIANCE, setting=p)
+            theory = bandit.perpendicular_variance(p, num_arms, settings.baseline)
+            lines.append(_line(series, VARIANCE, p, theory, found))
+    gated = records[(records["part"] == "moments") & records["series"].str.startswith(GATE)]
+    for metric in (VARIANCE, "1 - cosine of the mean"):
+        largest = float(gated[gated["metric"] == metric]["value"].abs().max())
+        lines.append(
+            headline(
+                "Kondo Prop 1",
+                GATE,
+                f"{metric}, largest of any p, K and seed, {ROUNDING} decimals",
+                "",
+                paper=0.0,
+                ours=round(largest, ROUNDING),
+                seeds=settings.seeds,
+            )
+        )
+    for p in settings.moment_probs:
+        series = f"{GATE}, K={settings.moment_arms[0]}"
+        share = statistics.final(records, "moments", series, "kept share", setting=p)
+        paid = statistics.Estimate(share.mean * BATCH, share.se * BATCH, share.seeds)
+        lines.append(_line(series, f"backward passes of a batch of {BATCH}", p, p * BATCH, paid))
+    return lines
+
+
+def _line(
+    series: str, metric: str, p: float, theory: float, found: statistics.Estimate
+) -> Headline:
+    return headline(
+        "Kondo Prop 1",
+        series,
+        metric,
+        p,
+        paper=theory,
+        ours=found.mean,
+        se=found.se,
+        seeds=found.seeds,
+    )
+
+
+def _success_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    """With log(1/delta)/p samples a success is there 1 - delta of the time, for log(1/delta)."""
+    lines = []
+    for p in settings.success_probs:
+        size = math.ceil(math.log(1 / settings.miss) / p)
+        theory = {
+            "share of batches with cosine 1": 1 - (1 - p) ** size,
+            "backward passes": p * size,
+        }
+        for metric, expected in theory.items():
+            found = statistics.final(records, "first-success", GATE, metric, setting=p)
+            series = f"{GATE}, {math.log(1 / settings.miss):.3g} / p samples"
+            lines.append(_line(series, metric, p, expected, found))
+    return lines
+
+
+def passes_needed(records: pd.DataFrame, series: str, p: float, target: float) -> float:
+    """Return the samples after which the mean over seeds of 1 - cos falls to 1 - target.
+
+    Interpolated in logarithms between two lengths tried; NaN if the longest is too short.
+    """
+    curve = statistics.curve(records, "cosine", series, "1 - cosine", setting=p)
+    gaps, lengths = curve["mean"].to_numpy(), curve["step"].to_numpy()
+    below = np.flatnonzero(gaps <= 1 - target)
+    if len(below) == 0 or below[0] == 0:
+        return math.nan
+    pair = slice(below[0] - 1, below[0] + 1)
+    # np.interp wants its x rising; gaps fall.
+    found = np.interp(math.log(1 - target), np.log(gaps[pair])[::-1], np.log(lengths[pair])[::-1])
+    return math.exp(found)
+
+
+def _exponent(records: pd.DataFrame, series: str, settings: Settings) -> float:
+    """Return the slope of log passes against log 1/p, over the p that reach the target."""
+    needed = {
+        p: passes_needed(records, series, p, settings.cosine_target) for p in settings.cosine_probs
+    }
+    known = {p: n for p, n in needed.items() if not math.isnan(n)}
+    if len(known) < 2:
+        return math.nan
+    slope = np.polyfit(-np.log(list(known)), np.log(list(known.values())), 1)[0]
+    return float(slope)
+
+
+def _cosine_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    lines = []
+    for p in settings.cosine_probs:
+        needed = passes_needed(records, PG, p, settings.cosine_target)
+        theory = bandit.pg_cosine_gap(p, settings.cosine_arms, settings.baseline, 1.0) / (
+            1 - settings.cosine_target
+        )
+        if math.isnan(needed):
+            continue
+        lines.append(
+            headline(
+                "Kondo Prop 1",
+                PG,
+                f"backward passes to cosine {settings.cosine_target:g}",
+                p,
+                paper=theory,
+                ours=needed,
+                seeds=settings.cosine_seeds,
+            )
+        )
+    for name, expected in ((PG, 2.0), (PG_FITTED, None)):
+        lines.append(
+            headline(
+                "Kondo Prop 1" if expected else "beyond the paper",
+                name,
+                f"exponent of 1/p in the passes to cosine {settings.cosine_target:g}",
+                "",
+                paper=expected,
+                ours=_exponent(records, name, settings),
+                seeds=settings.cosine_seeds,
+            )
+        )
+    return lines
+
+
+def _cosine_finding(records: pd.DataFrame, settings: Settings) -> str:
+    fixed, fitted = (_exponent(records, name, settings) for name in (PG, PG_FITTED))
+    return (
+        f"PG's backward passes to cosine {settings.cosine_target:g} grow as (1/p)^{fixed:.2f} with "
+        f"the constant baseline b = {settings.baseline:g}, and as (1/p)^{fitted:.2f} with b = p: "
+        f"one factor 1/p is the wait for a success, the other the price of a baseline that does "
+        f"not follow the policy."
+    )
+
+
+def _gradient_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 2)
+    _draw_variance(axes[0, 0], records, settings)
+    _draw_passes(axes[0, 1], records, settings)
+    return figure
+
+
+def _cosine_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 1, width=5.4, height=3.6)
+    _draw_cosine(axes[0, 0], records, settings)
+    return figure
+
+
+def _draw_variance(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
+    ps = np.linspace(0.005, 0.995, 100)
+    for colour, num_arms in zip(COLOURS, settings.moment_arms, strict=False):
+        theory = [bandit.perpendicular_variance(p, num_arms, settings.baseline) for p in ps]
+        ax.plot(ps, theory, color=colour, label=f"PG, K={num_arms}, closed form")
+        for name, marker in ((PG, "o"), (GATE, "^")):
+            found = [
+                statistics.final(
+                    records, "moments", f"{name}, K={num_arms}", VARIANCE, setting=p
+                ).mean
+                for p in settings.moment_probs
+            ]
+            label = f"{name}, K={num_arms}, measured"
+            ax.plot(settings.moment_probs, found, marker, color=colour, label=label)
+    ax.set_title("variance off the true direction")
+    ax.set_xlabel("p, probability of the correct arm")
+    ax.set_ylabel("perpendicular variance per sample")
+    ax.legend(fontsize=7)
+
+
+def _draw_cosine(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
+    for colour, p in zip(COLOURS, settings.cosine_probs, strict=False):
+        curve = statistics.curve(records, "cosine", PG, "1 - cosine", setting=p)
+        ax.plot(curve["backward"], curve["mean"], color=colour, label=f"PG, p = {p:g}")
+        theory = [
+            bandit.pg_cosine_gap(p, settings.cosine_arms, settings.baseline, n)
+            for n in curve["step"]
+        ]
+        ax.plot(curve["step"], theory, ":", color=colour, linewidth=1)
+    ax.axvline(1, color="#5a5a5a", linestyle="--", label=f"{GATE}: 0 from here")
+    ax.set(xscale="log", yscale="log", ylim=(1e-5, 1.5))
+    ax.set_title("PG's mean gradient (dots: closed form)")
+    ax.set_xlabel("backward passes")
+    ax.set_ylabel("1 - cosine to the true gradient")
+    ax.legend(fontsize=7)
+
+
+def _draw_passes(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
+    ps = np.geomspace(min(settings.cosine_probs), max(settings.cosine_probs), 50)
+    theory = [
+        bandit.pg_cosine_gap(p, settings.cosine_arms, settings.baseline, 1.0)
+        / (1 - settings.cosine_target)
+        for p in ps
+    ]
+    ax.plot(ps, theory, color=COLOURS[0], label=f"{PG}, closed form")
+    for colour, name in ((COLOURS[0], PG), (COLOURS[1], PG_FITTED)):
+        found = [
+            passes_needed(records, name, p, settings.cosine_target) for p in settings.cosine_probs
+        ]
+        ax.plot(settings.cosine_probs, found, "o", color=colour, label=f"{name}, measured")
+    gate = [
+        statistics.final(records, "first-success", GATE, "backward passes", setting=p).mean
+        for p in settings.success_probs
+    ]
+    label = f"{GATE}, cosine 1 in {100 * (1 - settings.miss):g}% of batches"
+    ax.plot(settings.success_probs, gate, "^", color=COLOURS[2], label=label)
+    ax.set(xscale="log", yscale="log")
+    ax.set_title(f"passes to cosine {settings.cosine_target:g}")
+    ax.set_xlabel("p, probability of the correct arm")
+    ax.set_ylabel("backward passes")
+    ax.legend(fontsize=7, loc="upper right")
+
+
+def _ranking_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 1, width=5.4, height=3.8)
+    ax = axes[0, 0]
+    ps = 1 - np.geomspace(0.5, 1e-3, 100)
+    for colour, num_arms in zip(COLOURS, settings.ranking_arms, strict=False):
+        theory = [bandit.mixing_threshold(p, num_arms) for p in ps]
+        ax.plot(1 - ps, theory, color=colour, label=f"K = {num_arms}, closed form")
+        found = [
+            statistics.final(records, "ranking", f"K={num_arms}", "alpha*", setting=p).mean
+            for p in settings.ranking_probs
+        ]
+        ax.plot(1 - np.array(settings.ranking_probs), found, "o", color=colour)
+    ax.set(xscale="log", ylim=(-0.02, 1.0))
+    ax.invert_xaxis()
+    ax.set_title("smallest alpha that ranks successes first (dots: searched)")
+    ax.set_xlabel("1 - p: the policy improves to the right")
+    ax.set_ylabel("alpha*")
+    ax.legend(fontsize=8)
+    return figure

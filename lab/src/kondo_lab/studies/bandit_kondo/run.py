@@ -1,0 +1,222 @@
+"""Draw from softmax bandits, gate with `kondo.Gate`, and measure the gradient that is left."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import kondo
+from kondo_lab.draws import Draws
+from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.bandit_kondo.settings import Settings
+from kondo_lab.studies.study import Context, Part, Record, Stopped
+
+PG, GATE, PG_FITTED = "PG", "DG-K price 0", "PG, b = p"
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Return the study's parts."""
+    runs = {
+        "moments": (_moments, settings.moment_samples * settings.seeds * len(settings.moment_arms)),
+        "cosine": (_cosine, 2 * settings.cosine_samples * settings.cosine_seeds),
+        "first-success": (_first_success, 100 * settings.success_batches * settings.seeds),
+        "ranking": (_ranking, 100_000 * settings.ranking_seeds),
+    }
+    return [
+        Part(name=n, run=bandit.on_one_thread(partial(f, settings)), work=float(w))
+        for n, (f, w) in runs.items()
+    ]
+
+
+class Batch(NamedTuple):
+    """Samples of P members from one policy."""
+
+    probs: Tensor
+    """[P, K]"""
+    actions: Tensor
+    """[P, n]"""
+    log_probs: Tensor
+    """[P, n], of the actions"""
+
+
+def _draw(p: float, num_arms: int, uniform: Tensor) -> Batch:
+    probs = bandit.peaked(p, num_arms).to(uniform.device).expand(uniform.shape[0], -1)
+    actions = bandit.draw_actions(probs, uniform)
+    return Batch(probs, actions, probs.log().gather(1, actions))
+
+
+def _advantages(batch: Batch, baseline: float) -> Tensor:
+    return (batch.actions == 0).double() - baseline
+
+
+def _gated(batch: Batch, advantages: Tensor) -> Tensor:
+    """Return the weight the library's gate gives each sample at price 0: 1 or 0."""
+    return kondo.Gate(price=0.0)(kondo.delight(batch.log_probs, advantages)).weight
+
+
+def _report(context: Context, done: int, total: int, note: str) -> None:
+    if context.stopped():
+        raise Stopped  # nothing to save: a part takes seconds
+    context.progress(done / total, note)
+
+
+def _moments(settings: Settings, context: Context) -> Iterator[Record]:
+    """Per-sample moments of the gradient, with and without the gate."""
+    draws = Draws(range(settings.seeds), context.device)
+    cells = [(p, k) for p in settings.moment_probs for k in settings.moment_arms]
+    n = settings.moment_samples
+    for done, (p, num_arms) in enumerate(cells):
+        _report(context, done, len(cells), f"p = {p:g}, K = {num_arms}")
+        batch = _draw(p, num_arms, draws.uniform(f"moments/{p}/{num_arms}", 0, n))
+        advantages = _advantages(batch, settings.baseline)
+        kept = _gated(batch, advantages)
+        for name, weight in ((PG, torch.ones_like(kept)), (GATE, kept)):
+            measured = _measure_moments(batch, advantages * weight)
+            measured["kept share"] = (weight > 0).double().mean(dim=1)
+            backward = (weight > 0).sum(dim=1)
+            for metric, values in measured.items():
+                for seed, value in enumerate(values.tolist()):
+                    yield Record(
+                        part="moments",
+                        series=f"{name}, K={num_arms}",
+                        setting=p,
+                        seed=seed,
+                        step=0,
+                        forward=n,
+                        backward=int(backward[seed]),
+                        metric=metric,
+                        value=value,
+                    )
+
+
+def _measure_moments(batch: Batch, coefficients: Tensor) -> dict[str, Tensor]:
+    """Return [P] each: variance off the true direction, and the mean's angle to it."""
+    num_arms = batch.probs.shape[1]
+    scores = torch.eye(num_arms, dtype=torch.float64) - batch.probs[0]  # [K, K], a row per action
+    true = batch.probs[0, 0] * scores[0]
+    off = bandit.perpendicular(scores, true).square().sum(dim=1)  # [K]
+    squares = bandit.sum_by_arm(coefficients.square(), batch.actions, num_arms)
+    mean = bandit.gradient(coefficients, batch.actions, batch.probs)
+    second = (squares * off).sum(dim=1) / batch.actions.shape[1]
+    return {
+        "perpendicular variance": second - bandit.perpendicular(mean, true).square().sum(dim=1),
+        "1 - cosine of the mean": bandit.cosine_gap(mean, true),
+        "length of the mean": mean.norm(dim=1),
+    }
+
+
+def _cosine(settings: Settings, context: Context) -> Iterator[Record]:
+    """1 - cos of the mean gradient against how many samples it is the mean of."""
+    draws = Draws(range(settings.cosine_seeds), context.device)
+    ends = [2**j for j in range(1, settings.cosine_samples.bit_length())]
+    for done, p in enumerate(settings.cosine_probs):
+        _report(context, done, len(settings.cosine_probs), f"p = {p:g}")
+        uniform = draws.uniform(f"cosine/{p}", 0, settings.cosine_samples)
+        batch = _draw(p, settings.cosine_arms, uniform)
+        advantages = _advantages(batch, settings.baseline)
+        series = {
+            PG: advantages,
+            PG_FITTED: _advantages(batch, p),
+            GATE: advantages * _gated(batch, advantages),
+        }
+        true = batch.probs[0, 0] * (torch.eye(settings.cosine_arms)[0].double() - batch.probs[0])
+        for name, coefficients in series.items():
+            for end in ends:
+                mean = bandit.gradient(coefficients[:, :end], batch.actions[:, :end], batch.probs)
+                gap = bandit.cosine_gap(mean, true)
+                paid = (coefficients[:, :end] != 0).sum(dim=1)
+                for seed in range(settings.cosine_seeds):
+                    yield Record(
+                        part="cosine",
+                        series=name,
+                        setting=p,
+                        seed=seed,
+                        step=end,  # samples averaged: what this part counts instead of updates
+                        forward=end,
+                        backward=int(paid[seed]),
+                        metric="1 - cosine",
+                        value=float(gap[seed]),
+                    )
+
+
+def _first_success(settings: Settings, context: Context) -> Iterator[Record]:
+    """Batches of log(1 / delta) / p samples: how many gated gradients point the true way."""
+    draws = Draws(range(settings.seeds), context.device)
+    num_arms = settings.cosine_arms
+    for done, p in enumerate(settings.success_probs):
+        _report(context, done, len(settings.success_probs), f"p = {p:g}")
+        size = math.ceil(math.log(1 / settings.miss) / p)
+        uniform = draws.uniform(f"first-success/{p}", 0, settings.success_batches * size)
+        batch = _draw(p, num_arms, uniform.view(-1, size))
+        coefficients = _advantages(batch, settings.baseline)
+        coefficients = coefficients * _gated(batch, coefficients)
+        mean = bandit.gradient(coefficients, batch.actions, batch.probs)
+        true = torch.eye(num_arms)[0].double() - batch.probs[0]
+        exact = (bandit.cosine_gap(mean, true) < 1e-12).double()
+        paid = (coefficients != 0).double().sum(dim=1)
+        measured = {"share of batches with cosine 1": exact, "backward passes": paid}
+        for metric, values in measured.items():
+            for seed, value in enumerate(values.view(settings.seeds, -1).mean(dim=1).tolist()):
+                yield Record(
+                    part="first-success",
+                    series=GATE,
+                    setting=p,
+                    seed=seed,
+                    step=0,
+                    forward=size * settings.success_batches,
+                    backward=int(paid.view(settings.seeds, -1)[seed].sum()),
+                    metric=metric,
+                    value=value,
+                )
+
+
+def _ranking(settings: Settings, context: Context) -> Iterator[Record]:
+    """Search the alpha from which on the additive priority keeps the successes of a batch."""
+    draws = Draws(range(settings.ranking_seeds), context.device)
+    cells = [(p, k) for p in settings.ranking_probs for k in settings.ranking_arms]
+    for done, (p, num_arms) in enumerate(cells):
+        _report(context, done, len(cells), f"p = {p:g}, K = {num_arms}")
+        uniform = draws.uniform(f"ranking/{p}/{num_arms}", 0, settings.ranking_samples)
+        batch = _draw(p, num_arms, uniform)
+        for seed in range(settings.ranking_seeds):
+            log_probs, success = batch.log_probs[seed], batch.actions[seed] == 0
+            threshold, wrong = _search_threshold(
+                log_probs, success, settings.baseline, settings.ranking_halvings
+            )
+            for metric, value in (("alpha*", threshold), ("failures delight keeps", wrong)):
+                yield Record(
+                    part="ranking",
+                    series=f"K={num_arms}",
+                    setting=p,
+                    seed=seed,
+                    step=0,
+                    forward=settings.ranking_samples,
+                    backward=int(success.sum()),
+                    metric=metric,
+                    value=value,
+                )
+
+
+def _search_threshold(
+    log_probs: Tensor, success: Tensor, baseline: float, halvings: int
+) -> tuple[float, float]:
+    """Return the smallest alpha that ranks every success first, and the failures delight keeps.
+
+    The gate may keep as many samples as there are successes; where it keeps a failure, that
+    failure stood above a success.
+    """
+    advantages = success.double() - baseline
+    gate = kondo.Gate(rate=int(success.sum()) / success.numel())
+
+    def failures(priority: Tensor) -> int:
+        return int((gate(priority).keep & ~success).sum())
+
+    low, high = 0.0, 1.0
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        wrong = failures(kondo.priorities.additive(log_probs, advantages, alpha=middle))
+        low, high = (middle, high) if wrong else (low, middle)
+    return high, float(failures(kondo.delight(log_probs, advantages)))

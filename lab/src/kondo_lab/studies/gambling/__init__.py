@@ -1,0 +1,30 @@
+"""Proposition 3 of the Kondo paper: arms whose luck a gate mistakes for a discovery."""
+
+from kondo_lab.studies.gambling.analysis import analyse
+from kondo_lab.studies.gambling.run import parts
+from kondo_lab.studies.gambling.settings import settings
+from kondo_lab.studies.study import Study
+
+STUDY = Study(
+    name="gambling",
+    title="When luck passes for a discovery",
+    paper="Kondo paper, Proposition 3 and section 4.2",
+    claim=(
+        "An arm that is worse by Delta but noisy by sigma has a positive advantage with "
+        "probability Phi(-p Delta / sigma): next to never for sigma << Delta, half the time for "
+        "sigma >> Delta. DG and the gate then learn to gamble. With equal noise on all arms DG and "
+        "PG degrade together."
+    ),
+    differences=(
+        "The paper's parameters and numbers are not known to us; ours: Delta = 0.5, two arms, "
+        "batches of 100, Adam at 0.02 for 1000 steps from even odds.",
+        "The baseline is the policy's true expected reward, as in the closed form; "
+        "nothing is learned to get it.",
+        "Learning rate and steps were chosen so that PG without noise falls below 1% bad arms; the "
+        "part `optimisers` shows other learning rates and SGD.",
+    ),
+    version=1,
+    settings=settings,
+    parts=parts,
+    analyse=analyse,
+)

@@ -1,0 +1,317 @@
+"""How often each method ends at the bad arms, what theory says, and what helped."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.gambling import bandit, rules
+from kondo_lab.studies.gambling.run import FINAL, base_rules, few_rules
+from kondo_lab.studies.gambling.settings import Settings
+from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+
+SHOWN = (1.0, 10.0)
+"""sigma / Delta of the headline."""
+HELD, LOST = 0.1, 0.5
+"""A rule held if it never ended above the one, and was lost if it ended above the other."""
+PLACES = {"two-arms": "one noisy arm", "equal-noise": "equal noise"}
+FEW = 10
+"""A share is not compared where fewer lucky draws are expected in all: none says nothing."""
+DASHES = ("-", "--", ":", "-.")
+
+Weight = Callable[[np.ndarray], np.ndarray]
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the study's numbers and figures."""
+    there = set(records["part"])
+    lines: list[Headline] = []
+    findings: list[str] = []
+    figures: dict[str, Figure] = {}
+    if "luck" in there:
+        lines += _luck_lines(records, settings)
+    for part in PLACES:
+        if part in there:
+            names = [rule.name for rule in base_rules(settings)]
+            lines += _final_lines(records, part, names)
+    if set(PLACES) <= there:
+        lines += _claim_lines(records, settings)
+        findings.append(_rest_finding(records, settings))
+    if {"luck", *PLACES} <= there:
+        figures["noise-sweep"] = _sweep_figure(records, settings)
+    many = [f"many-arms-{gamblers}" for gamblers in settings.gamblers]
+    if set(many) <= there:
+        for part in many:
+            lines += _final_lines(records, part, [rule.name for rule in few_rules()], SHOWN[1:])
+        figures["many-arms"] = _many_figure(records, settings)
+    if {"mitigations", "good-gamble"} <= there:
+        for part in ("mitigations", "good-gamble"):
+            names = [rule.name for rule in rules.mitigations()]
+            lines += _final_lines(records, part, names, ratios=SHOWN[1:])
+        figures["mitigations"] = _mitigation_figure(records, settings)
+        findings += _mitigation_findings(records, settings)
+    if "optimisers" in there:
+        lines += _final_lines(records, "optimisers", _series(records, "optimisers"), SHOWN[1:])
+    return Analysis(headline=lines, figures=figures, findings=findings)
+
+
+def _series(records: pd.DataFrame, part: str) -> list[str]:
+    return list(records[records["part"] == part]["series"].unique())
+
+
+def _luck_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    lines = []
+    for p in settings.luck_probs:
+        for ratio in settings.ratios:
+            theory = bandit.luck(p, ratio)
+            if 0 < theory * settings.luck_samples * settings.seeds < FEW:
+                continue
+            metric = "share of lucky draws"
+            found = statistics.final(records, "luck", f"p={p:g}", metric, setting=ratio)
+            lines.append(
+                headline(
+                    "Kondo Prop 3",
+                    f"p={p:g}",
+                    "Pr(U > 0 | bad arm)",
+                    ratio,
+                    paper=theory,
+                    ours=found.mean,
+                    se=found.se,
+                    seeds=found.seeds,
+                )
+            )
+    return lines
+
+
+def _final_lines(
+    records: pd.DataFrame, part: str, names: list[str], ratios: tuple[float, ...] = SHOWN
+) -> list[Headline]:
+    figure = "Kondo Prop 3" if part in PLACES else "beyond the paper"
+    lines = []
+    for name in names:
+        for ratio in ratios:
+            found = statistics.final(records, part, name, FINAL, setting=ratio)
+            lines.append(
+                headline(
+                    figure,
+                    name,
+                    f"{FINAL}, {part}",
+                    ratio,
+                    ours=found.mean,
+                    se=found.se,
+                    seeds=found.seeds,
+                )
+            )
+    return lines
+
+
+def _claim_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    """Return the paper's two statements in words, as numbers."""
+    ratio = SHOWN[-1]
+    gate = rules.priced(0.0).name
+    ends = {
+        name: statistics.final(records, "two-arms", name, FINAL, setting=ratio).mean
+        for name in ("PG", "DG", gate)
+    }
+    metric = f"{FINAL}, two-arms"
+    lines = [
+        ordering("Kondo Prop 3", metric, ratio, paper=["PG", other], ours=ends)
+        for other in ("DG", gate)
+    ]
+    lead = {
+        ratio: _difference(records, "equal-noise", "DG", "PG", ratio) for ratio in settings.ratios
+    }
+    worst = max(lead, key=lambda ratio: lead[ratio].mean)
+    lines.append(
+        headline(
+            "Kondo Prop 3",
+            "DG - PG",
+            f"{FINAL}, equal-noise, largest of the sweep",
+            worst,
+            paper=0.0,
+            ours=lead[worst].mean,
+            se=lead[worst].se,
+            seeds=lead[worst].seeds,
+        )
+    )
+    return lines
+
+
+def _difference(
+    records: pd.DataFrame, part: str, one: str, other: str, ratio: float
+) -> statistics.Estimate:
+    """Return one less other, paired by seed."""
+    values = [
+        statistics.select(records, part, name, FINAL, setting=ratio).set_index("seed")["value"]
+        for name in (one, other)
+    ]
+    return statistics.estimate((values[0] - values[1]).tolist())
+
+
+def weights(settings: Settings) -> dict[str, Weight]:
+    """Return the weight by delight of every series that has one whatever the batch."""
+
+    def above(price: float) -> Weight:
+        return lambda chi: (chi > price).astype(float)
+
+    def logistic(chi: np.ndarray) -> np.ndarray:
+        return np.asarray(1 / (1 + np.exp(-np.clip(chi, -500, 500))))  # exp overflows beyond
+
+    gates = {rules.priced(price).name: above(price) for price in settings.prices}
+    return {"PG": np.ones_like, "DG": logistic, **gates}
+
+
+@functools.cache
+def rest(settings: Settings, part: str, name: str, ratio: float) -> float:
+    """Return where theory expects a series to end."""
+    noise = ratio * settings.gap
+    good = noise if part == "equal-noise" else 0.0
+    return bandit.rest_point(
+        weights(settings)[name], settings.gap, bad_noise=noise, good_noise=good
+    )
+
+
+def _rest_finding(records: pd.DataFrame, settings: Settings) -> str:
+    distance = {
+        (part, name, ratio): abs(
+            statistics.final(records, part, name, FINAL, setting=ratio).mean
+            - rest(settings, part, name, ratio)
+        )
+        for part in PLACES
+        for name in weights(settings)
+        for ratio in settings.ratios
+    }
+    worst = max(distance, key=lambda place: distance[place])
+    median = float(np.median(list(distance.values())))
+    part, name, ratio = worst
+    return (
+        f"PG, DG and the priced gates end where their expected update comes to rest: median "
+        f"distance {median:.3f}, largest {distance[worst]:.3f} ({name}, {PLACES[part]}, sigma / "
+        f"Delta = {ratio:g}). At price 0 that is the bad arm alone from sigma / Delta = "
+        f"{math.sqrt(2 * math.pi):.2f} on."
+    )
+
+
+def _ends(records: pd.DataFrame, settings: Settings) -> dict[str, dict[str, list[float]]]:
+    """Return rule -> part -> mean final number at each of the few ratios."""
+    return {
+        rule.name: {
+            part: [
+                statistics.final(records, part, rule.name, FINAL, setting=ratio).mean
+                for ratio in settings.few_ratios
+            ]
+            for part in ("mitigations", "good-gamble")
+        }
+        for rule in rules.mitigations()
+    }
+
+
+def _mitigation_findings(records: pd.DataFrame, settings: Settings) -> list[str]:
+    ends = _ends(records, settings)
+    worst = {name: max(max(values) for values in parts.values()) for name, parts in ends.items()}
+    at = settings.few_ratios.index(SHOWN[-1])
+    held = [f"{name} ({end:.3f})" for name, end in worst.items() if end <= HELD]
+    lost = [name for name, parts in ends.items() if parts["mitigations"][at] > LOST]
+    top = max(settings.few_ratios)
+    return [
+        f"At most {100 * HELD:g}% bad arms at every sigma / Delta up to {top:g}, whether the noisy "
+        f"arm is the worse or the better (largest in brackets): {'; '.join(held)}.",
+        f"More than {100 * LOST:g}% bad arms at sigma / Delta = {SHOWN[-1]:g}: {'; '.join(lost)}.",
+    ]
+
+
+def _style(name: str, settings: Settings) -> dict[str, Any]:
+    prices = [rules.priced(price).name for price in settings.prices]
+    if name in prices:
+        return {"color": "#d55e00", "linestyle": DASHES[prices.index(name) % len(DASHES)]}
+    rates = [rules.rated(rate).name for rate in settings.rates]
+    if name in rates:
+        return {"color": "#009e73", "linestyle": DASHES[rates.index(name) % len(DASHES)]}
+    return {"color": {"PG": "#5a5a5a", "DG": "#0072b2"}[name], "linestyle": "-"}
+
+
+def _draw_ends(
+    ax: Axes, records: pd.DataFrame, settings: Settings, part: str, names: list[str]
+) -> None:
+    chosen = records[(records["part"] == part) & (records["metric"] == FINAL)]
+    ratios = sorted(chosen["setting"].unique())
+    for name in names:
+        found = [statistics.final(records, part, name, FINAL, setting=ratio) for ratio in ratios]
+        means, errors = [f.mean for f in found], [f.se for f in found]
+        drawn = ax.plot(ratios, means, label=name, **_style(name, settings))
+        plotting.band(ax, ratios, means, errors, colour=drawn[0].get_color())
+    ax.set_xscale("symlog", linthresh=0.1, linscale=0.3)
+    ax.set_ylim(-0.02, 1.02)
+    ax.set_xlabel("sigma / Delta")
+    ax.set_ylabel(FINAL)
+
+
+def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 3, width=3.3, height=3.0)
+    _draw_luck(axes[0, 0], records, settings)
+    names = [rule.name for rule in base_rules(settings)]
+    for ax, (part, title) in zip(axes[0, 1:], PLACES.items(), strict=True):
+        _draw_ends(ax, records, settings, part, names)
+        for name in weights(settings):
+            expected = [rest(settings, part, name, ratio) for ratio in settings.ratios]
+            colour = _style(name, settings)["color"]
+            ax.plot(settings.ratios, expected, "o", color=colour, markersize=3)
+        ax.set_title(f"{title} (dots: theory)")
+    axes[0, 2].legend(fontsize=7, loc="upper left", ncols=2)
+    return figure
+
+
+def _draw_luck(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
+    ratios = np.geomspace(0.1, max(settings.ratios), 100)
+    for colour, p in zip(("#5a5a5a", "#0072b2", "#d55e00"), settings.luck_probs, strict=False):
+        theory = [bandit.luck(p, ratio) for ratio in ratios]
+        ax.plot(ratios, theory, color=colour, label=f"p = {p:g}, closed form")
+        found = [
+            statistics.final(
+                records, "luck", f"p={p:g}", "share of lucky draws", setting=ratio
+            ).mean
+            for ratio in settings.ratios
+        ]
+        ax.plot(settings.ratios, found, "o", color=colour, markersize=4)
+    ax.set_xscale("symlog", linthresh=0.1, linscale=0.3)
+    ax.set_title("lucky draws of the bad arm")
+    ax.set_xlabel("sigma / Delta")
+    ax.set_ylabel("Pr(U > 0 | bad arm)")
+    ax.legend(fontsize=7)
+
+
+def _many_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, len(settings.gamblers), width=3.7, height=3.2)
+    names = [rule.name for rule in few_rules()]
+    for ax, gamblers in zip(axes[0], settings.gamblers, strict=True):
+        _draw_ends(ax, records, settings, f"many-arms-{gamblers}", names)
+        ax.set_title(f"{settings.many_arms} arms, {gamblers} noisy")
+    axes[0, 0].legend(fontsize=8)
+    return figure
+
+
+def _mitigation_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    """Draw every rule's final number as a table of shades, darker is worse."""
+    ends = _ends(records, settings)
+    height = 0.2 * len(ends) + 0.9
+    figure, axes = plotting.grid(1, 2, width=3.4, height=height)
+    titles = {"mitigations": "noisy arm is worse", "good-gamble": "noisy arm is better"}
+    for ax, (part, title) in zip(axes[0], titles.items(), strict=True):
+        table = np.array([parts[part] for parts in ends.values()])
+        ax.imshow(table, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for row, values in enumerate(table):
+            for column, value in enumerate(values):
+                shade = "white" if value > 0.6 else "black"
+                ax.text(column, row, f"{value:.3f}", ha="center", va="center", size=7, color=shade)
+        ax.set_xticks(range(len(settings.few_ratios)), [f"{r:g}" for r in settings.few_ratios])
+        ax.set_yticks(range(len(ends)), list(ends) if part == "mitigations" else [], size=7)
+        ax.set_title(title)
+        ax.set_xlabel("sigma / Delta")
+        ax.grid(visible=False)
+    return figure

@@ -1,0 +1,128 @@
+"""What went wrong in whose run, each with the number that shows it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kondo_lab.language.contenders import Contender
+from kondo_lab.studies.lm_rl.runs import Arena, Run
+from kondo_lab.studies.statistics import Estimate, estimate
+
+FADE_ERRORS = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13}
+"""Seeds -> standard errors by which a reward must have fallen from its peak: the quantile of
+Student's t that chance exceeds once in twenty. Of more seeds, two."""
+LEAST_FALL = 0.05
+"""What a reward must have fallen by at least: two errors of one evaluation, about."""
+COLLAPSED = 0.01
+"""Entropy per token, in nats, below which a policy no longer explores."""
+SOLVED = 0.9
+"""Reward from which that does not matter."""
+GROWN = 1.5
+"""Entropy at the end over that of the first logged step: a policy that is paid for right answers
+has no reason to become more random."""
+FLAT = (0.48, 0.52)
+"""Kept delight share of DG whose weights are all about a half: the gate says nothing."""
+HARD = 0.98
+"""Kept delight share of DG above which the gate is a step; of DG-K, nothing worth it is left."""
+FEW_MIXED = 0.05
+"""Share of groups with different rewards below which there is next to nothing to learn from."""
+
+
+class Failure(NamedTuple):
+    """One thing that went wrong."""
+
+    series: str
+    kind: str
+    evidence: str
+
+
+def fade(runs: Sequence[Run]) -> tuple[int, Estimate] | None:
+    """Return the step of the highest mean reward and the fall from there to the end, if it is one.
+
+    The fall is taken seed by seed, and must exceed what chance does. The peak is the highest of
+    several noisy means: some of a small fall is chance all the same.
+    """
+    if len(runs) < 2:
+        return None
+    rewards = np.stack([own.reward for own in runs])
+    peak = int(rewards.mean(axis=0).argmax())
+    fall = estimate([float(own.reward[peak] - own.reward[-1]) for own in runs])
+    if fall.mean > max(FADE_ERRORS.get(len(runs), 2.0) * fall.se, LEAST_FALL):
+        return int(runs[0].steps[peak]), fall
+    return None
+
+
+def found(arena: Arena, records: pd.DataFrame, contenders: Sequence[Contender]) -> list[Failure]:
+    """Return the failures of an arena's runs.
+
+    Args:
+        arena: the runs.
+        records: of the same parts, for the diagnostics logged on the way.
+        contenders: whose gates are looked at.
+    """
+    by_name = {each.name: each for each in contenders}
+    failures: list[Failure] = []
+    for series, runs in arena.runs.items():
+        logged = records[records["series"] == series]
+        failures += _of_series(series, runs, logged, by_name.get(series))
+    return failures
+
+
+def _of_series(
+    series: str, runs: Sequence[Run], logged: pd.DataFrame, contender: Contender | None
+) -> Iterator[Failure]:
+    fallen = fade(runs)
+    if fallen is not None:
+        step, fall = fallen
+        yield Failure(
+            series,
+            "late fade" if step else "decline from the start",
+            f"fell by {fall.mean:.3f} ± {fall.se:.3f} after step {step}",
+        )
+    entropy, reward = last(logged, "entropy"), float(np.mean([own.end for own in runs]))
+    before = first(logged, "entropy")
+    if entropy > GROWN * before:
+        yield Failure(
+            series,
+            "growing entropy",
+            f"{before:.3f} to {entropy:.3f} nats a token, at a reward of {reward:.2f}",
+        )
+    if entropy < COLLAPSED and reward < SOLVED:
+        yield Failure(
+            series, "entropy collapse", f"{entropy:.4f} nats a token at a reward of {reward:.2f}"
+        )
+    mixed = last(logged, "mixed groups")
+    if mixed < FEW_MIXED:
+        yield Failure(
+            series,
+            "no mixed groups",
+            f"{100 * mixed:.1f}% of groups have different rewards, at a reward of {reward:.2f}",
+        )
+    share = last(logged, "kept delight share")
+    if contender is not None and not math.isnan(share):
+        yield from _gate(series, contender, share)
+
+
+def _gate(series: str, contender: Contender, share: float) -> Iterator[Failure]:
+    if contender.gate == "soft" and FLAT[0] <= share <= FLAT[1]:
+        yield Failure(
+            series, "flat gate", f"lets {share:.2f} of delight through: weights near a half"
+        )
+    keeps = contender.gate == "top" and contender.priority == "delight" and contender.rate < 1
+    if (contender.gate == "soft" or keeps) and share > HARD:
+        yield Failure(series, "saturated gate", f"keeps {share:.3f} of the positive delight")
+
+
+def first(logged: pd.DataFrame, metric: str) -> float:
+    """Return the mean over seeds at the first step it was logged; NaN where it never was."""
+    own = logged[logged["metric"] == metric]
+    return float(own[own["step"] == own["step"].min()]["value"].mean())
+
+
+def last(logged: pd.DataFrame, metric: str) -> float:
+    """Return the mean over seeds at the last step it was logged; NaN where it never was."""
+    own = logged[logged["metric"] == metric]
+    return float(own[own["step"] == own["step"].max()]["value"].mean())

@@ -1,0 +1,298 @@
+"""Records -> runs: the reward of each seed beside what it had cost, and when it reached a target.
+
+    rollouts                 completions sampled
+    tokens differentiated    of a training forward, prompts included
+    learner seconds          everything after the reward
+    loop seconds             everything
+
+In a grid seconds are steps times the median seconds of a step, measured alone; runs by the clock
+have their own.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kondo_lab.language import updates
+from kondo_lab.studies.lm_rl import plan
+from kondo_lab.studies.lm_rl.settings import Field, Settings
+from kondo_lab.studies.lm_rl.tuning import LAST, QUALITY
+from kondo_lab.studies.statistics import Estimate, estimate
+
+ROLLOUTS, TOKENS = "rollouts", "tokens differentiated"
+LEARNER, LOOP = "learner seconds", "loop seconds"
+AXES = (ROLLOUTS, TOKENS, LEARNER, LOOP)
+ROWS = "rows differentiated"
+"""Known beside the axes."""
+DENSE = "GRPO"
+"""The baseline of every speed-up."""
+TARGETS = {"half way": 0.5, "90% of the way": 0.9}
+"""Name -> share of the way from the start's reward to dense GRPO's at the end."""
+
+
+class Run(NamedTuple):
+    """One seed of one series."""
+
+    series: str
+    seed: int
+    steps: np.ndarray
+    """Evaluated ones, from 0."""
+    reward: np.ndarray
+    """At these steps."""
+    costs: dict[str, np.ndarray]
+    """Axis -> what had been paid at these steps; an axis that was not measured is missing."""
+
+    @property
+    def end(self) -> float:
+        """The reward at the end: the mean of the last evaluations."""
+        return float(self.reward[self.steps > 0][-LAST:].mean())
+
+
+class Arena(NamedTuple):
+    """Where runs meet."""
+
+    field: Field
+    by_clock: bool
+    """Whether seconds are the run's own."""
+    runs: dict[str, list[Run]]
+    """By series."""
+
+    @property
+    def name(self) -> str:
+        """As tables have it."""
+        return f"{self.field.name}, {'by the clock' if self.by_clock else 'populations'}"
+
+    @property
+    def dense(self) -> str:
+        """Dense GRPO's name: of two paths the one whose learner took less time."""
+        paths = [name for name in (DENSE, f"{DENSE} {plan.PLAIN}") if name in self.runs]
+
+        def seconds(name: str) -> float:
+            return float(np.mean([own.costs[LEARNER][-1] for own in self.runs[name]]))
+
+        return min(paths, key=seconds) if len(paths) > 1 else (paths or [DENSE])[0]
+
+
+class Reach(NamedTuple):
+    """When each seed first reached a target."""
+
+    times: dict[int, float]
+    """By seed; infinite where it never did."""
+    ends: dict[int, float]
+    """By seed: what the whole run had cost."""
+
+    def of(self, seeds: Collection[int]) -> "Reach":
+        """Return the same of some seeds."""
+        return Reach(*({seed: own[seed] for seed in sorted(seeds)} for own in self))
+
+    @property
+    def seeds(self) -> int:
+        """All there are."""
+        return len(self.times)
+
+    @property
+    def reached(self) -> int:
+        """How many got there."""
+        return sum(math.isfinite(time) for time in self.times.values())
+
+    @property
+    def mean(self) -> Estimate:
+        """Over all seeds."""
+        return estimate(self.paid)
+
+    @property
+    def paid(self) -> list[float]:
+        """Of every seed. One that never got there counts with its whole run: at least that."""
+        return [min(self.times[seed], self.ends[seed]) for seed in self.times]
+
+
+Bound = Literal["", "at least", "at most", "unknown"]
+
+
+class SpeedUp(NamedTuple):
+    """How many times less one series pays than another."""
+
+    value: float
+    se: float
+    bound: Bound
+    """Of a ratio that seeds which never reached the target are part of."""
+
+    def __str__(self) -> str:
+        if self.bound == "unknown":
+            return "unknown size (seeds of both never got there)"
+        if math.isnan(self.value):
+            return "unknown size (nothing had been paid, or no seed is of both)"
+        # In a grid seconds are steps times one median: of equal steps only rounding is left.
+        error = "" if math.isnan(self.se) else f" ± {self.se if self.se > 1e-9 else 0:.2g}"
+        return f"{self.bound} {self.value:.2f}x{error}".strip()
+
+
+def arenas(records: pd.DataFrame, settings: Settings) -> list[Arena]:
+    """Return every field that has runs."""
+    found = []
+    for by_clock, fields in ((False, settings.grids), (True, settings.walls)):
+        for field in fields:
+            read = clock_runs if by_clock else grid_runs
+            runs = read(records, settings, field)
+            if runs:
+                found.append(Arena(field, by_clock, runs))
+    return found
+
+
+def grid_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
+    """Return the runs of a population, by series."""
+    own = records[records["part"].isin(plan.grid_names(settings, field))]
+    seconds = step_seconds(records, field)
+
+    def costs(series: str, steps: np.ndarray, table: pd.DataFrame) -> dict[str, np.ndarray]:
+        paid = _counts(table)
+        for axis, stage in ((LEARNER, updates.LEARNER), (LOOP, updates.LOOP)):
+            if series in seconds:
+                paid[axis] = steps * seconds[series][stage]
+        return paid
+
+    return _runs(own, costs)
+
+
+def clock_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
+    """Return the runs by the clock, by series."""
+    return _runs(records[records["part"].isin(plan.wall_names(settings, field))], clocked_costs)
+
+
+def more_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
+    """Return the runs whose saved time bought rollouts, by series."""
+    return _runs(records[records["part"].isin(plan.more_names(settings, field))], clocked_costs)
+
+
+def clocked_costs(_: str, __: np.ndarray, table: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Return what a run by the clock says that it cost."""
+    columns = {LEARNER: "seconds learner", LOOP: "seconds loop"}
+    paid = {axis: table[column].fillna(0.0).to_numpy() for axis, column in columns.items()}
+    return _counts(table) | paid
+
+
+def _counts(table: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Return what was counted; before the first step there is nothing yet."""
+    columns = {ROLLOUTS: "forward", ROWS: "backward", TOKENS: TOKENS}
+    return {axis: table[column].fillna(0.0).to_numpy(float) for axis, column in columns.items()}
+
+
+_Costs = Callable[[str, np.ndarray, pd.DataFrame], dict[str, np.ndarray]]
+
+
+def _runs(records: pd.DataFrame, costs: _Costs) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for (series, seed), own in records.groupby(["series", "seed"], sort=False):
+        table = own.pivot_table(index="step", columns="metric", values="value")
+        table[["forward", "backward"]] = own.groupby("step")[["forward", "backward"]].first()
+        table = table[table[QUALITY].notna()].sort_index()
+        steps = table.index.to_numpy()
+        name = str(series)
+        one = Run(name, int(seed), steps, table[QUALITY].to_numpy(), costs(name, steps, table))
+        found.setdefault(name, []).append(one)
+    return found
+
+
+def step_seconds(records: pd.DataFrame, field: Field) -> dict[str, dict[str, float]]:
+    """Return series -> stage -> median seconds of a step; a dense one's by its faster path."""
+    own = records[records["part"] == plan.seconds_name(field)]
+    own = own[own["metric"].str.endswith(" p50")]
+    by_series: dict[str, dict[str, float]] = {}
+    for series, metric, value in zip(own["series"], own["metric"], own["value"], strict=True):
+        stage = metric.removeprefix("seconds ").removesuffix(" p50")
+        by_series.setdefault(series, {})[stage] = value
+    plain = {name: by_series.pop(name) for name in list(by_series) if name.endswith(plan.PLAIN)}
+    for name, other in plain.items():
+        series = name.removesuffix(f" {plan.PLAIN}")
+        if other[updates.LEARNER] < by_series[series][updates.LEARNER]:
+            by_series[series] = other
+    return by_series
+
+
+def targets(arena: Arena) -> dict[str, float]:
+    """Return the rewards to reach, by name; none where dense GRPO learned nothing."""
+    if arena.dense not in arena.runs:
+        return {}
+    start = float(np.mean([own.reward[0] for several in arena.runs.values() for own in several]))
+    goal = float(np.mean([own.end for own in arena.runs[arena.dense]]))
+    if goal <= start:
+        return {}
+    return {name: start + share * (goal - start) for name, share in TARGETS.items()}
+
+
+def time_to(run: Run, target: float, axis: str) -> float:
+    """Return what a run had paid when its reward first met the target; infinite if it never did.
+
+    Between two evaluations the reward is taken to grow linearly with what is paid.
+    """
+    above = np.flatnonzero(run.reward >= target)
+    if not len(above):
+        return math.inf
+    place, paid = int(above[0]), run.costs[axis]
+    if place == 0:
+        return float(paid[0])
+    low, high = run.reward[place - 1], run.reward[place]
+    share = (target - low) / (high - low)
+    return float(paid[place - 1] + share * (paid[place] - paid[place - 1]))
+
+
+def reach(runs: Sequence[Run], target: float, axis: str) -> Reach:
+    """Return when the seeds of a series reached a target."""
+    return Reach(
+        {own.seed: time_to(own, target, axis) for own in runs},
+        {own.seed: float(own.costs[axis][-1]) for own in runs},
+    )
+
+
+def speed_up(baseline: Reach, own: Reach) -> SpeedUp:
+    """Return baseline / own, of means over the seeds that both have.
+
+    Starts differ from seed to seed, and of a run that was cut short some series have fewer. Seeds
+    that never got there make it a bound. Those of a seed share start and prompts, so the standard
+    error is that of a ratio of paired numbers, r = mean(a) / mean(b):
+
+        se(r) = standard error of (a - r b) / mean(b)
+    """
+    both = baseline.times.keys() & own.times.keys()
+    if not both:
+        return SpeedUp(math.nan, math.nan, "")
+    baseline, own = baseline.of(both), own.of(both)
+    slow, fast = baseline.paid, own.paid
+    paid = estimate(fast).mean
+    value = estimate(slow).mean / paid if paid > 0 else math.nan
+    apart = [mine - value * theirs for mine, theirs in zip(slow, fast, strict=True)]
+    se = estimate(apart).se / paid if paid > 0 else math.nan
+    late, missed = baseline.reached < baseline.seeds, own.reached < own.seeds
+    bound: Bound = "unknown" if late and missed else ""
+    if late != missed:
+        bound = "at least" if late else "at most"
+    return SpeedUp(value, se, bound)
+
+
+def fastest(reaches: Mapping[str, Reach], among: Iterable[str]) -> str | None:
+    """Return who paid least on average, among those with the most seeds that got there.
+
+    Only seeds that all of them have count: an easy seed that one has alone is no merit. None where
+    there is no such seed, or nobody.
+    """
+    there = [name for name in among if name in reaches]
+    if not there:
+        return None
+    common = set.intersection(*(set(reaches[name].times) for name in there))
+    if not common:
+        return None
+    fair = {name: reaches[name].of(common) for name in there}
+    return min(there, key=lambda name: (-fair[name].reached, fair[name].mean.mean))
+
+
+def end_rewards(runs: Sequence[Run]) -> Estimate:
+    """Return the reward at the end, over seeds."""
+    return estimate([own.end for own in runs])
+
+
+def of_seeds(runs: Sequence[Run], seeds: Collection[int]) -> list[Run]:
+    """Return the runs of some seeds."""
+    return [own for own in runs if own.seed in seeds]

@@ -1,0 +1,67 @@
+"""Supervised starts: of a field's seeds, made once and handed from part to part.
+
+A start follows from the settings and the device, on a GPU up to rounding. The file beside the
+parts' checkpoints saves the making; a part that does not find it makes it again. It goes with the
+parts' folder.
+"""
+
+import torch
+
+from kondo_lab.language.model import StackedLM, compute_dtype
+from kondo_lab.language.warm import Start, WarmPoint, warm_start
+from kondo_lab.studies.lm_rl.settings import Field, Settings
+from kondo_lab.studies.study import Context
+from kondo_lab.text import NUM_TOKENS, TextTask, make
+
+
+def task_of(field: Field) -> TextTask:
+    """Return what is paid for in a field."""
+    return make(field.task, field.level)
+
+
+def model_of(field: Field, device: torch.device) -> StackedLM:
+    """Return the model that is trained in a field."""
+    task = task_of(field)
+    return StackedLM(
+        field.size,
+        prompt_length=task.prompt_length,
+        answer_length=task.answer_length,
+        num_tokens=NUM_TOKENS,
+        dtype=compute_dtype(device),
+    )
+
+
+def seeds_of(settings: Settings, field: Field) -> list[int]:
+    """Return all seeds of a field, reported ones first."""
+    return [*range(max(field.num_seeds, field.other_seeds)), *settings.tune_seeds(field)]
+
+
+def train(settings: Settings, field: Field, context: Context) -> list[WarmPoint]:
+    """Make the starts of a field's seeds, leave them for the parts to come, say how it went."""
+    start, points = warm_start(
+        model_of(field, context.device),
+        task_of(field),
+        seeds_of(settings, field),
+        num_steps=field.warm_steps,
+        batch=field.warm_batch,
+        learning_rate=field.warm_rate,
+        device=context.device,
+        measure_steps=range(settings.warm_every, field.warm_steps, settings.warm_every),
+        num_prompts=settings.num_held_out,
+        until=settings.warm_reward,
+        progress=context.progress,
+    )
+    start.save(context.checkpoint.with_name(_file(field)))
+    return points
+
+
+def load(settings: Settings, field: Field, context: Context) -> Start:
+    """Return the starts of a field's seeds, made now if no part has left them."""
+    path = context.checkpoint.with_name(_file(field))
+    if not path.exists():
+        train(settings, field, context)
+    return Start.load(path, context.device)
+
+
+def _file(field: Field) -> str:
+    return f"start-{field.name}.pt"

@@ -1,0 +1,87 @@
+"""Which learning rate a contender is reported with: a rule that is fixed before anything is run.
+
+    the rate of the highest reward at the end, a mean over tuning seeds; of equal ones the smallest
+
+The reward at the end is the mean of the last evaluations, at temperature 1 on held-out prompts.
+"""
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from kondo_lab.language.contenders import Contender
+from kondo_lab.studies import records as files
+from kondo_lab.studies.study import Context
+
+QUALITY = "held-out sampled reward"
+"""What contenders are compared by: the policy as it samples, on prompts it never trained on."""
+GREEDY = "held-out reward"
+"""The same without chance: the most probable token at every place."""
+LAST = 3
+"""Evaluations whose mean is the reward at the end; all of a run that has fewer."""
+
+
+def end_reward(records: pd.DataFrame, metric: str = QUALITY) -> pd.Series:
+    """Return the reward at the end of every run, indexed by series, setting and seed."""
+    own = records[(records["metric"] == metric) & (records["step"] > 0)].sort_values("step")
+    by_run = own.groupby(["series", "setting", "seed"], dropna=False)["value"]
+    last: pd.Series = by_run.apply(lambda values: values.iloc[-LAST:].mean())
+    return last
+
+
+def best_rate(rewards: Mapping[float, float]) -> float:
+    """Return the learning rate of the highest reward, of equal ones the smallest.
+
+    Example:
+        >>> from kondo_lab.studies.lm_rl.tuning import best_rate
+        >>> best_rate({1e-3: 0.5, 1e-4: 0.9, 3e-4: 0.9})
+        0.0001
+    """
+    # A run that was lost to NaN is worse than any other.
+    known = {rate: -math.inf if math.isnan(own) else own for rate, own in rewards.items()}
+    return min(known, key=lambda rate: (-known[rate], rate))
+
+
+def rewards_by_rate(records: pd.DataFrame) -> dict[str, dict[float, float]]:
+    """Return series -> learning rate -> mean reward at the end; a record's setting is its rate."""
+    means = end_reward(records).groupby(["series", "setting"], dropna=False).mean()
+    found: dict[str, dict[float, float]] = {}
+    for (series, rate), reward in means.items():
+        found.setdefault(str(series), {})[float(rate)] = float(reward)
+    return found
+
+
+def tuned_name(contender: Contender) -> str:
+    """Return whose learning rate a contender has: its own, but for two kinds.
+
+    With an exact screen the free one's: the two decide by the same numbers up to rounding. The
+    zero-advantage filter dense GRPO's: what it leaves out has no gradient.
+    """
+    if contender.gate == "filter":
+        return "GRPO"
+    return contender.name.replace(" exact", "") if contender.screen == "exact" else contender.name
+
+
+def chosen(records: pd.DataFrame) -> dict[str, float]:
+    """Return series -> its learning rate."""
+    return {series: best_rate(found) for series, found in rewards_by_rate(records).items()}
+
+
+def handed_over(context: Context, names: list[str]) -> dict[str, float]:
+    """Return the learning rates that finished tuning parts of the same run have chosen.
+
+    Args:
+        context: of the part that asks; the runner saves records beside its checkpoint.
+        names: of the tuning parts.
+    """
+    tables = []
+    for name in names:
+        path = context.checkpoint.with_name(f"{name}.csv.gz")
+        if not path.exists():
+            raise ValueError(
+                f"names must be those of finished parts, got {name!r}, whose records are not at "
+                f"{path}; run it first."
+            )
+        tables.append(files.read(path))
+    return chosen(pd.concat(tables, ignore_index=True))

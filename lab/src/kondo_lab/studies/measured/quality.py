@@ -1,0 +1,67 @@
+"""How many steps fewer than PG a method needs: the factor between a step's and a run's speed-up."""
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+from kondo_lab.studies.measured.run import DG, EXACT, FREE
+
+RESULTS = Path("results")
+"""Where this repository keeps its results, seen from its root."""
+STUDY, FRONTIER = "mnist-kondo", "frontier.csv"
+TARGET = "5% test error"
+
+PAPER_DG, PAPER_GATE, PAPER_RATE = 2.25, 1.41, 0.03
+"""Kondo Fig 3 at a cost ratio of 0, where samples alone are paid for, and its gate rate."""
+
+
+class StepGain(NamedTuple):
+    """PG's steps / the method's steps until both reach the target."""
+
+    dg: float
+    gate: float
+    source: str
+    """In words."""
+
+    @property
+    def by_series(self) -> dict[str, float]:
+        """DG, and DG-K with either screen: both keep the same rows."""
+        return {DG: self.dg, FREE: self.gate, EXACT: self.gate}
+
+
+def step_gain(results: Path = RESULTS) -> StepGain:
+    """Return our own numbers where `results` holds the study mnist-kondo, else the paper's.
+
+    Raises:
+        ValueError: the study is there but lacks a series, or one that never reached the target.
+    """
+    folders = sorted(results.glob(f"{STUDY}-v*"), key=_version)
+    if not folders or not (path := folders[-1] / FRONTIER).exists():
+        return StepGain(PAPER_DG, PAPER_GATE, "the paper's Fig 3")
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if line["target"] == TARGET]
+    samples = {line["series"]: line["forward"] for line in lines}
+    needed = ("PG", "DG", f"DG-K {100 * PAPER_RATE:g}%")
+    missing = [series for series in needed if not samples.get(series)]
+    if missing:
+        raise ValueError(
+            f"results: {path} must tell the samples to {TARGET} of {', '.join(needed)}, it lacks "
+            f"{', '.join(missing)}; run {STUDY} again or move its folder away."
+        )
+    pg, dg, gate = (float(samples[series]) for series in needed)
+    return StepGain(pg / dg, pg / gate, f"our {folders[-1].name}")
+
+
+def _version(folder: Path) -> int:
+    return int(folder.name.removeprefix(f"{STUDY}-v"))
+
+
+def paper_speed_up(ratio: float) -> float:
+    """Return Kondo Fig 3's curve of DG-K 3%, 1.41 (1 + c) / (1 + 0.03 c), at c = ratio.
+
+    Example:
+        >>> from kondo_lab.studies.measured.quality import paper_speed_up
+        >>> round(paper_speed_up(4.0), 2)
+        6.29
+    """
+    return PAPER_GATE * (1 + ratio) / (1 + PAPER_RATE * ratio)

@@ -1,0 +1,179 @@
+"""Records -> Figures 2, 3 and 4 of the DG paper, beside the paper's numbers."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.comparison import against_paper
+from kondo_lab.studies.mnist_dg import paper
+from kondo_lab.studies.mnist_dg.run import BASELINES, TO_CE, TO_PG, part_name, series
+from kondo_lab.studies.mnist_dg.settings import Settings
+from kondo_lab.studies.statistics import Estimate
+from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+
+ONLINE = "online error"
+CURVES = ("PG, zero baseline", "DG, zero baseline", "cross-entropy")
+PROBED = "expected"
+"""Baseline of Figure 4."""
+COLOURS = dict(zip(BASELINES, plotting.WHEEL, strict=False))
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the study's numbers and figures."""
+    there = [samples for samples in settings.samples if part_name(samples) in set(records["part"])]
+    lines: list[Headline] = []
+    figures: dict[str, Figure] = {}
+    if 1 in there:
+        lines += _curve_lines(records, settings)
+        figures["fig2-learning-curves"] = _curves_figure(records, settings)
+    if there:
+        lines += _sample_lines(records, settings, there)
+        figures["fig3-samples-per-image"] = _samples_figure(records, settings, there)
+    probed = [samples for samples in there if samples in (1, max(settings.samples))]
+    if probed:
+        lines += _cosine_lines(records, settings, probed)
+        figures["fig4-directions"] = _cosine_figure(records, settings, probed)
+    findings = [_finding(records, settings)] if 1 in there else []
+    return Analysis(headline=lines, figures=figures, findings=findings)
+
+
+def _full(settings: Settings) -> bool:
+    """Whether the paper's numbers are about this run."""
+    return settings.data == "mnist" and settings.num_steps >= 10_000
+
+
+def _end(records: pd.DataFrame, settings: Settings, name: str, samples: int) -> Estimate:
+    """Return the online error over the last tenth of the steps."""
+    chosen = statistics.select(records, part_name(samples), name, ONLINE)
+    late = chosen[chosen["step"] > 0.9 * settings.num_steps]
+    return statistics.estimate(late.groupby("seed")["value"].mean().tolist())
+
+
+def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    lines = []
+    if _full(settings):
+        lines += against_paper(records, part_name(1), "DG Fig 2", ONLINE, paper.FIG_2, by="step")
+    ends = {name: _end(records, settings, name, 1).mean for name in CURVES}
+    order = ["cross-entropy", "DG, zero baseline", "PG, zero baseline"]
+    lines.append(ordering("DG Fig 2", ONLINE, settings.num_steps, paper=order, ours=ends))
+    return lines
+
+
+def _sample_lines(records: pd.DataFrame, settings: Settings, there: list[int]) -> list[Headline]:
+    lines = []
+    for samples in there:
+        ends = {}
+        for baseline in BASELINES:
+            for method in ("PG", "DG"):
+                name = series(method, baseline)
+                found = ends[name] = _end(records, settings, name, samples)
+                known = paper.FIG_3[name].get(samples) if _full(settings) else None
+                lines.append(_line("DG Fig 3", name, samples, found, known))
+            pair = [series("DG", baseline), series("PG", baseline)]
+            means = {name: ends[name].mean for name in pair}
+            lines.append(ordering("DG Fig 3", ONLINE, samples, paper=pair, ours=means))
+    if 1 in there:
+        found = _end(records, settings, "exact PG", 1)
+        known = paper.EXACT_PG if _full(settings) else None
+        lines.append(_line("DG Fig 3", "exact PG", "", found, known))
+    return lines
+
+
+def _line(figure: str, name: str, x: float | str, found: Estimate, known: float | None) -> Headline:
+    metric = "online error at the end"
+    return headline(
+        figure, name, metric, x, paper=known, ours=found.mean, se=found.se, seeds=found.seeds
+    )
+
+
+def _cosine_lines(records: pd.DataFrame, settings: Settings, probed: list[int]) -> list[Headline]:
+    lines = []
+    for figure, metric, known in (
+        ("DG Fig 4a", TO_PG, paper.FIG_4A),
+        ("DG Fig 4b", TO_CE, paper.FIG_4B),
+    ):
+        for method in ("PG", "DG"):
+            for samples in probed:
+                name, points = series(method, PROBED), known.get((method, samples), {})
+                steps = list(points) if _full(settings) else [settings.num_steps]
+                for step in steps:
+                    found = statistics.at(records, part_name(samples), name, metric, step)
+                    lines.append(
+                        headline(
+                            figure,
+                            f"{method} S={samples}",
+                            metric,
+                            step,
+                            paper=points.get(step),
+                            ours=found.mean,
+                            se=found.se,
+                            seeds=found.seeds,
+                        )
+                    )
+    return lines
+
+
+def _finding(records: pd.DataFrame, settings: Settings) -> str:
+    ends = {name: _end(records, settings, name, 1).mean for name in CURVES}
+    pg, dg, cross_entropy = (ends[name] for name in CURVES)
+    return (
+        f"Zero baseline, one sample per image: online error at the end PG {100 * pg:.2f}%, "
+        f"DG {100 * dg:.2f}%, cross-entropy {100 * cross_entropy:.2f}%."
+    )
+
+
+def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 1, width=5.5, height=4)
+    ax = axes[0][0]
+    for name, colour in zip(CURVES, ("#5a5a5a", "#0072b2", "#009e73"), strict=True):
+        curve = statistics.curve(records, part_name(1), name, ONLINE)
+        plotting.line(ax, curve, name, CURVES, x="step", color=colour)
+        if _full(settings):
+            points = paper.FIG_2[name]
+            ax.plot(list(points), list(points.values()), "x", color=colour)
+    plotting.log_percent(ax, ONLINE)
+    ax.set_xlabel("step (crosses: the paper)")
+    ax.legend()
+    return figure
+
+
+def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int]) -> Figure:
+    figure, axes = plotting.grid(1, len(BASELINES), width=3.2)
+    for ax, baseline in zip(axes[0], BASELINES, strict=True):
+        for method, colour in (("PG", "#5a5a5a"), ("DG", "#0072b2")):
+            name = series(method, baseline)
+            found = {float(samples): _end(records, settings, name, samples) for samples in there}
+            plotting.by_setting(ax, found, method, colour=colour)
+            if _full(settings):
+                points = paper.FIG_3[name]
+                ax.plot(list(points), list(points.values()), "x", color=colour)
+        if 1 in there:
+            level = _end(records, settings, "exact PG", 1).mean
+            ax.axhline(level, color="black", linestyle=":", label="exact PG")
+        ax.set_xscale("log")
+        plotting.log_percent(ax, f"{ONLINE}, last tenth")
+        ax.set_title(f"{baseline} baseline")
+        ax.set_xlabel("samples per image")
+    axes[0][0].legend()
+    return figure
+
+
+def _cosine_figure(records: pd.DataFrame, settings: Settings, probed: list[int]) -> Figure:
+    figure, axes = plotting.grid(1, 2)
+    known = {TO_PG: paper.FIG_4A, TO_CE: paper.FIG_4B}
+    for ax, metric in zip(axes[0], (TO_PG, TO_CE), strict=True):
+        for method, colour in (("PG", "#5a5a5a"), ("DG", "#0072b2")):
+            for samples in probed:
+                curve = statistics.curve(
+                    records, part_name(samples), series(method, PROBED), metric
+                )
+                dash = "-" if samples == 1 else (0, (4, 1))
+                label = f"{method} S={samples}"
+                plotting.line(ax, curve, label, [label], x="step", color=colour, linestyle=dash)
+                points = known[metric].get((method, samples), {}) if _full(settings) else {}
+                ax.plot(list(points), list(points.values()), "x", color=colour)
+        ax.set_yscale("log")
+        ax.set_ylabel(metric)
+        ax.set_xlabel("step (crosses: the paper)")
+    axes[0][0].legend(fontsize=8)
+    return figure

@@ -1,0 +1,392 @@
+"""Records -> Figures 1 to 5, the paper's numbers beside ours, and the quality-cost frontier."""
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kondo_lab.studies import plotting, statistics, updates
+from kondo_lab.studies.comparison import against_paper, finals, settings_of, tolerated
+from kondo_lab.studies.mnist_kondo import paper
+from kondo_lab.studies.mnist_kondo.run import PRIORITIES
+from kondo_lab.studies.mnist_kondo.settings import Settings
+from kondo_lab.studies.statistics import Estimate
+from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, headline, ordering
+
+ONLINE, TEST = "online error", "test error"
+TARGET = 0.05
+COSTS = range(9)
+BEARS = 1.25
+"""Noise counts as borne while the final error stays below this many times the noise-free one."""
+RESAMPLES = 1000
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the study's numbers and figures."""
+    there = set(records["part"])
+    lines: list[Headline] = []
+    figures: dict[str, Figure] = {}
+    findings: list[str] = []
+    frontier: list[FrontierPoint] = []
+    if "curves" in there:
+        lines += _curve_lines(records, settings) + _speed_lines(records, settings)
+        figures["fig1-learning-curves"] = _curves_figure(records, settings)
+        figures["fig3-speed-up"] = _speed_figure(records, settings)
+        frontier += _curve_frontier(records, settings)
+        findings.append(_speed_finding(records, settings))
+    if "rates" in there:
+        lines += _rate_lines(records, settings)
+        figures["fig2-rates"] = _rates_figure(records, settings)
+        frontier += _rate_frontier(records, settings)
+    if "noise" in there:
+        lines += _noise_lines(records, settings)
+        figures["fig4-noise"] = _noise_figure(records, settings)
+    if "priorities" in there:
+        lines += _priority_lines(records, settings)
+        figures["fig5-priorities"] = _priorities_figure(records, settings)
+    return Analysis(headline=lines, figures=figures, findings=findings, frontier=frontier)
+
+
+def _series(settings: Settings) -> tuple[str, str, str]:
+    return "PG", "DG", updates.percent(settings.rate)
+
+
+def _full(settings: Settings) -> bool:
+    """Whether the paper's numbers are about this run."""
+    return settings.data == "mnist" and settings.num_steps >= 10_000
+
+
+def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    ends = {name: statistics.final(records, "curves", name, ONLINE) for name in _series(settings)}
+    order = ordering(
+        "Kondo Fig 1",
+        ONLINE,
+        settings.num_steps * settings.batch,
+        paper=["DG", updates.percent(settings.rate), "PG"],
+        ours={name: found.mean for name, found in ends.items()},
+    )
+    tests = [
+        headline(
+            "Kondo Fig 1",
+            name,
+            TEST,
+            settings.num_steps * settings.batch,
+            ours=found.mean,
+            se=found.se,
+            seeds=found.seeds,
+        )
+        for name in _series(settings)
+        for found in [statistics.final(records, "curves", name, TEST)]
+    ]
+    if not _full(settings):
+        return [order, *tests]
+    points = against_paper(records, "curves", "Kondo Fig 1", ONLINE, paper.FIG_1, by="forward")
+    return [*points, order, *tests]
+
+
+def passes(records: pd.DataFrame, series: str) -> np.ndarray:
+    """Return forward and backward passes of each seed until 5% test error, [seeds, 2].
+
+    Infinite for a seed that never got there.
+    """
+    reach = statistics.first_reach(records, "curves", series, TEST, TARGET)
+    missing = reach.seeds - reach.reached
+    paid = [tuple(cost) for _, cost in sorted(reach.costs.items())]
+    return np.array(paid + [(math.inf, math.inf)] * missing, dtype=float)
+
+
+def speed_up(baseline: np.ndarray, own: np.ndarray, ratio: float) -> Estimate:
+    """Return median cost of the baseline over median cost of a series, a backward at `ratio`.
+
+    The median bears seeds that never reach the target, as long as they are fewer than half. The
+    error is the spread over resampled seeds.
+    """
+
+    def cost(paid: np.ndarray) -> np.ndarray:
+        return np.asarray(paid[..., 0] + ratio * paid[..., 1] if ratio else paid[..., 0])
+
+    draws = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
+    with np.errstate(invalid="ignore"):  # where neither arrives the ratio is NaN
+        spread = np.median(cost(baseline[draws]), axis=1) / np.median(cost(own[draws]), axis=1)
+        value = float(np.median(cost(baseline)) / np.median(cost(own)))
+    return Estimate(
+        value, float(np.std(spread)) if np.isfinite(spread).all() else math.nan, len(own)
+    )
+
+
+def _speed_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    baseline = passes(records, "PG")
+    lines = []
+    for series in _series(settings)[1:]:
+        own = passes(records, series)
+        for ratio in COSTS:
+            found = speed_up(baseline, own, ratio)
+            if not math.isfinite(found.mean):
+                continue
+            known = paper.FIG_3[series][ratio] if _full(settings) else None
+            lines.append(
+                headline(
+                    "Kondo Fig 3",
+                    series,
+                    "speed-up over PG to 5% test error",
+                    ratio,
+                    paper=known,
+                    ours=found.mean,
+                    se=found.se,
+                    seeds=found.seeds,
+                )
+            )
+    return lines
+
+
+def _speed_finding(records: pd.DataFrame, settings: Settings) -> str:
+    told = []
+    for series in _series(settings):
+        paid = passes(records, series)
+        reached = int(np.isfinite(paid[:, 0]).sum())
+        told.append(f"{series} {reached} of {len(paid)}")
+    return f"Seeds that reached 5% test error: {', '.join(told)}."
+
+
+def _curve_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPoint]:
+    rates = {"PG": 1.0, "DG": 1.0, updates.percent(settings.rate): settings.rate}
+    return [
+        statistics.frontier_point(
+            records, "curves", series, TEST, TARGET, task=settings.data, rate=rates[series]
+        )
+        for series in _series(settings)
+    ]
+
+
+def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 3)
+    panels: tuple[tuple[plotting.Axis, str], ...] = (
+        ("forward", ONLINE),
+        ("backward", ONLINE),
+        ("forward", TEST),
+    )
+    for ax, (x, metric) in zip(axes[0], panels, strict=True):
+        for name in _series(settings):
+            curve = statistics.curve(records, "curves", name, metric)
+            plotting.line(ax, curve, name, _series(settings), x=x)
+            known = paper.FIG_1.get(name) if _full(settings) and metric == ONLINE else None
+            if known and x == "forward":
+                ax.plot(list(known), list(known.values()), "x", color="black", markersize=4)
+        plotting.log_percent(ax, metric)
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(plotting.counts)
+        ax.set_xlabel(f"{x} passes")
+    axes[0][0].set_title("(a) crosses: the paper")
+    axes[0][1].set_title("(b)")
+    axes[0][2].set_title("(c) held-out images")
+    axes[0][0].legend()
+    return figure
+
+
+def _speed_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 1, width=5.5, height=4)
+    ax = axes[0][0]
+    baseline = passes(records, "PG")
+    ax.axhline(1, color="#5a5a5a", linestyle=(0, (5, 2)), label="PG")
+    for name, colour in zip(_series(settings)[1:], ("#0072b2", "#d55e00"), strict=True):
+        found = [speed_up(baseline, passes(records, name), ratio) for ratio in COSTS]
+        means = [value.mean for value in found]
+        ax.plot(COSTS, means, color=colour, label=name)
+        plotting.band(ax, list(COSTS), means, [value.se for value in found], colour=colour)
+        if _full(settings):
+            ax.plot(COSTS, paper.FIG_3[name], "x", color=colour, label=f"{name}, the paper")
+    ax.set_xlabel("cost of a backward pass, in forward passes")
+    ax.set_ylabel("counted speed-up to 5% test error")
+    ax.legend()
+    return figure
+
+
+def best_learning_rate(records: pd.DataFrame, series: str, settings: Settings) -> float:
+    """Return the learning rate with the lowest final error over the first half of the seeds."""
+    first = records[records["seed"] < settings.rate_seeds // 2]
+    errors = finals(first, "rates", series)
+    return min(errors, key=lambda rate: errors[rate].mean)
+
+
+def _reported(records: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    return records[records["seed"] >= settings.rate_seeds // 2]
+
+
+def _rate_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    lines = []
+    for rate in settings.rates:
+        series = updates.percent(rate)
+        chosen = best_learning_rate(records, series, settings)
+        found = statistics.final(
+            _reported(records, settings), "rates", series, ONLINE, setting=chosen
+        )
+        lines.append(
+            headline(
+                "Kondo Fig 2",
+                series,
+                f"online error after {settings.rate_steps * settings.batch:,} forward passes, "
+                f"learning rate {chosen:g}",
+                rate,
+                paper=paper.FIG_2_EVENTUALLY if _full(settings) else None,
+                ours=found.mean,
+                se=found.se,
+                seeds=found.seeds,
+            )
+        )
+    return lines
+
+
+def _rate_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPoint]:
+    points = []
+    for rate in settings.rates:
+        series = updates.percent(rate)
+        point = statistics.frontier_point(
+            _reported(records, settings),
+            "rates",
+            series,
+            ONLINE,
+            TARGET,
+            task=f"{settings.data}, learning rate tuned per rate",
+            rate=rate,
+            setting=best_learning_rate(records, series, settings),
+        )
+        # Everything kept at weight 1 is PG.
+        points.append(point._replace(series="PG") if rate == 1.0 else point)
+    return points
+
+
+def _rates_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 2)
+    names = [updates.percent(rate) for rate in settings.rates]
+    passes: tuple[plotting.Axis, ...] = ("forward", "backward")
+    for ax, x in zip(axes[0], passes, strict=True):
+        for place, series in enumerate(names):
+            chosen = best_learning_rate(records, series, settings)
+            curve = statistics.curve(
+                _reported(records, settings), "rates", series, ONLINE, setting=chosen
+            )
+            shade = 0.15 + 0.75 * place / max(1, len(names) - 1)
+            colour = plotting.sequential(shade)
+            label = f"{series} (lr {chosen:g})"
+            plotting.line(ax, curve, label, [label], x=x, color=colour, linestyle="-")
+        plotting.log_percent(ax, ONLINE)
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(plotting.counts)
+        ax.set_xlabel(f"{x} passes")
+    axes[0][0].legend(fontsize=8)
+    return figure
+
+
+def _noise_series(settings: Settings, way: str) -> list[str]:
+    return [f"{name}, {way}" for name in ("DG", updates.percent(settings.rate))]
+
+
+def _noise_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    lines = []
+    for way, figure in (("delight noise", "Kondo Fig 4a"), ("logit noise", "Kondo Fig 4b")):
+        borne = {}
+        for series in _noise_series(settings, way):
+            errors = finals(records, "noise", series)
+            borne[series] = tolerated(errors, BEARS)
+            lines += [
+                headline(
+                    figure, series, ONLINE, level, ours=found.mean, se=found.se, seeds=found.seeds
+                )
+                for level, found in errors.items()
+            ]
+            is_dg = series.startswith("DG,")
+            lines.append(
+                headline(
+                    figure,
+                    series,
+                    f"noise at which the error is {BEARS:g}x",
+                    "",
+                    paper=paper.FIG_4_TOLERATED[way] if is_dg and _full(settings) else None,
+                    ours=borne[series],
+                    seeds=settings.sweep_seeds,
+                )
+            )
+        gated, dense = _noise_series(settings, way)[::-1]
+        lines.append(ordering(figure, "noise borne", "", paper=[gated, dense], ours=borne))
+    return lines
+
+
+def _noise_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 2)
+    for ax, way in zip(axes[0], ("delight noise", "logit noise"), strict=True):
+        for series, colour in zip(
+            _noise_series(settings, way), ("#0072b2", "#d55e00"), strict=True
+        ):
+            plotting.by_setting(ax, finals(records, "noise", series), series, colour=colour)
+        plotting.log_percent(ax, f"{ONLINE}, last tenth")
+        ax.set_xscale("symlog", linthresh=0.1)
+        ax.legend()
+    axes[0][0].set_xlabel("noise on delight, in its standard deviations")
+    axes[0][1].set_xlabel("noise on logits, standard deviation")
+    return figure
+
+
+def _priority_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    lines = [
+        headline(
+            "Kondo Fig 5a", series, ONLINE, rate, ours=found.mean, se=found.se, seeds=found.seeds
+        )
+        for series in PRIORITIES
+        for rate, found in finals(records, "priorities", series).items()
+    ]
+    mixes = finals(records, "priorities", "additive mix")
+    lines += [
+        headline(
+            "Kondo Fig 5b",
+            "additive mix",
+            ONLINE,
+            mix,
+            ours=found.mean,
+            se=found.se,
+            seeds=found.seeds,
+        )
+        for mix, found in mixes.items()
+    ]
+    lines.append(
+        headline(
+            "Kondo Fig 5b",
+            "additive mix",
+            "weight of surprisal at which the error is 2x",
+            "",
+            paper=paper.FIG_5_COLLAPSE if _full(settings) else None,
+            ours=tolerated(mixes, 2.0),
+            seeds=settings.sweep_seeds,
+        )
+    )
+    for rate in settings.priority_rates:
+        errors = {
+            series: statistics.final(records, "priorities", series, ONLINE, setting=rate).mean
+            for series in ("delight", "surprisal")
+        }
+        lines.append(
+            ordering("Kondo Fig 5a", ONLINE, rate, paper=["delight", "surprisal"], ours=errors)
+        )
+    return lines
+
+
+def _priorities_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 2)
+    for series, colour in zip(PRIORITIES, plotting.WHEEL, strict=False):
+        plotting.by_setting(
+            axes[0][0], finals(records, "priorities", series), series, colour=colour
+        )
+    axes[0][0].set_xscale("log")
+    axes[0][0].set_xlabel("rate")
+    mixes = finals(records, "priorities", "additive mix")
+    plotting.by_setting(axes[0][1], mixes, "additive mix", colour=plotting.WHEEL[4])
+    rate = settings.rate
+    if rate in settings_of(records, "priorities", "delight"):
+        level = statistics.final(records, "priorities", "delight", ONLINE, setting=rate).mean
+        axes[0][1].axhline(level, color=plotting.WHEEL[0], label="delight")
+    axes[0][1].set_xlabel("weight of surprisal in the mix")
+    for ax in axes[0]:
+        plotting.log_percent(ax, f"{ONLINE}, last tenth")
+    axes[0][0].legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    axes[0][1].legend(fontsize=8)
+    return figure

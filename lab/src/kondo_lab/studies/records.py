@@ -1,0 +1,101 @@
+"""Files of a run: records, curves, headline and frontier. All or nothing: no file is ever half."""
+
+import csv
+import gzip
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kondo_lab.output import atomically
+from kondo_lab.studies import statistics
+from kondo_lab.studies.study import FrontierPoint, Headline, Record
+
+DTYPES = {
+    "part": str,
+    "series": str,
+    "setting": "float64",
+    "seed": "int64",
+    "step": "int64",
+    "forward": "int64",
+    "backward": "int64",
+    "metric": str,
+    "value": "float64",
+}
+_FLOATS = [name for name, dtype in DTYPES.items() if dtype == "float64"]
+_INTEGERS = [name for name, dtype in DTYPES.items() if dtype == "int64"]
+_KEY = ["series", "setting", "seed", "step", "metric"]
+
+
+def frame(records: Iterable[Record], *, part: str) -> pd.DataFrame:
+    """Return the records of one part as a table, one column per field of Record.
+
+    Raises:
+        ValueError: there is none; one is of another part; a count is not whole; or two stand at
+            the same place, so that a mean over seeds would count a seed twice.
+    """
+    given = pd.DataFrame(list(records), columns=list(Record._fields))
+    if given.empty:
+        raise ValueError(f"part {part!r} must give at least one record, got none.")
+    table = given.astype(DTYPES)
+    broken = [name for name in _INTEGERS if (table[name] != given[name]).any()]
+    if broken:
+        raise ValueError(f"{broken[0]} must be whole in every record of part {part!r}; round it.")
+    others = sorted(set(table["part"]) - {part})
+    if others:
+        raise ValueError(f"records of part {part!r} must name it as their part, got {others}.")
+    twice = table[table.duplicated(_KEY)]
+    if len(twice):
+        place = ", ".join(f"{name} {twice.iloc[0][name]}" for name in _KEY)
+        raise ValueError(
+            f"records of part {part!r} must each have a place of their own, got {len(twice)} "
+            f"repeated, first {place}; tell them apart by series, setting or step."
+        )
+    return table
+
+
+def write(path: Path, table: pd.DataFrame) -> None:
+    """Write a table, compressed, floats with 6 digits. The same table gives the same bytes."""
+    text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    with atomically(path) as partial:
+        partial.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return the records of a file as a table, one column per field of Record."""
+    return pd.read_csv(
+        path,
+        dtype=DTYPES,
+        keep_default_na=False,  # a series may be called "None"
+        na_values={name: ["", "nan"] for name in _FLOATS},
+    )
+
+
+def write_curves(path: Path, table: pd.DataFrame) -> None:
+    """Write the mean over seeds at every step, compressed like the records."""
+    write(path, statistics.over_seeds(table))
+
+
+def write_headline(path: Path, lines: Sequence[Headline]) -> None:
+    """Write headline.csv; what there is none of stays empty."""
+    _write_rows(path, Headline._fields, lines)
+
+
+def write_frontier(path: Path, points: Sequence[FrontierPoint]) -> None:
+    """Write frontier.csv; what there is none of stays empty."""
+    _write_rows(path, FrontierPoint._fields, points)
+
+
+def _write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with atomically(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}"

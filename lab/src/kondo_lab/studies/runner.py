@@ -1,0 +1,345 @@
+"""Runs a study into a folder, resumes it there, and analyses what the folder holds.
+
+    out/manifest.json      what is run; "finished" tells whether all of it was
+    out/parts/<part>.csv.gz, <part>.checkpoint     while it is not
+    out/records.csv.gz, curves.csv.gz, headline.csv, frontier.csv, *.png      what came of it
+
+The analysis reads records back from their file, so that it sees the same numbers in every run.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from rich.console import Console
+
+from kondo_lab import output, progress
+from kondo_lab.studies import plotting, records
+from kondo_lab.studies.study import Analysis, Context, Part, Size, Stopped, Study
+from kondo_lab.workers import stop_on_interrupt
+
+MANIFEST = output.MANIFEST
+RECORDS = "records.csv.gz"
+CURVES = "curves.csv.gz"
+HEADLINE = "headline.csv"
+FRONTIER = "frontier.csv"
+PARTS = "parts"
+# What must be the same for a run to be resumed.
+_IDENTITY = ("study", "version", "size", "settings", "device")
+
+Manifest = dict[str, Any]
+
+
+class FolderError(ValueError):
+    """The folder is not one to run in, or to read."""
+
+
+class Outcome(NamedTuple):
+    """What a run left behind."""
+
+    analysis: Analysis | None
+    """None if no part was finished, or those that were could not be analysed alone."""
+    stopped: bool
+    """Whether the user stopped it before its end."""
+    written: list[Path]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """One run of a study, as it was asked for."""
+
+    study: Study
+    size: Size
+    num_seeds: int | None
+    """None for the study's own choice."""
+    out: Path
+    device: torch.device
+    command: str
+
+    def settings(self) -> Any:
+        """Return the study's settings for this size and these seeds."""
+        return self.study.settings(self.size, self.num_seeds)
+
+
+def run(order: Order, console: Console) -> Outcome:
+    """Run what the folder does not hold yet, then analyse.
+
+    Raises:
+        FolderError: the folder holds a finished run, or the beginning of another one.
+    """
+    settings = order.settings()
+    parts = order.study.parts(settings)
+    _check_names(parts)
+    with _claimed(order, settings) as manifest:
+        stopped = _run_parts(order, parts, manifest, console)
+        tables = [records.read(path) for part in parts if (path := _file(order, part)).exists()]
+        manifest |= {"finished": not stopped, "interrupted": stopped}
+        if not tables:
+            _save(order.out, manifest)
+            return Outcome(None, stopped, [])
+        records.write(order.out / RECORDS, pd.concat(tables, ignore_index=True))
+        try:
+            analysis, written = _analyse(order.study, settings, order.out, manifest)
+        except Exception as error:
+            if not stopped:
+                raise
+            # The records are kept, and half a study need not make sense to its analysis.
+            _save(order.out, manifest)
+            reason = f"{type(error).__name__}: {error}"
+            console.print(f"The finished parts cannot be analysed alone: {reason}", markup=False)
+            return Outcome(None, stopped, [order.out / RECORDS])
+        if not stopped:
+            shutil.rmtree(order.out / PARTS)
+        return Outcome(analysis, stopped, [order.out / RECORDS, *written])
+
+
+def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
+    """Analyse a folder's records again and return what comes of it and the files written.
+
+    Raises:
+        FolderError: the folder holds no records of this study as it is now.
+    """
+    if not (folder / MANIFEST).exists() or not (folder / RECORDS).exists():
+        raise FolderError(f"{folder} holds no records of a run: no {MANIFEST} or no {RECORDS}.")
+    manifest = read_manifest(folder)
+    settings = study.settings(manifest["size"], manifest["num_seeds"])
+    now = {"study": study.name, "version": study.version, "settings": _plain(settings)}
+    # A setting that came later is no difference: the run was made as if it had its default.
+    changed = [key for key in _differences(manifest, now, tuple(now)) if key in _flat(manifest)]
+    if changed:
+        raise FolderError(
+            f"{folder} was made by another version of this study: {', '.join(changed)} changed. "
+            "Run it again, or use the commit in its manifest."
+        )
+    return _analyse(study, settings, folder, manifest)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return what a folder's run was."""
+    content: Manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return content
+
+
+def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console: Console) -> bool:
+    """Run the parts that are not finished; return whether the user stopped before the last."""
+    todo = [part for part in parts if not _file(order, part).exists()]
+    if len(todo) < len(parts):
+        finished = f"{len(parts) - len(todo)} of {len(parts)} parts done"
+        console.print(f"Resuming {order.out}: {finished}.", soft_wrap=True, highlight=False)
+    work, done = sum(part.work for part in todo), 0.0
+    stop = threading.Event()
+    with stop_on_interrupt(stop), progress.show_pieces(console) as show:
+        for part in todo:
+            if stop.is_set():
+                return True
+
+            def report(share: float, note: str, part: Part = part, done: float = done) -> None:
+                show((done + share * part.work) / work, part.name, share, note)
+
+            context = Context(
+                device=order.device,
+                progress=report,
+                stopped=stop.is_set,
+                checkpoint=_file(order, part).with_name(f"{part.name}.checkpoint"),
+            )
+            started = time.monotonic()
+            try:
+                report(0.0, "")
+                table = records.frame(part.run(context), part=part.name)
+                records.write(_file(order, part), table)
+            except Stopped:
+                return True
+            except Exception as error:
+                error.add_note(
+                    f"This was part {part.name!r} of study {order.study.name!r}. Finished parts "
+                    f"are kept in {order.out}; the same command goes on from there."
+                )
+                raise
+            finally:
+                _add_seconds(order.out, manifest, part.name, time.monotonic() - started)
+            context.checkpoint.unlink(missing_ok=True)
+            report(1.0, "")
+            done += part.work
+            seconds = manifest["seconds_by_part"][part.name]
+            console.print(f"      {part.name}: done in {seconds:.1f} s", highlight=False)
+    return False
+
+
+def _analyse(
+    study: Study, settings: Any, folder: Path, manifest: Manifest
+) -> tuple[Analysis, list[Path]]:
+    """Write what is read out of the folder's records; the manifest last."""
+    table = records.read(folder / RECORDS)
+    with plotting.style():
+        analysis = study.analyse(table, settings)
+        pictures = {folder / f"{name}.png": figure for name, figure in analysis.figures.items()}
+        for path, figure in pictures.items():
+            plotting.save(figure, path)
+    records.write_curves(folder / CURVES, table)
+    records.write_headline(folder / HEADLINE, analysis.headline)
+    written = [folder / CURVES, folder / HEADLINE, *pictures]
+    stale = {folder / name for name in manifest["figures"]} | {folder / FRONTIER}
+    if analysis.frontier:
+        records.write_frontier(folder / FRONTIER, analysis.frontier)
+        written.append(folder / FRONTIER)
+    for path in stale - set(written):
+        path.unlink(missing_ok=True)
+    if manifest["claim"] != study.claim:  # what a run was made to test is not forgotten
+        manifest.setdefault("claim_at_run", manifest["claim"])
+    manifest |= {
+        "claim": study.claim,
+        "seeds": sorted(int(seed) for seed in table["seed"].unique()),
+        "findings": analysis.findings,
+        "figures": [path.name for path in pictures],
+        "analysis_commit": output.commit(),
+    }
+    _save(folder, manifest)
+    return analysis, [*written, folder / MANIFEST]
+
+
+@contextmanager
+def _claimed(order: Order, settings: Any) -> Iterator[Manifest]:
+    """Give the manifest of this run, new or resumed; nobody else runs in the folder meanwhile."""
+    fresh = _new_manifest(order, settings)
+    _found(order, fresh)  # a refusal leaves the folder as it was
+    try:
+        (order.out / PARTS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderError(f"cannot write to {order.out}: {error.strerror}.") from None
+    with _locked(order.out / PARTS / ".lock"):
+        manifest = _found(order, fresh)  # again: another run may have ended since
+        _save(order.out, manifest)
+        yield manifest
+
+
+def _found(order: Order, fresh: Manifest) -> Manifest:
+    """Return the manifest to go on with: of the unfinished run in the folder, or `fresh`."""
+    if not (order.out / MANIFEST).exists():
+        return fresh
+    old = read_manifest(order.out)
+    if old.get("finished", True):
+        raise FolderError(
+            f"{order.out} already holds results, which are never overwritten. "
+            "Give another folder with --out, or move this one away."
+        )
+    changed = _differences(old, fresh, _IDENTITY)
+    if changed:
+        raise FolderError(
+            f"{order.out} holds an unfinished run with other settings: {', '.join(changed)}. "
+            "Resume it with the command in its manifest.json, or give another folder with --out."
+        )
+    return fresh | {
+        "commits": list(dict.fromkeys([*old["commits"], *fresh["commits"]])),
+        "resumed": old["resumed"] + 1,
+        "seconds": old["seconds"],
+        "seconds_by_part": old["seconds_by_part"],
+        "figures": old["figures"],
+    }
+
+
+def _new_manifest(order: Order, settings: Any) -> Manifest:
+    study = order.study
+    environment = output.environment(order.device) | {"pandas": pd.__version__}
+    return {
+        "study": study.name,
+        "version": study.version,
+        "title": study.title,
+        "paper": study.paper,
+        "claim": study.claim,
+        "differences": list(study.differences),
+        "size": order.size,
+        "device": order.device.type,
+        "num_seeds": order.num_seeds,
+        "settings": _plain(settings),
+        "seeds": [],
+        "command": order.command,
+        "environment": environment,
+        "commits": [environment["commit"]],
+        "finished": False,
+        "interrupted": False,
+        "resumed": 0,
+        "seconds": 0.0,
+        "seconds_by_part": {},
+        "findings": [],
+        "figures": [],
+        "analysis_commit": None,
+    }
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the folder against a second run; the system lets go of it whatever ends this one."""
+    import fcntl  # POSIX alone has it; reading results works anywhere
+
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            folder = path.parent.parent
+            raise FolderError(f"{folder} is in use by another run; wait, or use --out.") from None
+        yield
+
+
+def _add_seconds(folder: Path, manifest: Manifest, part: str, seconds: float) -> None:
+    by_part = manifest["seconds_by_part"]
+    by_part[part] = round(by_part.get(part, 0.0) + seconds, 2)
+    manifest["seconds"] = round(sum(by_part.values()), 2)
+    _save(folder, manifest)
+
+
+def _save(folder: Path, manifest: Manifest) -> None:
+    output.write_manifest(folder / MANIFEST, manifest)
+
+
+def _file(order: Order, part: Part) -> Path:
+    return order.out / PARTS / f"{part.name}.csv.gz"
+
+
+def _check_names(parts: Sequence[Part]) -> None:
+    names = [part.name for part in parts]
+    bad = [name for name in names if not re.fullmatch(r"[a-z0-9-]+", name)]
+    if bad or len(set(names)) < len(names):
+        raise ValueError(
+            "names of parts must differ and have lower-case letters, digits and hyphens only, "
+            f"got {bad or names}."
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Return settings as JSON has them, so that those of a file compare equal."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity
+    return value
+
+
+def _differences(old: Manifest, new: Manifest, keys: Sequence[str]) -> list[str]:
+    """Return the names, with dots, of what is not the same in both."""
+    before, now = ({name: each[name] for name in keys} for each in (old, new))
+    flat_before, flat_now = _flat(before), _flat(now)
+    names = dict.fromkeys([*flat_before, *flat_now])
+    return [name for name in names if flat_before.get(name, names) != flat_now.get(name, names)]
+
+
+def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(content, dict):
+        return {prefix: content}
+    flat: dict[str, Any] = {}
+    for key, inner in content.items():
+        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
+    return flat

@@ -1,0 +1,62 @@
+"""One screen at one rate: what it kept, what it reached, and what that cost."""
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from kondo_lab.studies import statistics
+from kondo_lab.studies.speculative.drafts import Screen
+from kondo_lab.studies.statistics import Cost, Estimate, Reach
+
+AGREEMENT, ONLINE, TEST = "kept agreement", "online error", "test error"
+
+
+class Point(NamedTuple):
+    """Means over seeds."""
+
+    screen: Screen
+    rate: float
+    agreement: Estimate
+    """Over the whole training."""
+    last_agreement: Estimate
+    """Over the last logged interval."""
+    online: Estimate
+    test: Estimate
+    reach: Reach
+    """Of the target test error."""
+
+    def cost(self, ratio: float) -> float:
+        """Return s F + (1 + c) B to the target, in forward passes; NaN if no seed got there.
+
+        A draft's forward cannot be differentiated: kept rows pay a forward and a backward.
+        """
+        paid = self.reach.mean
+        return self.screen.cost * paid.forward + (1 + ratio) * paid.backward
+
+
+def dense_cost(ratio: float, paid: Cost) -> float:
+    """Return (1 + c) F: without a screen every sample pays a forward and a backward."""
+    return (1 + ratio) * paid.forward
+
+
+def measure(records: pd.DataFrame, part: str, screen: Screen, rate: float, target: float) -> Point:
+    """Return the numbers of a screen at a rate."""
+    last, series = statistics.final, screen.series
+    return Point(
+        screen,
+        rate,
+        _over_training(statistics.select(records, part, series, AGREEMENT, setting=rate)),
+        last(records, part, series, AGREEMENT, setting=rate),
+        last(records, part, series, ONLINE, setting=rate),
+        last(records, part, series, TEST, setting=rate),
+        statistics.first_reach(records, part, series, TEST, target, setting=rate),
+    )
+
+
+def _over_training(chosen: pd.DataFrame) -> Estimate:
+    """Return the mean over steps: each logged value counts with the steps it is the mean of."""
+    means = []
+    for _, own in chosen.sort_values("step").groupby("seed"):
+        steps = own["step"].diff().fillna(own["step"])
+        means.append(float((own["value"] * steps).sum() / steps.sum()))
+    return statistics.estimate(means)

@@ -1,0 +1,44 @@
+"""Train with every screen at every rate."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from kondo_lab.population import run
+from kondo_lab.population.programs import BanditProgram
+from kondo_lab.population.train import Population
+from kondo_lab.studies import image_bandits
+from kondo_lab.studies.speculative import agreement, drafts
+from kondo_lab.studies.speculative.settings import Settings
+from kondo_lab.studies.study import Context, Part, Record
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Return the one part: all members share their shapes."""
+    return [Part(name=settings.images, run=partial(_train, settings))]
+
+
+def logged(settings: Settings) -> list[int]:
+    """Return the logged steps."""
+    return run.log_and_regular(
+        settings.num_steps, log_points=settings.log_points, regular_points=settings.linear_points
+    )
+
+
+def _train(settings: Settings, context: Context) -> Iterable[Record]:
+    task = image_bandits.task(settings.images, context.device)
+    program = BanditProgram(task, width=settings.width, batch=settings.batch)
+    # One population per number of rows trained on: on a GPU they overlap.
+    populations: list[Population] = [
+        agreement.ComparedPopulation(program, drafts.gated(settings, rate), device=context.device)
+        for rate in settings.rates
+    ]
+    populations.append(Population(program, drafts.dense(settings), device=context.device))
+    return run.train(
+        populations,
+        context,
+        part=settings.images,
+        num_steps=settings.num_steps,
+        log_steps=(),
+        evaluate_steps=logged(settings),
+        probe=agreement.probe,
+    )

@@ -1,0 +1,221 @@
+"""Numbers out of records: means over seeds, curves, and what was paid until a quality was reached.
+
+`records` is a table with the fields of `study.Record` as columns. Wherever one is chosen, `setting`
+may be left out if the series has only one.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kondo_lab import summary
+from kondo_lab.studies.study import FrontierPoint
+
+TOLERANCE = 0.1
+"""How far, relatively, the nearest logged step may lie from the one asked for."""
+
+_PLACE = ["part", "series", "setting", "step", "metric"]
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds."""
+
+    mean: float
+    se: float
+    """Standard error; NaN for a single seed."""
+    seeds: int
+
+
+class Cost(NamedTuple):
+    """What was paid: samples seen, and those a backward pass was paid for."""
+
+    forward: float
+    backward: float
+
+
+class Reach(NamedTuple):
+    """What each seed paid until a quality was reached."""
+
+    costs: dict[int, Cost]
+    """By seed; only those that reached it."""
+    seeds: int
+    """All there are."""
+
+    @property
+    def reached(self) -> int:
+        """How many seeds got there."""
+        return len(self.costs)
+
+    @property
+    def mean(self) -> Cost:
+        """Over the seeds that reached it; NaN if none did."""
+        if not self.costs:
+            return Cost(math.nan, math.nan)
+        forward, backward = zip(*self.costs.values(), strict=True)
+        return Cost(float(np.mean(forward)), float(np.mean(backward)))
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of one number per seed, and its standard error."""
+    return Estimate(*summary.estimate(values), len(values))
+
+
+def select(
+    records: pd.DataFrame, part: str, series: str, metric: str, *, setting: float | None = None
+) -> pd.DataFrame:
+    """Return the records of one line of a figure.
+
+    Raises:
+        ValueError: there are none, or `setting` is left out though the series has several.
+    """
+    chosen = records
+    for column, name in (("part", part), ("series", series), ("metric", metric)):
+        known = chosen[column].unique()
+        if name not in known:
+            raise ValueError(f"{column} must be one of {sorted(known)}, got {name!r}.")
+        chosen = chosen[chosen[column] == name]
+    settings = sorted(chosen["setting"].unique())
+    if setting is None:
+        if len(settings) > 1:
+            raise ValueError(f"setting must be given for series {series!r}: one of {settings}.")
+        return chosen
+    # Files hold 6 digits.
+    same = np.isclose(chosen["setting"], setting, rtol=1e-5, atol=0, equal_nan=True)
+    if not same.any():
+        raise ValueError(f"setting must be one of {settings} for series {series!r}, got {setting}.")
+    return chosen[same]
+
+
+def at(
+    records: pd.DataFrame,
+    part: str,
+    series: str,
+    metric: str,
+    step: float,
+    *,
+    setting: float | None = None,
+    by: Literal["step", "forward", "backward"] = "step",
+) -> Estimate:
+    """Return the mean over seeds at `step`, or at that many forward passes with by="forward".
+
+    Of each seed the nearest logged step counts.
+
+    Raises:
+        ValueError: a seed has no logged step within 10%.
+    """
+    chosen = select(records, part, series, metric, setting=setting)
+    values = []
+    for seed, own in chosen.groupby("seed"):
+        distance = (own[by] - step).abs()
+        if distance.min() > TOLERANCE * abs(step):
+            nearest = own[by][distance.idxmin()]
+            raise ValueError(
+                f"{by} must lie within {TOLERANCE:.0%} of a logged one, got {step:g}; the nearest "
+                f"of {series!r}, seed {seed}, is {nearest}."
+            )
+        values.append(float(own["value"][distance.idxmin()]))
+    return estimate(values)
+
+
+def final(
+    records: pd.DataFrame, part: str, series: str, metric: str, *, setting: float | None = None
+) -> Estimate:
+    """Return the mean over seeds at the last logged step of each."""
+    chosen = select(records, part, series, metric, setting=setting)
+    last = chosen.loc[chosen.groupby("seed")["step"].idxmax()]
+    return estimate([float(value) for value in last["value"]])
+
+
+def curve(
+    records: pd.DataFrame, part: str, series: str, metric: str, *, setting: float | None = None
+) -> pd.DataFrame:
+    """Return one line of a figure, by step: columns step, mean, se, seeds, forward, backward."""
+    line = over_seeds(select(records, part, series, metric, setting=setting)).sort_values("step")
+    return line[["step", "mean", "se", "seeds", "forward", "backward"]].reset_index(drop=True)
+
+
+def over_seeds(records: pd.DataFrame) -> pd.DataFrame:
+    """Return mean and standard error over seeds, and mean passes, at every place, in order."""
+    groups = records.groupby(_PLACE, sort=False, dropna=False)
+    table = groups.agg(
+        mean=("value", "mean"),
+        se=("value", "sem"),
+        seeds=("value", "size"),
+        counted=("value", "count"),
+        forward=("forward", "mean"),
+        backward=("backward", "mean"),
+    )
+    # pandas leaves NaNs out of its means; a mean over the seeds that went well is not one.
+    table.loc[table["counted"] < table["seeds"], ["mean", "se"]] = math.nan
+    return table.drop(columns="counted").reset_index()
+
+
+def first_reach(
+    records: pd.DataFrame,
+    part: str,
+    series: str,
+    metric: str,
+    target: float,
+    *,
+    setting: float | None = None,
+) -> Reach:
+    """Return what each seed paid until its metric first fell to `target`.
+
+    Between two logged points the logarithm of the metric is taken to fall linearly with the passes
+    paid; the metric itself where one of the numbers is not above 0. A seed already there at its
+    first logged point counts with that point.
+    """
+    chosen = select(records, part, series, metric, setting=setting)
+    costs = {}
+    seeds = 0
+    for seed, own in chosen.sort_values("step").groupby("seed"):
+        seeds += 1
+        below = np.flatnonzero(own["value"] <= target)
+        if len(below):
+            values, paid = own["value"].to_numpy(), own[["forward", "backward"]].to_numpy()
+            costs[int(seed)] = _crossing(values, paid, int(below[0]), target)
+    return Reach(costs, seeds)
+
+
+def frontier_point(
+    records: pd.DataFrame,
+    part: str,
+    series: str,
+    metric: str,
+    target: float,
+    *,
+    task: str,
+    rate: float,
+    setting: float | None = None,
+) -> FrontierPoint:
+    """Return what a series paid, on average over seeds, until an error fell to `target`."""
+    reach = first_reach(records, part, series, metric, target, setting=setting)
+    last = final(records, part, series, metric, setting=setting)
+    name = f"{100 * target:g}% {metric}"
+    return FrontierPoint(
+        task, series, rate, name, *reach.mean, reach.reached, reach.seeds, last.mean
+    )
+
+
+def _crossing(values: np.ndarray, paid: np.ndarray, place: int, target: float) -> Cost:
+    """Return the cost at which the line from the point before `place` to it meets the target."""
+    if place == 0:
+        return Cost(*map(float, paid[0]))
+    ends = np.array([values[place - 1], values[place], target])
+    above, below, level = np.log(ends) if (ends > 0).all() else ends
+    share = (above - level) / (above - below)
+    return Cost(*map(float, paid[place - 1] + share * (paid[place] - paid[place - 1])))
+
+
+def speed_up(ratio: float, *, baseline: Cost, cost: Cost) -> float:
+    """Return (F_baseline + c B_baseline) / (F + c B), where a backward costs c = ratio forwards.
+
+    Example:
+        >>> from kondo_lab.studies.statistics import Cost, speed_up
+        >>> speed_up(2, baseline=Cost(100, 100), cost=Cost(120, 15))
+        2.0
+    """
+    return (baseline.forward + ratio * baseline.backward) / (cost.forward + ratio * cost.backward)

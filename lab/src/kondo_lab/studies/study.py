@@ -1,0 +1,188 @@
+"""What a study is: a claim, parts that produce records, and an analysis that reads them.
+
+    parts (run one by one, saved, resumed) -> records -> analysis -> headline, curves, figures
+
+A part knows nothing of files: it is given a `Context`, reports progress, and returns records.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+Size = Literal["small", "full"]
+"""`full` is the paper's; `small` shows in under two minutes on two cores that all of it works."""
+
+
+class Record(NamedTuple):
+    """One number of one member. A table of records is all that analysis gets."""
+
+    part: str
+    """Name of the part that made it."""
+    series: str
+    """The line in the figure, as in the papers' legends: PG, DG, DG-K 3%, ..."""
+    setting: float
+    """What the part sweeps (rate, noise, length, ...); NaN where it sweeps nothing."""
+    seed: int
+    step: int
+    """Updates made; 0 where there is no training."""
+    forward: int
+    """Samples seen so far by this member."""
+    backward: int
+    """Samples a backward pass was paid for so far."""
+    metric: str
+    """online error, test error, cosine, seconds, ..."""
+    value: float
+
+
+class Stopped(Exception):  # noqa: N818 (a request granted, not an error)
+    """Raised by a part that was told to stop before its end."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a part gets from whoever runs it."""
+
+    device: torch.device
+    progress: Callable[[float, str], None]
+    """(share of this part done, in [0, 1]; a short note such as "error 3.1%")."""
+    stopped: Callable[[], bool]
+    """Whether the user asked to stop: save to `checkpoint`, then raise Stopped."""
+    checkpoint: Path
+    """A file of this part alone. It is there when the part is resumed, deleted when it ends."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A piece of a study that is run, saved and resumed as one."""
+
+    name: str
+    """Lower-case letters, digits and hyphens: it names a file."""
+    run: Callable[[Context], Iterable[Record]]
+    work: float = 1.0
+    """Expected seconds, or any measure of work common to the study's parts: for the time left."""
+
+
+Verdict = Literal["matches", "differs", ""]
+
+
+class Headline(NamedTuple):
+    """One line of headline.csv: a number of the paper beside ours."""
+
+    figure: str
+    """As the paper counts, e.g. "Kondo Fig 1"; "beyond the paper" where it has none."""
+    series: str
+    metric: str
+    x: float | str
+    """Where on the figure's axis; "" if nowhere."""
+    paper: float | None
+    ours: float
+    se: float | None
+    """Standard error over seeds; None where there is none."""
+    seeds: int
+    verdict: Verdict
+
+
+def headline(
+    figure: str,
+    series: str,
+    metric: str,
+    x: float | str,
+    *,
+    ours: float,
+    paper: float | None = None,
+    se: float | None = None,
+    seeds: int = 1,
+) -> Headline:
+    """Return a line with its verdict: within 20% of the paper's number, or 2 standard errors.
+
+    Example:
+        >>> from kondo_lab.studies.study import headline
+        >>> headline("Kondo Fig 1", "DG", "online error", 1e6, paper=0.0163, ours=0.0171).verdict
+        'matches'
+    """
+    se = None if se is None or math.isnan(se) else se
+    verdict: Verdict = ""
+    if paper is not None:
+        distance = abs(ours - paper)
+        close = distance <= 0.2 * abs(paper) or (se is not None and distance <= 2 * se)
+        verdict = "matches" if close else "differs"
+    return Headline(figure, series, metric, x, paper, ours, se, seeds, verdict)
+
+
+def ordering(
+    figure: str, metric: str, x: float | str, *, paper: Sequence[str], ours: Mapping[str, float]
+) -> Headline:
+    """Return a line that says whether `ours` rises in the order of the paper's series, best first.
+
+    The share of pairs in the paper's order stands where a number does: 1 is the same order.
+    """
+    pairs = [(a, b) for i, a in enumerate(paper) for b in paper[i + 1 :]]
+    same = sum(ours[a] <= ours[b] for a, b in pairs) / len(pairs)
+    verdict: Verdict = "matches" if same == 1.0 else "differs"
+    name = " < ".join(paper)
+    return Headline(figure, name, f"order of {metric}", x, 1.0, same, None, 1, verdict)
+
+
+class FrontierPoint(NamedTuple):
+    """What a series pays to reach a quality; from it a cost ratio tells which one wins."""
+
+    task: str
+    series: str
+    rate: float
+    """Share of samples kept; NaN where it is not fixed. Dense series have rate 1."""
+    target: str
+    """The quality, e.g. "5% test error"."""
+    forward: float
+    """Samples seen until then, mean over seeds that reached it."""
+    backward: float
+    """Backward passes paid until then."""
+    reached: int
+    """Seeds that reached the target."""
+    seeds: int
+    final_error: float
+    """At the end of the run."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What is read out of the records."""
+
+    headline: list[Headline]
+    figures: "dict[str, Figure]"
+    """File name without suffix -> figure."""
+    findings: list[str]
+    """Sentences with measured numbers in them, for the terminal, the report and the docs."""
+    frontier: list[FrontierPoint] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """A claim and how it is tested."""
+
+    name: str
+    """As typed after `kondo run`."""
+    title: str
+    paper: str
+    """Which figures or propositions of which paper; "beyond the papers" where none."""
+    claim: str
+    """What should come out, in one or two sentences."""
+    differences: tuple[str, ...]
+    """Where we do otherwise than the paper, or had to guess."""
+    version: int
+    """Rises when results can move; results/<name>-v<version>."""
+    settings: Callable[[Size, int | None], Any]
+    """(size, number of seeds or None for the default) -> a frozen dataclass of plain values, all
+    that can change the results: goes into the manifest, and a run resumes only if it is equal."""
+    parts: Callable[[Any], list[Part]]
+    """settings -> parts."""
+    analyse: "Callable[[pandas.DataFrame, Any], Analysis]"
+    """(records, one column per field of Record; settings) -> analysis. Some parts may be missing
+    when a run was stopped early: skip what they feed."""

@@ -1,7 +1,0 @@
-"""Doctests of the source: what is not collected where it cannot be imported."""
-
-import importlib.util
-
-collect_ignore = []
-if importlib.util.find_spec("triton") is None:  # CPU builds of torch come without it
-    collect_ignore.append("kondo/lab/language/attend_kernel.py")

@@ -1,0 +1,162 @@
+"""`kondo actors run TASK`: parse, then call `run`."""
+
+import argparse
+import importlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kondo.actors.setup import Setup
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+TASKS = "kondo.actors"
+"""Entry-point group: short names of functions that return a `Setup`."""
+INTERRUPTED = 130
+
+
+def add_parser(commands: "Commands") -> None:
+    """Add `actors` to the command line."""
+    actors = commands.add_parser(
+        "actors",
+        help="train with many actors and one learner, on Ray",
+        description="Train with many actors and one learner, on Ray.",
+        allow_abbrev=False,
+    )
+    kinds = actors.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = kinds.add_parser(
+        "run",
+        help="run a task",
+        description=(
+            "Run a task with many actors and one learner. Without --address a small Ray is started "
+            "on this machine, reachable from this machine alone. Ctrl-C ends the run after the "
+            "step under way; --resume goes on from the checkpoint."
+        ),
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "task",
+        metavar="TASK",
+        help=f"{_known()}, or MODULE:FUNCTION of a function that returns a Setup",
+    )
+    add = parser.add_argument
+    add("--actors", type=_positive, default=2, metavar="N", help="default: %(default)s")
+    add("--steps", type=_positive, default=200, metavar="N", help="default: %(default)s")
+    add("--rate", type=float, default=0.03, help="share to train on (default: %(default)s)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--price-at-source",
+        dest="at_source",
+        action="store_true",
+        help="actors send only what is worth the price (default)",
+    )
+    where.add_argument(
+        "--send-all", dest="at_source", action="store_false", help="actors send everything"
+    )
+    parser.set_defaults(at_source=True)
+    add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    add("--address", metavar="HOST:PORT", help="of a Ray cluster; Ray trusts whoever reaches it")
+    add("--checkpoint", type=Path, metavar="DIR", help="for checkpoints and the log")
+    add("--resume", action="store_true", help="go on from the checkpoint in --checkpoint")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Run the task; return the exit status."""
+    from kondo.actors import view
+    from kondo.actors.driver import run
+    from kondo.actors.setup import Settings
+
+    if options.resume and options.checkpoint is None:
+        return _fail("--resume needs --checkpoint DIR.")
+    try:
+        setup = find_setup(options.task)
+        settings = Settings(
+            actors=options.actors,
+            steps=options.steps,
+            rate=options.rate,
+            at_source=options.at_source,
+            seed=options.seed,
+        )
+        console = view.make_console()
+        with _interrupts() as stopped, view.shown(console) as observe:
+            summary = run(
+                setup,
+                settings,
+                address=options.address,
+                folder=options.checkpoint,
+                resume=options.resume,
+                observe=observe,
+                stopped=stopped,
+            )
+    except (ValueError, RuntimeError, ConnectionError) as error:
+        return _fail(str(error))
+    for line in view.closing(summary):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return INTERRUPTED if stopped() else 0
+
+
+def find_setup(name: str) -> "Setup":
+    """Return the setup that a short name or MODULE:FUNCTION stands for.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    from kondo.actors.setup import Setup
+
+    named = {point.name: point.value for point in entry_points(group=TASKS)}
+    module, _, function = named.get(name, name).partition(":")
+    if not function:
+        raise ValueError(f"TASK must be {_known()} or MODULE:FUNCTION, got {name}.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: a module in the folder at hand
+    try:
+        make: Any = getattr(importlib.import_module(module), function, None)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise  # it is there, and misses something itself
+        raise ValueError(f"TASK {name}: no module {module} here.") from error
+    setup = make() if callable(make) else make
+    if not isinstance(setup, Setup):
+        raise ValueError(f"TASK {name} must be a function that returns a Setup, got {setup!r}.")
+    return setup
+
+
+def _known() -> str:
+    """Name the tasks that installed distributions bring."""
+    names = sorted(point.name for point in entry_points(group=TASKS))
+    return f"one of {', '.join(names)}" if names else "a task of another package (kondo-lab)"
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a request to stop; a second one ends the process as usual."""
+    asked = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+
+    def first(signum: int, frame: Any) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _positive(text: str) -> int:
+    if not (text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
+    return int(text)
+
+
+def _fail(message: str) -> int:
+    print(f"kondo actors: {message}", file=sys.stderr)
+    return 1

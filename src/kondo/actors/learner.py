@@ -1,0 +1,365 @@
+"""The learner: checked rollouts in, one update, a new price. Knows nothing of Ray.
+
+    StepOrder + messages -> validate -> train on what is worth its price -> price for the next
+                               \\-> quarantine                               checkpoint now and then
+
+Given the same step orders and messages it does the same again, so a learner that died is brought
+back by its checkpoint and a replay of what it was given since.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kondo.actors import checkpoint
+from kondo.actors.ledger import Ledger
+from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
+from kondo.actors.prices import Array, Price, PriceWindow, sketch, unit_delight
+from kondo.actors.setup import Settings, Setup, process_seed
+from kondo.core.gates import GateOutput
+from kondo.engine.step import backward
+
+QUARANTINE = "quarantine"
+"""Folder of quarantined messages kept for inspection."""
+MAX_KEPT = 8
+
+
+class Undelivered(NamedTuple):
+    """Stands for a message that could not be fetched."""
+
+    why: str
+
+
+class StepOrder(NamedTuple):
+    """All that one step of the learner depends on but the messages."""
+
+    number: int
+    """1 for the first step."""
+    orders: tuple[Order, ...]
+    """Whose messages are given."""
+    lost: tuple[tuple[int, str], ...]
+    """Orders that will not be delivered, and why."""
+    issued: int
+    """Orders given so far."""
+    incarnations: int
+    """Rollout processes started so far."""
+
+
+class StepReport(NamedTuple):
+    """What one step did. Sums are over this step alone."""
+
+    step: int
+    produced: int
+    trained: int
+    skipped: int
+    quarantined: tuple[tuple[int, str, str], ...]
+    """(actor, reason, detail) of each refused message."""
+    error: float
+    """1 - mean reward of the accepted rollouts; NaN without any."""
+    loss: float
+    staleness: float
+    """Mean of (learner's version - version acted with) over accepted samples; NaN without any."""
+    wire_bytes: int
+    full_bytes: int
+    """What the same messages would have been with all their rows."""
+    price: Price
+    """Published with the weights of this step."""
+    durable: int
+    """Newest step that a checkpoint holds."""
+    counts: dict[str, int]
+    """The ledger so far."""
+    seconds: float = 0.0
+    """Of the learner's process: check, train, publish, but not the fetching, which is done while
+    the step before is at work; it fills this in."""
+    idle_seconds: float = 0.0
+    """It waited before."""
+
+
+class Publication(NamedTuple):
+    """What actors act with."""
+
+    version: int
+    price: Price
+    weights: dict[str, Array]
+
+
+def decided(keep: Tensor, price: float) -> Any:
+    """Return a gate that was decided before: one decision for what actors and learner see."""
+
+    def gate(
+        delight: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> GateOutput:
+        weight = keep.to(delight.dtype)
+        numbers = torch.tensor([price, float(weight.mean())], dtype=torch.float64)
+        return GateOutput(keep, weight, numbers[0], numbers[1], weight)
+
+    return gate
+
+
+class Learner:
+    """Trains one policy on what actors send.
+
+    Args:
+        setup: the task and the policy.
+        settings: how.
+        folder: for checkpoints; must exist.
+        resume: go on from the folder's checkpoint.
+    """
+
+    def __init__(self, setup: Setup, settings: Settings, folder: Path, *, resume: bool = False):
+        self._setup, self._settings, self._folder = setup, settings, folder
+        seed = process_seed(settings.seed, 0)
+        self.policy, self._task = setup.make_policy(seed), setup.make_task(seed)
+        self._optimiser = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
+        # A rollout of our own shows what messages look like, and sets the first price: else every
+        # actor would send its first rollouts whole. Nothing is trained on it.
+        probe = self._task.rollout(self.policy)
+        self.schema = schema_of(setup, self._task.unit, probe)
+        delight = unit_delight(probe.log_probs, probe.advantages, self._task.unit)
+        self._window = PriceWindow(settings.window)
+        self._window.push(sketch(delight, settings.sketch_size), self.schema.units)
+        self.price = self._next_price()
+        self.ledger = Ledger(setup.samples)
+        self.step_number = 0
+        self.staleness: Counter[int] = Counter()
+        """Accepted samples by staleness."""
+        self.wire_bytes = self.full_bytes = 0
+        self.incarnations = 0
+        self._kept_messages = 0
+        self._saved: StepReport | None = None
+        if resume:
+            self._load(checkpoint.load(folder))
+        else:
+            self.save()
+        self._durable = self.step_number
+
+    def step(self, order: StepOrder, messages: Sequence[Any]) -> StepReport:
+        """Make one update from the messages of `order.orders`.
+
+        A learner that died after it wrote a checkpoint and before its report was read is asked for
+        the same step again: it has it, and says what it said.
+        """
+        if self._saved is not None and order.number == self._saved.step == self.step_number:
+            return self._saved
+        if order.number != self.step_number + 1:
+            raise ValueError(f"number must be {self.step_number + 1}, got {order.number}.")
+        self.ledger.issue(order.issued)
+        self.incarnations = order.incarnations
+        for number, why in order.lost:
+            if not self.ledger.is_settled(number):
+                self.ledger.lose([number], why)
+        batches, refused = self._accept(order.orders, messages)
+        loss = self._train(batches, refused)
+        self.step_number += 1
+        self.price = self._next_price()
+        report = self._report(order, batches, refused, loss)
+        if self.step_number % self._settings.checkpoint_every == 0:
+            report = report._replace(durable=self.step_number)
+            self.save(report)
+        return report
+
+    def _accept(
+        self, orders: Sequence[Order], messages: Sequence[Any]
+    ) -> tuple[list[Batch], list[tuple[int, str, str]]]:
+        batches, refused = [], []
+        for order, message in zip(orders, messages, strict=True):
+            if self.ledger.is_settled(order.number):
+                self.ledger.duplicates += 1
+                refused.append((order.actor, "duplicate", f"order {order.number} was settled"))
+                continue
+            if isinstance(message, Undelivered):
+                self.ledger.lose([order.number], "undelivered")
+                continue
+            found = validate(message, order, self.schema, at_source=self._settings.at_source)
+            if isinstance(found, Batch):
+                batches.append(found)
+                continue
+            self.ledger.quarantine(order.number, found.reason, order.actor)
+            refused.append((order.actor, *found))
+            self._keep(order, found, message)
+        return batches, refused
+
+    def _train(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
+        """Differentiate what is worth its price and step; return the loss, 0 if that is nothing.
+
+        The denominator counts every sample produced, sent or not: the gradient is that of the whole
+        rollouts, gated.
+        """
+        loss = 0.0
+        taken = self._settings.behaviour_input
+        if any(bool(batch.keep.any()) for batch in batches):
+            self._optimiser.zero_grad()
+            log_probs = torch.cat([batch.log_probs for batch in batches])
+            report = backward(
+                self.policy.log_prob,
+                {
+                    name: torch.cat([batch.rows[name] for batch in batches])
+                    for name in batches[0].rows
+                },
+                torch.cat([batch.advantages for batch in batches]),
+                gate=decided(torch.cat([batch.keep for batch in batches]), self.price.price),
+                screen=log_probs,
+                unit=self.schema.unit,
+                loss=self._settings.loss,
+                loss_inputs={} if taken is None else {taken: log_probs},
+                micro_batch=self._settings.micro_batch,
+                denominator=float(len(batches) * self.schema.elements),
+            )
+            if not self._gradient_is_finite():
+                return self._refuse_gradient(batches, refused)
+            self._optimiser.step()
+            loss = report.loss
+        for batch in batches:
+            self.ledger.train(batch.order.number, batch.trained)
+            self._window.push(batch.sketch, self.schema.units)
+            self.staleness[self.step_number - batch.order.version] += self.schema.samples
+            self.wire_bytes += batch.wire_bytes
+            self.full_bytes += batch.full_bytes
+        return loss
+
+    def _gradient_is_finite(self) -> bool:
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        return bool(torch.stack([gradient.isfinite().all() for gradient in gradients]).all())
+
+    def _refuse_gradient(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
+        """Sound values whose gradient overflows would ruin the weights for good."""
+        self._optimiser.zero_grad()
+        for batch in batches:
+            self.ledger.quarantine(batch.order.number, "gradient", batch.order.actor)
+            refused.append((batch.order.actor, "gradient", "expected a finite gradient"))
+        batches.clear()
+        return 0.0
+
+    def _next_price(self) -> Price:
+        if self._settings.rate is not None:
+            return self._window.price(self._settings.rate)
+        assert self._settings.price is not None
+        return Price(self._settings.price, 0.0)
+
+    def _report(
+        self,
+        order: StepOrder,
+        batches: list[Batch],
+        refused: list[tuple[int, str, str]],
+        loss: float,
+    ) -> StepReport:
+        trained = sum(batch.trained for batch in batches)
+        produced = len(batches) * self.schema.samples
+        ages = [self.step_number - 1 - batch.order.version for batch in batches]
+        return StepReport(
+            step=self.step_number,
+            produced=len(order.orders) * self.schema.samples,
+            trained=trained,
+            skipped=produced - trained,
+            quarantined=tuple(refused),
+            error=1 - _mean([batch.mean_reward for batch in batches]),
+            loss=loss,
+            staleness=_mean(ages),
+            wire_bytes=sum(batch.wire_bytes for batch in batches),
+            full_bytes=sum(batch.full_bytes for batch in batches),
+            price=self.price,
+            durable=self._durable,
+            counts=self.ledger.counts(),
+        )
+
+    def publication(self) -> Publication:
+        """Return the weights of this step, and the price that goes with them."""
+        weights = {k: v.detach().cpu().numpy().copy() for k, v in self.policy.state_dict().items()}
+        return Publication(self.step_number, self.price, weights)
+
+    def held_out_error(self) -> float | None:
+        """Return the task's own measure of the policy, if it has one."""
+        measure = getattr(self._task, "held_out_error", None)
+        return None if measure is None else measure(self.policy)
+
+    def finish(self, order: StepOrder) -> None:
+        """Settle what was lost since the last step, and write the last checkpoint."""
+        self.ledger.issue(order.issued)
+        self.incarnations = order.incarnations
+        for number, why in order.lost:
+            if not self.ledger.is_settled(number):
+                self.ledger.lose([number], why)
+        self.save()
+
+    def save(self, report: StepReport | None = None) -> None:
+        """Write a checkpoint, with the report of its step: from here it can be brought back."""
+        checkpoint.save(
+            self._folder,
+            {
+                "setup": self._setup.name,
+                "step": self.step_number,
+                "policy": self.policy.state_dict(),
+                "optimiser": self._optimiser.state_dict(),
+                "price": list(self.price),
+                "window": self._window.state_dict(),
+                "ledger": self.ledger.state_dict(),
+                "staleness": dict(self.staleness),
+                "wire_bytes": self.wire_bytes,
+                "full_bytes": self.full_bytes,
+                "incarnations": self.incarnations,
+                "rng": torch.get_rng_state(),
+                "report": None if report is None else _plain(report),
+            },
+        )
+        self._durable = self.step_number
+
+    def _load(self, state: dict[str, Any]) -> None:
+        if state["setup"] != self._setup.name:
+            raise ValueError(
+                f"setup must be {state['setup']!r} as in the checkpoint, got {self._setup.name!r}."
+            )
+        self.policy.load_state_dict(state["policy"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._window.load_state_dict(state["window"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.price, self.step_number = Price(*state["price"]), state["step"]
+        self.staleness = Counter(state["staleness"])
+        self.wire_bytes, self.full_bytes = state["wire_bytes"], state["full_bytes"]
+        self.incarnations = state["incarnations"]
+        torch.set_rng_state(state["rng"])
+        self._saved = None if state["report"] is None else _reported(state["report"])
+
+    def _keep(self, order: Order, found: Quarantine, message: Any) -> None:
+        """Write the first few refused messages for inspection, without objects that need pickle."""
+        if self._kept_messages == MAX_KEPT:
+            return
+        self._kept_messages += 1
+        folder = self._folder / QUARANTINE
+        folder.mkdir(exist_ok=True)
+        given = message.get("arrays") if isinstance(message, dict) else None
+        arrays = {
+            name: given[name]
+            for name in self.schema.fields
+            if isinstance(given, dict)
+            and isinstance(given.get(name), np.ndarray)
+            and not given[name].dtype.hasobject
+        }
+        np.savez(
+            folder / f"{order.number}.npz",
+            allow_pickle=False,
+            reason=found.reason,
+            detail=found.detail,
+            actor=order.actor,
+            **arrays,
+        )
+
+
+def _plain(report: StepReport) -> dict[str, Any]:
+    """Return a report as numbers, strings and lists, which a checkpoint may hold."""
+    refused = [list(each) for each in report.quarantined]
+    return report._asdict() | {"price": list(report.price), "quarantined": refused}
+
+
+def _reported(plain: dict[str, Any]) -> StepReport:
+    """Return what `_plain` was given."""
+    refused = tuple((actor, reason, detail) for actor, reason, detail in plain["quarantined"])
+    return StepReport(**plain | {"price": Price(*plain["price"]), "quarantined": refused})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,364 @@
+"""What travels between processes, and what is believed of it.
+
+    driver -> actor    Order: which rollout, with which weights, at which price
+    actor -> learner   message: plain arrays and numbers, see `pack`
+    learner            validate(message, order, schema) -> Batch, or Quarantine with the reason
+
+An order is the driver's own word. A message is a claim of an actor that may be broken: nothing of
+it is used before `validate` has looked at all of it.
+"""
+
+import math
+import pickle
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kondo.actors.prices import Array, Price, Sketch, places, sketch, unit_delight, worth
+from kondo.actors.setup import Rollout, Setup
+from kondo.engine.select import Unit
+
+# Log-probs in low precision may stand this little above 0.
+_ROUNDING = 1e-3
+_INDEX_BYTES = 4
+
+
+class Order(NamedTuple):
+    """One rollout that was asked for. Its N samples are (number, 0) .. (number, N - 1)."""
+
+    number: int
+    """No other order of the run has it."""
+    actor: int
+    """Place in the crew."""
+    incarnation: int
+    """Process in that place; no other process of the run has it."""
+    version: int
+    """Of the weights it acts with: the learner's step that made them."""
+    price: Price
+    """Published with those weights."""
+
+
+class Batch(NamedTuple):
+    """A rollout that was looked at and found sound; n of its N rows were sent."""
+
+    order: Order
+    rows: dict[str, Tensor]
+    """[n, ...] each."""
+    log_probs: Tensor
+    """[n] or [n, T]."""
+    advantages: Tensor
+    """[n]."""
+    keep: Tensor
+    """bool, one per unit: [n], or [n, T] for unit "token": worth its price."""
+    sketch: Sketch
+    """Of all units' delight."""
+    mean_reward: float
+    """Of all N samples."""
+    wire_bytes: int
+    """Of the message."""
+    full_bytes: int
+    """Of the message had it held all N rows."""
+
+    @property
+    def trained(self) -> int:
+        """Rows with a unit that is worth its price."""
+        return int((self.keep if self.keep.ndim == 1 else self.keep.any(dim=1)).sum())
+
+
+class Quarantine(NamedTuple):
+    """Why a message is not trained on."""
+
+    reason: str
+    """One of `REASONS`."""
+    detail: str
+    """What was expected and what came."""
+
+
+REASONS = ("structure", "identity", "rows", "dtype", "shape", "nan", "range", "reward", "sketch")
+
+
+class Field(NamedTuple):
+    """What an array must look like."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of one row."""
+    low: float
+    high: float
+
+
+class Schema(NamedTuple):
+    """What a message must look like."""
+
+    samples: int
+    """N of every rollout."""
+    unit: Unit
+    tokens: int
+    """T, or 1 where a row is one action."""
+    fields: dict[str, Field]
+    """Of the rows, and "log_probs", "advantages", "rewards"."""
+    reward_limits: tuple[float, float]
+
+    @property
+    def units(self) -> int:
+        """Units of a rollout: what a rate is a share of."""
+        return self.samples * (self.tokens if self.unit == "token" else 1)
+
+    @property
+    def elements(self) -> int:
+        """Log-probs of a rollout: what a full denominator counts."""
+        return self.samples * self.tokens
+
+
+_SIGNALS = ("log_probs", "advantages", "rewards")
+
+
+def schema_of(setup: Setup, unit: Unit, rollout: Rollout) -> Schema:
+    """Return what messages must look like, from one rollout made where it is trusted.
+
+    Raises:
+        ValueError: the rollout contradicts the setup, or a field of whole numbers has no limits.
+    """
+    arrays = _arrays(rollout)
+    fields = {}
+    for name, array in arrays.items():
+        if array.shape[:1] != (setup.samples,):
+            raise ValueError(
+                f"rollout must have {setup.samples} rows (samples of the setup) in {name}, got "
+                f"shape {array.shape}."
+            )
+        fields[name] = Field(array.dtype, array.shape[1:], *_limits(setup, name, array))
+    if unknown := set(setup.limits) - set(rollout.rows):
+        raise ValueError(
+            f"limits must name fields of the rows, {sorted(rollout.rows)}, got {sorted(unknown)}."
+        )
+    wanted = 1 if unit == "sample" else 2
+    if arrays["log_probs"].ndim != wanted:
+        raise ValueError(
+            f'log_probs must have {wanted} dimensions for unit "{unit}", got shape '
+            f"{arrays['log_probs'].shape}."
+        )
+    for name in ("advantages", "rewards"):
+        if arrays[name].ndim != 1:
+            raise ValueError(f"{name} must be one per row, got shape {arrays[name].shape}.")
+    tokens = arrays["log_probs"].shape[1] if wanted == 2 else 1
+    return Schema(setup.samples, unit, tokens, fields, setup.reward_limits)
+
+
+def _limits(setup: Setup, name: str, array: Array) -> tuple[float, float]:
+    known = {
+        "log_probs": (-np.inf, _ROUNDING),
+        "advantages": (-setup.max_advantage, setup.max_advantage),
+        "rewards": setup.reward_limits,
+        **setup.limits,
+    }
+    if name not in known and array.dtype.kind in "iu":
+        raise ValueError(
+            f"limits must hold lowest and highest value of the whole numbers in {name}; without "
+            f"them an id out of range would crash the policy."
+        )
+    return known.get(name, (-np.inf, np.inf))
+
+
+def pack(rollout: Rollout, order: Order, *, unit: Unit, at_source: bool, sketch_size: int) -> Any:
+    """Return the message of a rollout: plain arrays and numbers.
+
+    At the source, rows that are not worth the order's price stay behind. What is broken is always
+    sent: the learner must see it to put the rollout into quarantine.
+    """
+    arrays = _arrays(rollout)
+    index = torch.arange(len(arrays["log_probs"]))
+    delight = torch.zeros(0)
+    if _is_sound(arrays, unit):
+        delight = unit_delight(rollout.log_probs, rollout.advantages, unit)
+        if at_source:
+            price = torch.tensor(order.price, dtype=torch.float64)
+            keep = worth(delight, price[0], price[1], places(order.number, index, delight))
+            keep |= ~delight.isfinite()
+            index = (keep if keep.ndim == 1 else keep.any(dim=1)).nonzero().squeeze(1)
+            arrays = {name: array[index.numpy()] for name, array in arrays.items()}
+    values, weights = sketch(delight, sketch_size)
+    message = {
+        "number": order.number,
+        "incarnation": order.incarnation,
+        "arrays": arrays,
+        "index": index.numpy().astype(np.int32),
+        "mean_reward": float(rollout.rewards.double().mean()),
+        "sketch_values": values,
+        # Powers of two: their exponents fit a byte.
+        "sketch_levels": np.log2(weights).round().astype(np.uint8),
+    }
+    sent = wire_bytes(message)
+    behind = len(rollout.log_probs) - len(index)
+    row = sum(math.prod(a.shape[1:]) * a.itemsize for a in arrays.values())
+    return {**message, "wire_bytes": sent, "full_bytes": sent + behind * (row + _INDEX_BYTES)}
+
+
+def _is_sound(arrays: dict[str, Array], unit: Unit) -> bool:
+    """Return whether delight can be computed; what cannot is sent whole, for the learner to see."""
+    log_probs, advantages = arrays["log_probs"], arrays["advantages"]
+    return (
+        all(array.shape[:1] == log_probs.shape[:1] for array in arrays.values())
+        and log_probs.ndim == (1 if unit == "sample" else 2)
+        and advantages.ndim == 1
+        and log_probs.dtype.kind == advantages.dtype.kind == "f"
+    )
+
+
+def _arrays(rollout: Rollout) -> dict[str, Array]:
+    signals = {name: getattr(rollout, name) for name in _SIGNALS}
+    if clash := sorted(set(rollout.rows) & set(signals)):
+        raise ValueError(f"rows must not have fields named {clash}; rename them.")
+    return {k: v.detach().cpu().numpy() for k, v in {**rollout.rows, **signals}.items()}
+
+
+def wire_bytes(message: Any) -> int:
+    """Return the serialised size: Ray pickles like this, with arrays beside the pickle."""
+    buffers: list[pickle.PickleBuffer] = []
+    inside = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    return len(inside) + sum(buffer.raw().nbytes for buffer in buffers)
+
+
+class _RefusedError(Exception):
+    """Carries the quarantine out of a check."""
+
+    def __init__(self, reason: str, detail: str):
+        super().__init__(detail)
+        self.quarantine = Quarantine(reason, detail)
+
+
+def validate(message: Any, order: Order, schema: Schema, *, at_source: bool) -> Batch | Quarantine:
+    """Return the batch, or why it must not be trained on. Never raises, whatever the message."""
+    try:
+        return _checked(message, order, schema, at_source)
+    except _RefusedError as bad:
+        return bad.quarantine
+
+
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    "number": int,
+    "incarnation": int,
+    "arrays": dict,
+    "index": np.ndarray,
+    "mean_reward": float,
+    "sketch_values": np.ndarray,
+    "sketch_levels": np.ndarray,
+    "wire_bytes": int,
+    "full_bytes": int,
+}
+
+
+def _checked(message: Any, order: Order, schema: Schema, at_source: bool) -> Batch:
+    _check_structure(message, schema)
+    _require(
+        (message["number"], message["incarnation"]) == (order.number, order.incarnation),
+        "identity",
+        f"rollout {order.number} of process {order.incarnation} was asked for, got "
+        f"{message['number']} of {message['incarnation']}",
+    )
+    index = _check_index(message["index"], schema, at_source)
+    tensors = {
+        name: _check_array(name, message["arrays"][name], field, len(index))
+        for name, field in schema.fields.items()
+    }
+    low, high = schema.reward_limits
+    _require(
+        low <= message["mean_reward"] <= high,
+        "reward",
+        f"a mean reward in [{low}, {high}], got {message['mean_reward']}",
+    )
+    found = _check_sketch(message["sketch_values"], message["sketch_levels"], schema.units)
+    sizes = (message["wire_bytes"], message["full_bytes"])
+    _require(0 < sizes[0] <= sizes[1] < 2**62, "structure", f"sizes in bytes, got {sizes}")
+    log_probs, advantages, _ = (tensors.pop(name) for name in _SIGNALS)
+    delight = unit_delight(log_probs, advantages, schema.unit)
+    price = torch.tensor(order.price, dtype=torch.float64)
+    keep = worth(delight, price[0], price[1], places(order.number, index, delight))
+    return Batch(order, tensors, log_probs, advantages, keep, found, message["mean_reward"], *sizes)
+
+
+def _check_structure(message: Any, schema: Schema) -> None:
+    _require(type(message) is dict, "structure", f"a dict, got {type(message).__name__}")
+    _require(
+        message.keys() == _KEYS.keys(), "structure", f"keys {sorted(_KEYS)}, got {_names(message)}"
+    )
+    for name, kind in _KEYS.items():
+        # An exact type: a subclass may compare and index as it likes.
+        _require(
+            type(message[name]) is kind, "structure", f"{name} as {kind}, got {type(message[name])}"
+        )
+    arrays = message["arrays"]
+    _require(
+        arrays.keys() == schema.fields.keys(),
+        "structure",
+        f"arrays {sorted(schema.fields)}, got {_names(arrays)}",
+    )
+
+
+def _check_index(index: Array, schema: Schema, at_source: bool) -> Tensor:
+    _require(index.dtype == np.int32, "dtype", f"index as int32, got {index.dtype}")
+    _require(index.ndim == 1, "shape", f"index with one dimension, got {index.shape}")
+    fits = len(index) <= schema.samples if at_source else len(index) == schema.samples
+    bound = "at most " if at_source else ""
+    _require(fits, "rows", f"{bound}{schema.samples} rows, got {len(index)}")
+    inside = len(index) == 0 or (index[0] >= 0 and index[-1] < schema.samples)
+    _require(
+        bool(inside and (np.diff(index) > 0).all()),
+        "rows",
+        f"ascending row numbers below {schema.samples}, got others",
+    )
+    return torch.from_numpy(index.astype(np.int64))
+
+
+def _check_array(name: str, array: Any, field: Field, num_rows: int) -> Tensor:
+    _require(type(array) is np.ndarray, "structure", f"{name} as an array, got {type(array)}")
+    _require(array.dtype == field.dtype, "dtype", f"{name} as {field.dtype}, got {array.dtype}")
+    _require(
+        array.shape[:1] == (num_rows,), "rows", f"{name} with {num_rows} rows, got {array.shape}"
+    )
+    _require(
+        array.shape[1:] == field.shape,
+        "shape",
+        f"{name} with rows of shape {field.shape}, got {array.shape[1:]}",
+    )
+    if array.size:
+        _require(not np.isnan(array).any(), "nan", f"{name} without NaN")
+        low, high = float(array.min()), float(array.max())
+        inside = field.low <= low and high <= field.high and np.isfinite([low, high]).all()
+        reason = "reward" if name in ("rewards", "advantages") else "range"
+        _require(
+            bool(inside), reason, f"{name} in [{field.low}, {field.high}], got [{low}, {high}]"
+        )
+    # A copy: what Ray delivers is read-only, and shared with whoever else holds it.
+    return torch.from_numpy(array.copy())
+
+
+def _check_sketch(values: Array, levels: Array, num_units: int) -> Sketch:
+    sound = (
+        values.dtype == np.float32
+        and levels.dtype == np.uint8
+        and values.ndim == 1
+        and values.shape == levels.shape
+        and len(values) <= num_units
+        and bool(np.isfinite(values).all() and (values != 0).all() and (levels < 48).all())
+    )
+    _require(sound, "sketch", "finite non-zero values with a level each, got others")
+    weights = np.left_shift(np.int64(1), levels.astype(np.int64))
+    _require(
+        int(weights.sum()) <= num_units,
+        "sketch",
+        f"a sketch of at most {num_units} units, got {int(weights.sum())}",
+    )
+    return Sketch(values.copy(), weights)
+
+
+def _names(found: Mapping[Any, Any]) -> list[str]:
+    return sorted(str(key)[:40] for key in found)[:20]
+
+
+def _require(sound: bool, reason: str, expected_and_got: str) -> None:
+    if not sound:
+        raise _RefusedError(reason, f"expected {expected_and_got}")

@@ -1,0 +1,191 @@
+"""The two kinds of processes. Ray makes actors of these classes; see `driver`.
+
+Each computes on one thread: the processes are what is spread over the cores.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+import torch
+
+from kondo.actors.learner import (
+    Learner,
+    Publication,
+    StepOrder,
+    StepReport,
+    Undelivered,
+)
+from kondo.actors.messages import Order, pack
+from kondo.actors.setup import Settings, Setup, process_seed
+
+# A message that was announced lies in the object store; on another machine it has to be fetched.
+_FETCH_SECONDS = 60.0
+
+
+class Receipt(NamedTuple):
+    """Says that a rollout was made; the message itself goes to the learner only."""
+
+    number: int
+    seconds: float
+
+
+class Standing(NamedTuple):
+    """Where a learner stands; by default, at the start of a new run."""
+
+    pid: int = 0
+    step: int = 0
+    issued: int = 0
+    incarnations: int = 0
+    unsettled: tuple[int, ...] = ()
+
+
+class Summary(NamedTuple):
+    """What a finished run leaves behind."""
+
+    step: int
+    counts: dict[str, int]
+    """Samples by fate."""
+    balanced: bool
+    quarantined: dict[str, int]
+    """Samples by reason."""
+    quarantined_by_actor: dict[int, int]
+    lost: dict[str, int]
+    """Samples by reason."""
+    duplicates: int
+    staleness: dict[int, int]
+    """Accepted samples by staleness."""
+    wire_bytes: int
+    full_bytes: int
+    busy_seconds: float
+    """The learner's, since it was last started."""
+    idle_seconds: float
+    """It waited between the end of a step and the start of the next, since then."""
+    held_out_error: float | None
+
+
+class RolloutProcess:
+    """Acts with the newest weights it is given."""
+
+    def __init__(self, setup: Setup, settings: Settings, incarnation: int):
+        torch.set_num_threads(1)
+        seed = process_seed(settings.seed, incarnation)
+        torch.manual_seed(seed)  # of a policy that draws from torch's own generator
+        self._settings = settings
+        self._task, self._policy = setup.make_task(seed), setup.make_policy(seed)
+        self._version = -1
+
+    def ready(self) -> int:
+        """Return the process id, once everything is built."""
+        return os.getpid()
+
+    def rollout(self, order: Order, weights: list[Any]) -> tuple[Receipt, Any]:
+        """Make the rollout. `weights` holds the reference of a Publication, fetched if new."""
+        start = time.perf_counter()
+        if order.version != self._version:
+            publication: Publication = ray.get(weights[0])
+            # Ray delivers read-only arrays; load_state_dict copies from what it is given.
+            state = {k: torch.tensor(v) for k, v in publication.weights.items()}
+            self._policy.load_state_dict(state)
+            self._version = order.version
+        message = pack(
+            self._task.rollout(self._policy),
+            order,
+            unit=self._task.unit,
+            at_source=self._settings.at_source,
+            sketch_size=self._settings.sketch_size,
+        )
+        return Receipt(order.number, time.perf_counter() - start), message
+
+
+LEARNER_THREADS = 2
+"""Calls a learner has at hand: one at work, one whose messages are fetched meanwhile."""
+
+
+class LearnerProcess:
+    """Fetches messages for a `Learner`, takes one step at a time, and keeps its clock.
+
+    Ray runs calls on `LEARNER_THREADS` threads. A step waits for its turn with its messages at
+    hand, and hands over its report and weights while the next is at work: what Ray does between
+    two calls costs the learner nothing. Steps are taken in the order of their numbers, so threads
+    change nothing of what is learned.
+    """
+
+    def __init__(self, setup: Setup, settings: Settings, folder: str, resume: bool):
+        torch.set_num_threads(1)
+        torch.manual_seed(process_seed(settings.seed, 0))
+        self._learner = Learner(setup, settings, Path(folder), resume=resume)
+        self._turn = threading.Condition()
+        self._busy = self._idle = 0.0
+        self._last = 0.0
+
+    def ready(self) -> Standing:
+        """Return where the learner stands, once everything is built."""
+        learner = self._learner
+        return Standing(
+            os.getpid(),
+            learner.step_number,
+            learner.ledger.issued,
+            learner.incarnations,
+            tuple(learner.ledger.unsettled()),
+        )
+
+    def publication(self) -> Publication:
+        """Return the current weights and price."""
+        return self._learner.publication()
+
+    def step(
+        self, order: StepOrder, messages: list[Any], publish: bool
+    ) -> tuple[StepReport, Publication | None]:
+        """Make one update. `messages` are references; Ray hands out their contents here alone."""
+        contents = [_fetch(reference) for reference in messages]
+        with self._turn:
+            self._await_step(order.number - 1)
+            start = time.perf_counter()
+            idle = start - self._last if self._last else 0.0
+            report = self._learner.step(order, contents)
+            publication = self._learner.publication() if publish else None
+            self._last = time.perf_counter()
+            self._busy += self._last - start
+            self._idle += idle
+            self._turn.notify_all()
+            return report._replace(seconds=self._last - start, idle_seconds=idle), publication
+
+    def _await_step(self, number: int) -> None:
+        """Wait until step `number` is done; whoever is late for it is not kept."""
+        self._turn.wait_for(lambda: self._learner.step_number >= number)
+
+    def finish(self, order: StepOrder) -> Summary:
+        """Write the last checkpoint, once all steps are done, and return the accounts."""
+        with self._turn:
+            self._await_step(order.number)
+            return self._finished(order)
+
+    def _finished(self, order: StepOrder) -> Summary:
+        self._learner.finish(order)
+        learner, ledger = self._learner, self._learner.ledger
+        return Summary(
+            step=learner.step_number,
+            counts=ledger.counts(),
+            balanced=ledger.balanced,
+            quarantined=dict(ledger.quarantined),
+            quarantined_by_actor=dict(ledger.quarantined_by_actor),
+            lost=dict(ledger.lost),
+            duplicates=ledger.duplicates,
+            staleness=dict(learner.staleness),
+            wire_bytes=learner.wire_bytes,
+            full_bytes=learner.full_bytes,
+            busy_seconds=self._busy,
+            idle_seconds=self._idle,
+            held_out_error=learner.held_out_error(),
+        )
+
+
+def _fetch(reference: Any) -> Any:
+    try:
+        return ray.get(reference, timeout=_FETCH_SECONDS)
+    except ray.exceptions.RayError as error:
+        return Undelivered(str(error))

@@ -1,0 +1,211 @@
+"""The learner's process as the driver sees it: steps out, reports in; a dead one is brought back.
+
+    plan -> [call, call, ...] -> submit -> report -> kept until a checkpoint covers it
+    the process died -> a new one from the checkpoint -> the kept calls again, in the same order
+
+A call holds the references of its messages, so they stay in the object store for the replay. The
+learner is a function of its calls: after the replay it is where it was, and no sample has had a
+second effect. Nothing here blocks but `begin`.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from kondo.actors.crew import Event
+from kondo.actors.learner import StepOrder, StepReport
+from kondo.actors.prices import Price
+from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, Standing, Summary
+from kondo.actors.setup import Settings, Setup
+
+LEARNER = -1
+"""Stands for the learner where actors have their seat."""
+
+
+class Published(NamedTuple):
+    """The newest weights."""
+
+    version: int
+    price: Price
+    weights: Any
+    """Reference."""
+
+
+@dataclasses.dataclass
+class _Call:
+    """One step of the learner."""
+
+    order: StepOrder
+    messages: list[Any]
+    """References."""
+    publish: bool
+    report: Any = None
+    """Reference, once the present process has the call."""
+    publication: Any = None
+    answered: bool = False
+    """Whether the present process has done it."""
+    done: bool = False
+    """Whether any process has: a replay is not reported again."""
+
+
+class Steps:
+    """The calls to the learner of one run.
+
+    Args:
+        setup: the task and the policy.
+        settings: how.
+        home: folder of the checkpoints.
+        resume: go on from the one there.
+    """
+
+    def __init__(self, setup: Setup, settings: Settings, home: Path, *, resume: bool):
+        self._setup, self._settings, self._home = setup, settings, home
+        self._calls: deque[_Call] = deque()
+        self._last: StepOrder | None = None
+        self._finish: Any = None
+        self._failures = 0
+        self._failed_at: float | None = None
+        self.events: list[Event] = []
+        self.pid = 0
+        self._start(resume=resume)
+
+    def begin(self) -> Standing:
+        """Wait for the first process and its weights; return where it stands."""
+        standing = self._first_standing()
+        self._up(standing)
+        weights = self._handle.publication.remote()
+        first = ray.get(weights)
+        self.published = Published(first.version, first.price, weights)
+        return standing
+
+    def _start(self, *, resume: bool) -> None:
+        # Beside the driver: that is where the checkpoints are.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        remote: Any = ray.remote(LearnerProcess).options(
+            num_cpus=0,
+            max_restarts=0,
+            max_concurrency=LEARNER_THREADS,
+            scheduling_strategy=here,
+        )
+        self._handle: Any = remote.remote(self._setup, self._settings, str(self._home), resume)
+        self._ready = self._handle.ready.remote()
+        self._since = time.monotonic()
+
+    def _first_standing(self) -> Standing:
+        """Wait for the first process: what stops it now would stop it again."""
+        try:
+            standing: Standing = ray.get(self._ready, timeout=self._settings.start_timeout)
+        except ray.exceptions.RayError as error:
+            raise RuntimeError(f"the learner could not start: {error}") from error
+        return standing
+
+    def _up(self, standing: Standing) -> None:
+        self._ready, self.pid = None, standing.pid
+        self._forget(standing.step)
+
+    @property
+    def waiting(self) -> int:
+        """Steps planned and not done."""
+        return sum(not call.done for call in self._calls)
+
+    def plan(self, order: StepOrder, messages: list[Any], *, publish: bool) -> None:
+        """Add a step."""
+        self._calls.append(_Call(order, messages, publish))
+
+    def finish(self, order: StepOrder) -> None:
+        """End the run after the steps that are planned."""
+        self._last = order
+
+    def submit(self) -> None:
+        """Give the learner what it does not have yet, as many calls as it has threads.
+
+        Ray may start calls in another order than they were made in, and a step waits on its thread
+        for the steps before it: with more calls than threads these might never get one.
+        """
+        if self._ready is not None:
+            return
+        free = LEARNER_THREADS - sum(c.report is not None and not c.answered for c in self._calls)
+        missing = [call for call in self._calls if call.report is None]
+        for call in missing[:free]:
+            step = self._handle.step.options(num_returns=2)
+            # A step that is replayed was published when it was first done.
+            publish = call.publish and not call.done
+            call.report, call.publication = step.remote(call.order, call.messages, publish)
+        if self._last is not None and self._finish is None and len(missing) < free:
+            self._finish = self._handle.finish.remote(self._last)
+
+    def expect(self) -> list[Any]:
+        """Return the references to wait for.
+
+        Of the answers only the next: a learner on several threads may hand over a later one first,
+        and what is published and reported must not go back.
+        """
+        calls = [c.report for c in self._calls if c.report is not None and not c.answered]
+        answers = [*calls, self._finish][:1]
+        return [one for one in (*answers, self._ready) if one is not None]
+
+    def arrived(self, reference: Any) -> tuple[StepOrder, StepReport] | Summary | None:
+        """Take what arrived: a step that was not done before, or the end of the run."""
+        if reference not in self.expect():
+            return None  # of a process that was replaced meanwhile
+        try:
+            content = ray.get(reference)
+        except ray.exceptions.RayActorError as error:
+            self._replace("learner died", str(error).partition("\n")[0])
+            return None
+        if isinstance(content, Standing):
+            self._up(content)
+            return None
+        if isinstance(content, Summary):
+            return content
+        return self._answered(reference, content)
+
+    def _answered(self, reference: Any, report: StepReport) -> tuple[StepOrder, StepReport] | None:
+        call = next(call for call in self._calls if call.report == reference)
+        replayed, call.answered, call.done = call.done, True, True
+        if not replayed:
+            self._failures = 0
+            if self._failed_at is not None:
+                away = time.monotonic() - self._failed_at
+                self.events.append(Event("learner back", LEARNER, f"after {away:.1f} s", away))
+                self._failed_at = None
+            if call.publish:
+                self.published = Published(report.step, report.price, call.publication)
+        self._forget(report.durable)
+        return None if replayed else (call.order, report)
+
+    def _forget(self, durable: int) -> None:
+        """Drop the calls a checkpoint covers, and with them their messages."""
+        while self._calls and self._calls[0].order.number <= durable and self._calls[0].done:
+            self._calls.popleft()
+
+    def check_hanging(self) -> None:
+        """Replace a learner that does not start. A slow step is nobody's fault."""
+        patience = self._settings.start_timeout
+        if self._ready is not None and time.monotonic() - self._since > patience:
+            self._replace("learner hung", f"not up after {patience:g} s")
+
+    def _replace(self, kind: str, detail: str) -> None:
+        self.events.append(Event(kind, LEARNER, detail, 0.0))
+        ray.kill(self._handle)
+        self._failures += 1
+        if self._failures > self._settings.max_failures:
+            raise RuntimeError(
+                f"the learner failed {self._failures} times in a row without one step; the last "
+                f"time: {kind}: {detail}"
+            )
+        self._failed_at = self._failed_at or time.monotonic()
+        self._finish = None
+        for call in self._calls:
+            call.report = call.publication = None
+            call.answered = False
+        self._start(resume=True)
+
+    def stop(self) -> None:
+        """End the process."""
+        ray.kill(self._handle)

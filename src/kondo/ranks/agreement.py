@@ -1,0 +1,69 @@
+"""What all ranks must give alike, compared before anything is done with it."""
+
+import functools
+import hashlib
+import json
+from typing import Any
+
+from torch import Tensor
+
+from kondo.core.gates import Gate
+from kondo.core.variance import VarianceGate
+from kondo.lm.budget import BudgetGate
+from kondo.ranks.ranks import Ranks
+
+
+def agree(ranks: Ranks, options: dict[str, str], *words: int) -> list[list[int]]:
+    """Say `words` to all ranks, and raise on all of them if any two differ in an option.
+
+    Args:
+        ranks: the group.
+        options: name -> value, in words.
+        words: further integers of this rank.
+
+    Returns:
+        The words of every rank.
+    """
+    text = json.dumps(options)
+    digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+    told = ranks.say(digest, *words)
+    if any(other != told[0][0] for other, *_ in told):
+        everyone = [json.loads(other) for other in ranks.gather_text(text)]
+        raise ValueError(_difference(everyone))
+    return [rest for _, *rest in told]
+
+
+def _difference(everyone: list[dict[str, str]]) -> str:
+    """Name the first option that is not the same everywhere."""
+    first = everyone[0]
+    for rank, other in enumerate(everyone):
+        for name in [*first, *(extra for extra in other if extra not in first)]:
+            ours, theirs = first.get(name, "nothing"), other.get(name, "nothing")
+            if ours != theirs:
+                return (
+                    f"{name} must be the same on all ranks, got {ours} on rank 0 and {theirs} on "
+                    f"rank {rank}; give every rank the same, and batches of one structure."
+                )
+    raise AssertionError("digests differ, options do not")
+
+
+def describe(value: Any) -> str:
+    """Say what a callable or option is, in words that do not depend on the process."""
+    if isinstance(value, Gate):
+        return f"{value!r} {_state(value)}"
+    if isinstance(value, BudgetGate | VarianceGate):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return f"a {value.ndim}-d tensor of {value.dtype}"
+    if isinstance(value, functools.partial):
+        return f"partial of {describe(value.func)}"
+    if callable(value):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return repr(value)
+
+
+def _state(gate: Gate) -> str:
+    """Say where a gate's running state is: its counters, not every past delight."""
+    state = gate.state_dict()
+    scale = f"scale {gate.scale:.17g} of {state['scale_calls']}"
+    return f"after {state['calls']} calls ({scale}, window {state['past']['valid']})"

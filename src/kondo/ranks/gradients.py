@@ -1,0 +1,174 @@
+"""How the gradients of all ranks become one, for each way to spread a model over ranks.
+
+| model             | does with gradients      | we do                                           |
+|-------------------|--------------------------|-------------------------------------------------|
+| DDP               | averages them            | scale the loss by ranks; no_sync until the last |
+| FSDP2             | averages and shards them | the same, by set_requires_gradient_sync         |
+| plain, all_reduce | nothing                  | sum what this step added, in large buckets      |
+| plain             | nothing                  | nothing: each rank has its part of the sum      |
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from kondo.engine.screen import LogProb, modules_in
+from kondo.ranks.ranks import Ranks
+from kondo.ranks.report import RankClock
+
+When = Literal["last", "each", "never"]
+
+# Elements summed over ranks in one message of our own.
+_BUCKET = 2**24
+
+
+class Gradients:
+    """The gradients of one step.
+
+    Args:
+        log_prob: where the modules are looked for.
+        ranks: the group.
+        module: the module to train, where it cannot be found.
+        all_reduce: whether to sum gradients of plain modules ourselves; None where none is plain.
+        when: in which calls of the step wrapped modules exchange gradients.
+    """
+
+    def __init__(
+        self,
+        log_prob: LogProb,
+        ranks: Ranks,
+        *,
+        module: nn.Module | None,
+        all_reduce: bool | None,
+        when: When,
+    ):
+        roots = list(modules_in(log_prob)) if module is None else [module]
+        self._averaged = list(_outermost(roots, DistributedDataParallel))
+        self._sharded = list(_outermost(roots, FSDPModule))
+        self._ranks, self._when = ranks, when
+        self._own: list[nn.Parameter] = []
+        wrapped = bool(self._averaged or self._sharded)
+        self.scale = ranks.size if wrapped else 1
+        """What the loss is multiplied by, since wrapped modules divide by it."""
+        self._check(roots, all_reduce, wrapped)
+        if all_reduce:
+            every = {p: None for root in roots for p in root.parameters() if p.requires_grad}
+            self._own = list(every)
+
+    def _check(self, roots: Sequence[nn.Module], all_reduce: bool | None, wrapped: bool) -> None:
+        if self._when not in ("last", "each", "never"):
+            raise ValueError(f'sync must be "last", "each" or "never", got {self._when!r}.')
+        if next(_outermost(roots, FullyShardedDataParallel), None) is not None:
+            raise ValueError(
+                "module must be DistributedDataParallel, sharded by fully_shard, or plain, got "
+                "FullyShardedDataParallel; use torch.distributed.fsdp.fully_shard."
+            )
+        for module in self._averaged:
+            size = torch.distributed.get_world_size(module.process_group)
+            if size != self._ranks.size:
+                raise ValueError(
+                    f"group must be that of the module, {size} ranks in its process_group, got "
+                    f"{self._ranks.size}; gradients are averaged over the module's."
+                )
+        if all_reduce is None and not wrapped and self._ranks.size > 1:
+            raise ValueError(
+                "all_reduce must be given for a plain module, and log_prob reaches none in DDP or "
+                "sharded by fully_shard: True sums gradients over ranks, False leaves each rank "
+                "its part of the sum. Or give the wrapped module as module=..."
+            )
+        if all_reduce and wrapped:
+            raise ValueError(
+                "all_reduce must be False for a module in DDP or sharded by fully_shard, which "
+                "exchange gradients themselves."
+            )
+        if all_reduce and not roots:
+            raise ValueError(
+                "all_reduce needs the module whose gradients it sums, and found none in log_prob; "
+                "give module=..."
+            )
+        if self._when != "last" and not wrapped:
+            raise ValueError(
+                f"sync must be left at 'last' for plain modules, got {self._when!r}: nothing is "
+                f"exchanged in their backward; all_reduce decides."
+            )
+
+    @contextmanager
+    def call(self, *, last: bool) -> Iterator[None]:
+        """Hold for one forward and its backward: gradients are exchanged in it, or only added."""
+        exchanged = self._when == "each" or (last and self._when == "last")
+        with ExitStack() as stack:
+            if not exchanged:
+                for module in self._averaged:
+                    stack.enter_context(module.no_sync())
+            for sharded in self._sharded:
+                sharded.set_requires_gradient_sync(exchanged)
+                stack.callback(sharded.set_requires_gradient_sync, True)
+            yield
+
+    @contextmanager
+    def step(self, clock: RankClock) -> Iterator[None]:
+        """Hold for the calls of a step; with `all_reduce`, sum what they added to `.grad`.
+
+        What stood in `.grad` before, from an earlier step of an accumulation, is the same on all
+        ranks already and is not summed again. If the step fails it is all that is left there.
+        """
+        before = [parameter.grad for parameter in self._own]
+        for parameter in self._own:
+            parameter.grad = None
+        try:
+            yield
+            if self._own:
+                with clock.stage("reduce"):
+                    self._sum()
+        except BaseException:
+            for parameter, old in zip(self._own, before, strict=True):
+                parameter.grad = old
+            raise
+        for parameter, old in zip(self._own, before, strict=True):
+            if old is not None:
+                parameter.grad = old if parameter.grad is None else old.add_(parameter.grad)
+
+    @torch.no_grad()
+    def _sum(self) -> None:
+        """Replace each `.grad` by the sum over ranks; None where every rank has None."""
+        found = torch.tensor([parameter.grad is not None for parameter in self._own]).long()
+        anywhere = self._ranks.sum_(found).tolist()
+        used = [
+            parameter for parameter, any_rank in zip(self._own, anywhere, strict=True) if any_rank
+        ]
+        for parameter in used:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for bucket in _buckets([p.grad for p in used if p.grad is not None]):
+            together = self._ranks.sum_(torch.cat([grad.flatten() for grad in bucket]))
+            parts = torch.split(together, [grad.numel() for grad in bucket])
+            for grad, part in zip(bucket, parts, strict=True):
+                grad.copy_(part.view_as(grad))
+
+
+def _buckets(grads: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield gradients of one dtype and device together, up to the size of a bucket."""
+    bucket: list[Tensor] = []
+    for grad in sorted(grads, key=lambda g: (str(g.dtype), str(g.device))):
+        kind = (grad.dtype, grad.device)
+        full = sum(g.numel() for g in bucket) + grad.numel() > _BUCKET
+        if bucket and (full or kind != (bucket[0].dtype, bucket[0].device)):
+            yield bucket
+            bucket = []
+        bucket.append(grad)
+    if bucket:
+        yield bucket
+
+
+def _outermost(roots: Sequence[nn.Module], kind: type[Any]) -> Iterator[Any]:
+    """Yield the modules of a kind that are not inside another of it."""
+    for root in roots:
+        if isinstance(root, kind):
+            yield root
+        else:
+            yield from _outermost(list(root.children()), kind)

@@ -1,0 +1,23 @@
+"""One small Ray for all tests of this folder."""
+
+from pathlib import Path
+
+import pytest
+
+from kondo.actors.cluster import connected
+
+TESTS = Path(__file__).parents[2]
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS))  # the processes import the toys from here
+        with connected(num_cpus=4):
+            yield

@@ -1,0 +1,208 @@
+import argparse
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from actors.toys import feed
+from kondo.actors import Settings, Setup, Status, Summary, command, driver, view
+from kondo.actors.crew import Event
+from kondo.actors.learner import Learner, StepReport
+from kondo.actors.prices import Price
+from kondo_lab.actors import digits, reversal
+
+COUNTS = {
+    "produced": 5000,
+    "trained": 90,
+    "skipped": 2910,
+    "quarantined": 1000,
+    "lost": 500,
+    "in_flight": 500,
+}
+
+
+def parse(*arguments):
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers(dest="command"))
+    return parser.parse_args(["actors", "run", *arguments])
+
+
+def status(step=1, events=(), quarantined=()):
+    report = StepReport(
+        step=step,
+        produced=1000,
+        trained=30,
+        skipped=970,
+        quarantined=quarantined,
+        error=0.25,
+        loss=0.1,
+        staleness=2.0,
+        wire_bytes=9000,
+        full_bytes=200_000,
+        price=Price(1.5, 1.0),
+        durable=0,
+        counts=COUNTS,
+    )
+    return Status(report, (), "toy", 10, 0.5 * step, (11, 0), 1, 12, (1, 2), tuple(events))
+
+
+def summary(**changes):
+    made = Summary(
+        step=3,
+        counts=COUNTS,
+        balanced=True,
+        quarantined={"nan": 1000},
+        quarantined_by_actor={1: 1000},
+        lost={"actor died": 500},
+        duplicates=0,
+        staleness={2: 3000},
+        wire_bytes=27_000,
+        full_bytes=600_000,
+        busy_seconds=3.0,
+        idle_seconds=1.0,
+        held_out_error=0.125,
+    )
+    return made._replace(**changes)
+
+
+def shown(*statuses, terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=150)
+    with view.shown(console) as observe:
+        for one in statuses:
+            observe(one)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_view_shows_what_matters(terminal):
+    died = Event("actor died", 0, "killed [by] hand", 0.0)
+    text = shown(status(1), status(10, [died], [(1, "nan", "expected no NaN")]), terminal=terminal)
+    for wanted in (
+        "10 of 10",
+        "25.0%",
+        "222",  # samples/s: 1000 in the 4.5 s from the first step to the last
+        "2.0",
+        "1.5",
+        "3.00%",
+        "4.50% of all",
+        "1,000",
+        "1 of 2",
+        "actor died: actor 0, killed [by] hand",
+        "quarantined: actor 1, nan: expected no NaN",
+    ):
+        assert wanted in text
+
+
+def test_without_a_terminal_lines_are_few():
+    assert shown(*[status(step) for step in range(1, 10)], terminal=False).count("\n") == 1
+
+
+def test_the_end_tells_the_accounts():
+    text = "\n".join(view.closing(summary()))
+    assert "5,000 samples produced = 90 trained, 2,910 skipped, 1,000 quarantined, 500 lost" in text
+    assert "27 kB of 600 kB (4.50%)" in text
+    assert "idle 25.0%" in text
+    assert "nan 1,000" in text
+    assert "held-out error 12.50%" in text
+    assert "DO NOT BALANCE" not in text
+    assert "DO NOT BALANCE" in "\n".join(view.closing(summary(balanced=False)))
+
+
+def test_the_command_passes_its_options_on(monkeypatch, tmp_path, capsys):
+    given = {}
+
+    def run(setup, settings, **options):
+        given.update(options, setup=setup, settings=settings)
+        options["observe"](status(10))
+        return summary()
+
+    monkeypatch.setattr(driver, "run", run)
+    options = parse(
+        *("reversal", "--actors", "8", "--send-all", "--steps", "7", "--rate", "0.1"),
+        *("--checkpoint", str(tmp_path), "--resume", "--address", "10.0.0.1:6379"),
+    )
+    assert options.run(options) == 0
+    settings = given["settings"]
+    assert (settings.actors, settings.steps, settings.rate) == (8, 7, 0.1)
+    assert settings.at_source is False
+    assert given["setup"].name == "reversal"
+    assert (given["folder"], given["resume"], given["address"]) == (
+        tmp_path,
+        True,
+        "10.0.0.1:6379",
+    )
+    assert "3 steps." in capsys.readouterr().out
+
+
+def test_at_the_source_and_on_this_machine_by_default():
+    options = parse("digits")
+    assert options.at_source is True
+    assert options.address is None
+    assert parse("digits", "--price-at-source").at_source is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "TASK must be one of digits, reversal or MODULE:FUNCTION"),
+        (["no_such_module:setup"], "no module no_such_module"),
+        (["math:pi"], "must be a function that returns a Setup"),
+        (["digits", "--resume"], "--resume needs --checkpoint"),
+        (["digits", "--rate", "2"], "rate must lie in"),
+    ],
+)
+def test_a_wrong_command_is_told_what_is_wrong(arguments, message, capsys):
+    options = parse(*arguments)
+    assert options.run(options) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_task_of_ones_own_is_found_in_the_folder_at_hand(monkeypatch, tmp_path):
+    (tmp_path / "own_actors_task.py").write_text(
+        "from kondo_lab.actors import digits\ndef setup():\n    return digits(batch=7)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    found = command.find_setup("own_actors_task:setup")
+    assert isinstance(found, Setup)
+    assert found.samples == 7
+
+
+def test_the_first_ctrl_c_asks_the_run_to_stop(monkeypatch):
+    def run(setup, settings, *, stopped, **_):
+        assert not stopped()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopped()
+        return summary()
+
+    monkeypatch.setattr(driver, "run", run)
+    before = signal.getsignal(signal.SIGINT)
+    options = parse("digits")
+    assert options.run(options) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    "setup", [digits(batch=50, width=16), reversal(length=3, num_prompts=5)], ids=lambda s: s.name
+)
+def test_the_tasks_of_the_laboratory_train(setup, tmp_path):
+    settings = Settings(rate=0.2)
+    learner = Learner(setup, settings, tmp_path)
+    before = {name: value.clone() for name, value in learner.policy.state_dict().items()}
+    reports = [feed(learner, setup.make_task(1), settings, number) for number in range(1, 6)]
+    assert all(not report.quarantined for report in reports)
+    assert sum(report.trained for report in reports) > 0
+    after = learner.policy.state_dict()
+    assert any(not after[name].equal(before[name]) for name in before)
+
+
+def test_the_command_line_can_be_built_without_ray():
+    code = (
+        "import sys; import kondo.actors.command; "
+        "assert not {'ray', 'datasketches', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

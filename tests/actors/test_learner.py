@@ -1,0 +1,359 @@
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import kondo
+from actors.toys import POISONS, REASON, SAMPLES, Policy, Task, feed, make_message, toy
+from kondo.actors import checkpoint, log
+from kondo.actors.learner import MAX_KEPT, QUARANTINE, Learner, StepOrder, Undelivered
+from kondo.actors.messages import Order, pack
+from kondo.actors.prices import Price
+from kondo.actors.setup import Settings
+from tolerances import assert_close
+
+UNITS = ["sample", "token", "sequence"]
+
+
+def settings(**options):
+    return Settings(**{"rate": 0.25, "checkpoint_every": 1000, **options})
+
+
+def learner(folder, *, unit="sample", dtype=torch.float32, resume=False, **options):
+    made = settings(**options)
+    return Learner(toy(unit=unit, dtype=dtype), made, folder, resume=resume)
+
+
+def weights(of):
+    return of.policy.weight.detach().clone()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_gradient_is_that_of_the_whole_rollouts_masked_by_the_price(tmp_path, unit):
+    """Two rollouts in a step, sent at the source, against plain torch on everything."""
+    trained = learner(tmp_path, unit=unit, dtype=torch.float64)
+    seen, orders, messages = [], [], []
+    price = Price(0.2, 0.0)
+    for number in range(2):
+        orders.append(Order(number, 0, 1, 0, price))
+        task = Task(number, unit=unit, dtype=torch.float64)
+        messages.append(make_message(trained, task, settings(), orders[-1]))
+        seen.append(Task(number, unit=unit, dtype=torch.float64).rollout(trained.policy))
+    gradients = []
+    trained.policy.weight.register_hook(lambda grad: gradients.append(grad.clone()))
+    trained.step(StepOrder(1, tuple(orders), (), 2, 1), messages)
+
+    policy = Policy(0, dtype=torch.float64)
+    policy.load_state_dict(learner(tmp_path, unit=unit, dtype=torch.float64).policy.state_dict())
+    total = torch.zeros((), dtype=torch.float64)
+    count = 0
+    for rollout in seen:
+        advantages = rollout.advantages.reshape(-1, *[1] * (rollout.log_probs.ndim - 1))
+        delight = -(rollout.log_probs * advantages)
+        if unit == "sequence":
+            delight = delight.sum(dim=1, keepdim=True)
+        keep = delight > 0.2
+        assert 0 < int(keep.sum()) < keep.numel()
+        total = total - (policy.log_prob(rollout.rows) * advantages * keep).sum()
+        count += rollout.log_probs.numel()
+    (total / count).backward()
+    assert_close(sum(gradients), policy.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [("is_pg", "behaviour_log_probs"), ("ppo", "old_log_probs")]
+)
+def test_a_loss_may_ask_for_the_log_probs_that_the_actor_sampled_with(tmp_path, loss, name):
+    """Two steps on rollouts of the first weights, against plain torch."""
+    own = {"rate": None, "price": -float("inf"), "at_source": False, "learning_rate": 0.1}
+    chosen = {**own, "loss": getattr(kondo.losses, loss), "behaviour_input": name}
+    made = learner(tmp_path, dtype=torch.float64, **chosen)
+    policy = Policy(0, dtype=torch.float64)
+    policy.load_state_dict(made.policy.state_dict())
+    optimiser = torch.optim.Adam(policy.parameters(), lr=0.1)
+    actor = Policy(0, dtype=torch.float64)
+    actor.load_state_dict(made.policy.state_dict())
+    for number in (1, 2):
+        order = Order(number - 1, 0, 1, 0, made.price)
+        rollout = Task(number, dtype=torch.float64).rollout(actor)
+        message = pack(rollout, order, unit="sample", at_source=False, sketch_size=4)
+        made.step(StepOrder(number, (order,), (), number, 1), [message])
+        log_probs = policy.log_prob(rollout.rows)
+        ratio = (log_probs - rollout.log_probs).exp()
+        if loss == "is_pg":
+            losses = -ratio.detach() * rollout.advantages * log_probs
+        else:
+            clipped = ratio.clamp(0.8, 1.2) * rollout.advantages
+            losses = -torch.minimum(ratio * rollout.advantages, clipped)
+        optimiser.zero_grad()
+        losses.mean().backward()
+        optimiser.step()
+    assert_close(made.policy.weight, policy.weight)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_sending_at_the_source_trains_bit_for_bit_like_sending_everything(tmp_path, unit):
+    ends = []
+    for at_source in (True, False):
+        folder = tmp_path / str(at_source)
+        folder.mkdir()
+        made = learner(folder, unit=unit, at_source=at_source, price=0.05, rate=None)
+        task = Task(1, unit=unit)
+        reports = [feed(made, task, settings(at_source=at_source), n) for n in range(1, 6)]
+        ends.append((weights(made), [r.trained for r in reports], made.ledger.counts()))
+        sent = sum(report.wire_bytes for report in reports)
+        assert (sent < made.full_bytes) == at_source
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1:] == ends[1][1:]
+
+
+def test_the_price_follows_all_delight_and_holds_the_rate(tmp_path):
+    made, task = learner(tmp_path), Task(2)
+    kept = [feed(made, task, settings(), n).trained for n in range(1, 61)]
+    assert np.mean(kept[5:]) / SAMPLES == pytest.approx(0.25, abs=0.06)
+
+
+def test_the_learner_learns(tmp_path):
+    made, task = learner(tmp_path, learning_rate=0.05), Task(3)
+    rollout = Task(9).rollout(made.policy)
+    right = rollout.rewards == 1
+
+    def chance_of_right():
+        return float(made.policy.log_prob(rollout.rows).detach().exp()[right].mean())
+
+    before = chance_of_right()
+    for number in range(1, 61):
+        feed(made, task, settings(), number)
+    assert before < 0.5 < 0.65 < chance_of_right()
+
+
+@pytest.mark.parametrize("kind", POISONS)
+def test_poison_changes_nothing_but_the_accounts(tmp_path, kind):
+    made, task = learner(tmp_path, at_source=False), Task(4)
+    feed(made, task, settings(at_source=False), 1)
+    before, price = weights(made), made.price
+    report = feed(made, task, settings(at_source=False), 2, spoil=kind)
+    assert torch.equal(weights(made), before)
+    assert made.price == price
+    assert made.ledger.quarantined == {REASON[kind]: SAMPLES}
+    assert made.ledger.quarantined_by_actor == {0: SAMPLES}
+    assert report.quarantined[0][:2] == (0, REASON[kind])
+    assert made.ledger.balanced
+    assert report.step == 2
+    feed(made, task, settings(at_source=False), 3)
+    assert not torch.equal(weights(made), before)
+
+
+def test_a_poisoned_rollout_does_not_spoil_the_others_of_its_step(tmp_path):
+    both = learner(tmp_path, rate=None, price=0.05)
+    orders = tuple(Order(number, number, 1 + number, 0, both.price) for number in range(2))
+    messages = [
+        make_message(both, Task(1), settings(), orders[0]),
+        make_message(both, Task(2), settings(), orders[1], spoil="nan_log_prob"),
+    ]
+    both.step(StepOrder(1, orders, (), 2, 2), messages)
+    alone = learner(tmp_path, rate=None, price=0.05)
+    alone.step(StepOrder(1, orders[:1], (), 1, 1), messages[:1])
+    assert torch.equal(weights(both), weights(alone))
+
+
+def test_the_first_refused_messages_are_kept_for_inspection(tmp_path):
+    made, task = learner(tmp_path, at_source=False), Task(4)
+    for number in range(1, MAX_KEPT + 4):
+        feed(made, task, settings(at_source=False), number, spoil="absurd_reward")
+    kept = sorted((tmp_path / QUARANTINE).iterdir())
+    assert len(kept) == MAX_KEPT
+    with np.load(kept[0], allow_pickle=False) as first:
+        assert str(first["reason"]) == "reward"
+        assert first["rewards"].max() > 1e8
+
+
+def test_a_gradient_that_is_not_finite_is_not_stepped_on(tmp_path):
+    def overflow(log_probs, advantages):
+        return -log_probs * advantages * 1e39
+
+    made = Learner(toy(), settings(loss=overflow), tmp_path)
+    before = weights(made)
+    report = feed(made, Task(1), settings(), 1)
+    assert torch.equal(weights(made), before)
+    assert made.ledger.quarantined == {"gradient": SAMPLES}
+    assert report.quarantined[0][1] == "gradient"
+    assert made.ledger.balanced
+
+
+def test_an_order_is_trained_on_once(tmp_path):
+    made = learner(tmp_path)
+    order = Order(0, 0, 1, 0, made.price)
+    message = make_message(made, Task(1), settings(), order)
+    made.step(StepOrder(1, (order,), (), 1, 1), [message])
+    after = weights(made)
+    report = made.step(StepOrder(2, (order,), (), 1, 1), [message])
+    assert torch.equal(weights(made), after)
+    assert report.quarantined[0][1] == "duplicate"
+    assert made.ledger.duplicates == 1
+    assert made.ledger.counts()["produced"] == SAMPLES
+    assert made.ledger.balanced
+
+
+def test_what_is_lost_is_counted_as_lost(tmp_path):
+    made = learner(tmp_path)
+    orders = tuple(Order(number, 0, 1, 0, made.price) for number in range(3))
+    lost = ((1, "actor died"),)
+    made.step(StepOrder(1, (orders[0],), lost, 4, 1), [Undelivered("the node is gone")])
+    assert made.ledger.lost == {"actor died": SAMPLES, "undelivered": SAMPLES}
+    assert made.ledger.counts()["in_flight"] == 2 * SAMPLES
+    assert made.ledger.balanced
+
+
+def test_staleness_is_counted_per_sample(tmp_path):
+    made, task = learner(tmp_path), Task(1)
+    for number in range(1, 4):
+        feed(made, task, settings(), number)
+    order = Order(3, 0, 1, 1, made.price)
+    message = make_message(made, task, settings(), order)
+    report = made.step(StepOrder(4, (order,), (), 4, 1), [message])
+    assert report.staleness == 2.0
+    assert made.staleness == {0: 3 * SAMPLES, 2: SAMPLES}
+
+
+def drawing_loss(log_probs, advantages):
+    """A learner that draws from torch's generator, as one with dropout does."""
+    return -log_probs * advantages * (0.5 + torch.rand(()))
+
+
+def test_a_checkpoint_and_a_replay_lead_to_the_same_bits(tmp_path):
+    first = learner(tmp_path, checkpoint_every=3, loss=drawing_loss)
+    task, calls = Task(5), []
+    for number in range(1, 6):
+        order = Order(number - 1, 0, 1, first.step_number, first.price)
+        message = make_message(first, task, settings(), order)
+        calls.append((StepOrder(number, (order,), (), number, 1), [message]))
+        first.step(*calls[-1])
+    torch.rand(7)  # the new process has drawn other numbers than the old one
+    again = learner(tmp_path, checkpoint_every=3, loss=drawing_loss, resume=True)
+    assert again.step_number == 3
+    assert again.ledger.issued == 3
+    reports = [again.step(*call) for call in calls[3:]]
+    assert torch.equal(weights(again), weights(first))
+    assert again.price == first.price
+    assert again.ledger.state_dict() == first.ledger.state_dict()
+    assert again.staleness == first.staleness
+    assert again.wire_bytes == first.wire_bytes
+    moments = [m._optimiser.state_dict()["state"][0] for m in (first, again)]
+    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
+    assert reports[-1].step == 5
+
+
+def test_a_step_whose_report_was_lost_with_its_learner_is_reported_again(tmp_path):
+    first = learner(tmp_path, checkpoint_every=1)
+    order = Order(0, 0, 1, 0, first.price)
+    poisoned = Order(1, 0, 1, 0, first.price)
+    message = make_message(first, Task(0), settings(), order)
+    asked = StepOrder(1, (order, poisoned), (), 2, 1), [message, {"arrays": 3}]
+    said = first.step(*asked)
+    assert said.durable == 1
+    assert said.quarantined
+    back = learner(tmp_path, checkpoint_every=1, resume=True)
+    before = weights(back)
+    assert back.step(*asked) == said
+    assert torch.equal(weights(back), before)
+    assert (back.step_number, back.ledger.duplicates) == (1, 0)
+    assert feed(back, Task(1), settings(), 2).step == 2
+    with pytest.raises(ValueError, match="number must be 3, got 1"):
+        back.step(*asked)
+
+
+def test_a_resumed_learner_refuses_what_it_was_trained_on(tmp_path):
+    first = learner(tmp_path, checkpoint_every=1)
+    order = Order(0, 0, 1, 0, first.price)
+    message = make_message(first, Task(5), settings(), order)
+    first.step(StepOrder(1, (order,), (), 1, 1), [message])
+    again = learner(tmp_path, resume=True)
+    before = weights(again)
+    again.step(StepOrder(2, (order,), (), 1, 1), [message])
+    assert torch.equal(weights(again), before)
+    assert again.ledger.duplicates == 1
+
+
+def test_steps_come_in_order(tmp_path):
+    with pytest.raises(ValueError, match="number must be 1"):
+        learner(tmp_path).step(StepOrder(2, (), (), 0, 0), [])
+
+
+def test_a_checkpoint_is_of_plain_values_and_replaced_as_a_whole(tmp_path, monkeypatch):
+    made = learner(tmp_path)
+    feed(made, Task(1), settings(), 1)
+    made.save()
+    assert torch.load(tmp_path / checkpoint.FILE, weights_only=True)["step"] == 1
+    feed(made, Task(1), settings(), 2)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made.save()
+    assert checkpoint.load(tmp_path)["step"] == 1
+
+
+class Hostile:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_foreign_checkpoint_runs_no_code(tmp_path):
+    ran = tmp_path / "ran"
+    torch.save({"format": checkpoint.FORMAT, "step": Hostile(str(ran))}, tmp_path / checkpoint.FILE)
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoint.load(tmp_path)
+    assert not ran.exists()
+
+
+def test_a_checkpoint_of_another_setup_or_format_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no checkpoint\.pt"):
+        checkpoint.load(tmp_path)
+    made = learner(tmp_path)
+    state = checkpoint.load(tmp_path)
+    checkpoint.save(tmp_path, {**state, "setup": "other"})
+    with pytest.raises(ValueError, match="setup must be 'other'"):
+        learner(tmp_path, resume=True)
+    torch.save({"format": 99}, tmp_path / checkpoint.FILE)
+    with pytest.raises(ValueError, match=f"format {checkpoint.FORMAT}, got 99"):
+        checkpoint.load(tmp_path)
+    assert made.step_number == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"rate": None}, "exactly one"),
+        ({"price": 0.0}, "exactly one"),
+        ({"rate": 1.5}, "rate must lie"),
+        ({"actors": 0}, "actors must be >= 1"),
+        ({"queue": 1, "actors": 1, "rollouts_per_step": 2}, "rollouts_per_step must be at most"),
+        ({"sketch_size": 5}, "sketch_size"),
+        ({"rollout_timeout": 0.0}, "rollout_timeout"),
+    ],
+)
+def test_settings_without_sense_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        Settings(**options)
+
+
+def test_the_log_is_json_and_survives_a_killed_writer(tmp_path):
+    with log.opened(tmp_path) as write:
+        write({"step": 1, "issued": 7, "incarnations": 2, "error": float("nan")})
+        write({"event": "actor died"})
+    with (tmp_path / log.FILE).open("a") as file:
+        file.write('{"step": 2, "iss')
+    assert [json.dumps(line) for line in log.lines(tmp_path)][1] == '{"event": "actor died"}'
+    assert log.lines(tmp_path)[0]["error"] is None
+    assert log.last_issued(tmp_path) == (7, 2)

@@ -1,0 +1,222 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.toys import ACTIONS, POISONS, REASON, SAMPLES, Policy, Task, poisoned, toy
+from kondo.actors.messages import (
+    REASONS,
+    Batch,
+    Order,
+    Quarantine,
+    pack,
+    schema_of,
+    validate,
+    wire_bytes,
+)
+from kondo.actors.prices import EVERYTHING, Price
+from kondo.actors.setup import Setup
+
+ORDER = Order(number=3, actor=1, incarnation=5, version=2, price=Price(0.1, 0.5))
+
+
+def rollout(unit="sample"):
+    return Task(0, unit=unit).rollout(Policy(0))
+
+
+def schema(unit="sample"):
+    return schema_of(toy(unit=unit), unit, rollout(unit))
+
+
+def packed(made=None, *, order=ORDER, at_source=True, unit="sample"):
+    made = rollout(unit) if made is None else made
+    return pack(made, order, unit=unit, at_source=at_source, sketch_size=4)
+
+
+@pytest.mark.parametrize("unit", ["sample", "token", "sequence"])
+def test_what_is_sent_at_the_source_is_what_the_learner_would_keep(unit):
+    sent = validate(packed(unit=unit), ORDER, schema(unit), at_source=True)
+    whole = validate(packed(unit=unit, at_source=False), ORDER, schema(unit), at_source=False)
+    assert isinstance(sent, Batch)
+    assert isinstance(whole, Batch)
+    rows = whole.keep if unit != "token" else whole.keep.any(dim=1)
+    assert 0 < int(rows.sum()) < SAMPLES
+    assert torch.equal(sent.rows["inputs"], whole.rows["inputs"][rows])
+    assert torch.equal(sent.keep, whole.keep[rows])
+    assert sent.trained == whole.trained == int(rows.sum())
+    assert sent.wire_bytes < whole.wire_bytes
+    assert sent.full_bytes == whole.full_bytes == whole.wire_bytes
+
+
+def test_bytes_are_those_of_the_message():
+    message = packed()
+    sizes = {key: message.pop(key) for key in ("wire_bytes", "full_bytes")}
+    assert sizes["wire_bytes"] == wire_bytes(message)
+    assert wire_bytes({"a": np.zeros(1000)}) > 8000
+
+
+@pytest.mark.parametrize("at_source", [True, False], ids=["at source", "send all"])
+@pytest.mark.parametrize("kind", POISONS)
+def test_every_poison_is_quarantined_with_its_reason(kind, at_source):
+    order = ORDER._replace(price=EVERYTHING)
+    message = packed(poisoned(rollout(), kind), order=order, at_source=at_source)
+    found = validate(message, order, schema(), at_source=at_source)
+    assert isinstance(found, Quarantine)
+    assert found.reason == REASON[kind]
+    assert "expected" in found.detail
+
+
+def test_a_nan_is_sent_even_where_the_price_keeps_nothing():
+    order = ORDER._replace(price=Price(1e9, 0.0))
+    message = packed(poisoned(rollout(), "nan_log_prob"), order=order)
+    found = validate(message, order, schema(), at_source=True)
+    assert isinstance(found, Quarantine)
+    assert found.reason == "nan"
+
+
+def test_a_rollout_that_is_worth_nothing_is_a_sound_message_without_rows():
+    order = ORDER._replace(price=Price(1e9, 0.0))
+    found = validate(packed(order=order), order, schema(), at_source=True)
+    assert isinstance(found, Batch)
+    assert (found.trained, len(found.log_probs)) == (0, 0)
+
+
+@pytest.mark.parametrize("claim", [{"number": 4}, {"incarnation": 6}])
+def test_a_message_for_another_order_is_refused(claim):
+    found = validate({**packed(), **claim}, ORDER, schema(), at_source=True)
+    assert isinstance(found, Quarantine)
+    assert found.reason == "identity"
+
+
+def one_value(value, level):
+    return {
+        "sketch_values": np.array([value], np.float32),
+        "sketch_levels": np.array([level], np.uint8),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"index": np.array([0, 0], np.int32)}, "rows"),
+        ({"index": np.array([SAMPLES], np.int32)}, "rows"),
+        ({"index": np.array([-1], np.int32)}, "rows"),
+        ({"index": np.arange(SAMPLES + 1, dtype=np.int32)}, "rows"),
+        ({"index": np.zeros((1, 1), np.int32)}, "shape"),
+        ({"index": np.zeros(1)}, "dtype"),
+        ({"mean_reward": float("nan")}, "reward"),
+        ({"mean_reward": 2.0}, "reward"),
+        ({"wire_bytes": -5}, "structure"),
+        ({"wire_bytes": 10**30, "full_bytes": 10**30}, "structure"),
+        ({"sketch_values": np.array([np.nan], np.float32)}, "sketch"),
+        (one_value(0.0, level=0), "sketch"),
+        (one_value(1.0, level=40), "sketch"),
+        (one_value(1.0, level=70), "sketch"),
+        ({"sketch_levels": np.zeros(1000, np.uint8)}, "sketch"),
+        ({"arrays": None}, "structure"),
+        ({"arrays": {}}, "structure"),
+        ({"number": "3"}, "structure"),
+    ],
+)
+def test_every_part_of_a_message_is_checked(change, reason):
+    found = validate({**packed(), **change}, ORDER, schema(), at_source=True)
+    assert isinstance(found, Quarantine)
+    assert found.reason == reason
+
+
+def test_half_a_rollout_is_refused_where_all_of_it_was_to_be_sent():
+    found = validate(packed(at_source=True), ORDER, schema(), at_source=False)
+    assert isinstance(found, Quarantine)
+    assert found.reason == "rows"
+
+
+@given(
+    st.sampled_from(["number", "arrays", "index", "mean_reward", "sketch_values", "sketch_levels"]),
+    st.one_of(
+        st.none(),
+        st.text(max_size=3),
+        st.floats(),
+        st.integers(),
+        st.lists(st.integers(), max_size=3),
+        st.dictionaries(st.one_of(st.integers(), st.text(max_size=2)), st.none(), max_size=3),
+        st.sampled_from([np.float32, np.float64, np.int32, np.uint8, np.object_, np.complex64]).map(
+            lambda dtype: np.ones((2, 3), dtype)
+        ),
+    ),
+)
+def test_no_message_makes_the_check_raise(key, junk):
+    sound = packed()
+    for message in (junk, {**sound, key: junk}, {key: junk}):
+        found = validate(message, ORDER, schema(), at_source=True)
+        assert isinstance(found, Batch | Quarantine)
+        assert isinstance(found, Batch) or found.reason in REASONS
+
+
+@given(st.sampled_from(["inputs", "actions", "log_probs", "advantages", "rewards"]), st.data())
+def test_no_array_makes_the_check_raise(name, data):
+    message = copy.deepcopy(packed())
+    array = message["arrays"][name]
+    junk = data.draw(
+        st.sampled_from(
+            [
+                None,
+                [1, 2],
+                array.astype(np.object_),
+                array.astype(np.complex64),
+                array.astype("S3"),
+                array[:0],
+                array.reshape(1, *array.shape),
+                np.ma.masked_array(array),
+                np.asfortranarray(array[::-1]),
+            ]
+        )
+    )
+    message["arrays"][name] = junk
+    assert isinstance(validate(message, ORDER, schema(), at_source=True), Batch | Quarantine)
+
+
+def test_what_is_accepted_may_be_written_to():
+    """Ray's arrays are read-only and shared."""
+    message = packed()
+    for array in message["arrays"].values():
+        array.setflags(write=False)
+    found = validate(message, ORDER, schema(), at_source=True)
+    assert isinstance(found, Batch)
+    found.rows["inputs"].zero_()
+    assert message["arrays"]["inputs"].any()
+
+
+def setup(**changes):
+    options = {"samples": SAMPLES, "limits": {"actions": (0, ACTIONS - 1)}, **changes}
+    return Setup(name="x", make_task=Task, make_policy=Policy, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"samples": 41}, "41 rows"),
+        ({"limits": {}}, "limits must hold lowest and highest value of the whole numbers in acti"),
+        ({"limits": {"actions": (0, 2), "other": (0, 1)}}, "other"),
+    ],
+)
+def test_a_setup_that_contradicts_its_task_is_refused(changes, match):
+    with pytest.raises(ValueError, match=match):
+        schema_of(setup(**changes), "sample", rollout())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples": 0},
+        {"limits": {"actions": (1, 0)}},
+        {"limits": {"actions": (0, float("inf"))}},
+        {"reward_limits": (1.0, 0.0)},
+        {"max_advantage": 0.0},
+    ],
+)
+def test_a_setup_without_sense_is_refused(changes):
+    with pytest.raises(ValueError, match=r"limits|samples|max_advantage"):
+        setup(**changes)

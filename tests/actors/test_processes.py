@@ -1,0 +1,83 @@
+"""The learner's process without Ray: calls on several threads, steps in one order."""
+
+import threading
+
+import pytest
+import torch
+
+from actors.toys import Task, make_message, toy
+from kondo.actors import processes
+from kondo.actors.learner import StepOrder
+from kondo.actors.messages import Order
+from kondo.actors.processes import LearnerProcess
+from kondo.actors.setup import Settings
+
+SETTINGS = Settings(rate=0.25)
+
+
+@pytest.fixture
+def process(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "_fetch", lambda message: message)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    return LearnerProcess(toy(), SETTINGS, str(tmp_path), False)
+
+
+def call(process, number):
+    """Return the arguments of step `number`: a rollout with the first weights."""
+    order = Order(number - 1, 0, 1, 0, process._learner.price)
+    message = make_message(process._learner, Task(number), SETTINGS, order)
+    return StepOrder(number, (order,), (), number, 1), [message], True
+
+
+def on_thread(work, *arguments):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work(*arguments)), daemon=True)
+    thread.start()
+    return thread, found
+
+
+def test_a_step_that_comes_early_waits_for_its_turn(process):
+    first, second = call(process, 1), call(process, 2)
+    late = on_thread(process.step, *second)
+    end = on_thread(process.finish, StepOrder(2, (), (), 2, 1))
+    late[0].join(0.2)
+    assert late[0].is_alive()
+    assert process._learner.step_number == 0
+    report, publication = process.step(*first)
+    assert (report.step, publication.version) == (1, 1)
+    for thread, _ in (late, end):
+        thread.join(30)
+    assert (late[1][0][0].step, late[1][0][1].version) == (2, 2)
+    assert end[1][0].step == 2
+    assert end[1][0].balanced
+
+
+def test_threads_change_nothing_of_what_is_learned(process, tmp_path):
+    calls = [call(process, number) for number in range(1, 7)]
+    folder = tmp_path / "one"
+    folder.mkdir()
+    alone = LearnerProcess(toy(), SETTINGS, str(folder), False)
+    for one in calls:
+        alone.step(*one)
+    running = [on_thread(process.step, *one) for one in reversed(calls)]
+    for thread, _ in running:
+        thread.join(30)
+    assert [found[0][0].step for _, found in running] == [6, 5, 4, 3, 2, 1]
+    pair = [each._learner.policy.weight for each in (process, alone)]
+    assert torch.equal(*pair)
+    assert process._learner.ledger.counts() == alone._learner.ledger.counts()
+
+
+def test_a_step_that_was_taken_is_refused_and_does_not_hang(process):
+    first = call(process, 1)
+    process.step(*first)
+    with pytest.raises(ValueError, match="number must be 2, got 1"):
+        process.step(*first)
+
+
+def test_idle_time_is_that_between_two_steps(process):
+    reports = [process.step(*call(process, number))[0] for number in (1, 2, 3)]
+    assert reports[0].idle_seconds == 0
+    summary = process.finish(StepOrder(3, (), (), 3, 1))
+    assert summary.idle_seconds == sum(report.idle_seconds for report in reports) > 0
+    assert summary.busy_seconds == sum(report.seconds for report in reports) > 0

@@ -1,0 +1,110 @@
+"""The order in which the driver takes a learner's reports; without processes."""
+
+import ray
+
+from actors.toys import Task, make_message, toy
+from kondo.actors.learner import Learner, StepOrder
+from kondo.actors.messages import Order
+from kondo.actors.processes import LEARNER_THREADS
+from kondo.actors.setup import Settings
+from kondo.actors.steps import Steps
+
+SETTINGS = Settings(rate=0.25)
+
+
+class Handle:
+    """Stands for the learner's process: works at once, and keeps what it returns by reference."""
+
+    def __init__(self, learner):
+        self._learner, self.store, self.step, self.finish = learner, {}, self, self
+
+    def options(self, num_returns):
+        return self
+
+    def remote(self, order, *arguments):
+        references = (object(), object())
+        if not arguments:
+            return references[0]  # of finish
+        self.store[references[0]] = self._learner.step(order, arguments[0])
+        return references
+
+
+def planned(monkeypatch, tmp_path, number, settings=SETTINGS):
+    """Return so many planned steps and the end, and the handle that stands for the process."""
+    learner = Learner(toy(), settings, tmp_path)
+    handle = Handle(learner)
+
+    def start(self, *, resume):
+        self._handle, self._ready = handle, None
+
+    monkeypatch.setattr(Steps, "_start", start)
+    monkeypatch.setattr(ray, "get", lambda reference: handle.store[reference])
+    monkeypatch.setattr(ray, "kill", lambda handle: None)
+    steps = Steps(toy(), settings, tmp_path, resume=False)
+    for step in range(1, number + 1):
+        order = Order(step - 1, 0, 1, 0, learner.price)
+        message = make_message(learner, Task(step), SETTINGS, order)
+        steps.plan(StepOrder(step, (order,), (), step, 1), [message], publish=True)
+    steps.finish(StepOrder(number, (), (), number, 1))
+    return steps, handle
+
+
+def test_reports_are_taken_in_the_order_of_their_steps(monkeypatch, tmp_path):
+    steps, handle = planned(monkeypatch, tmp_path, 2)
+    steps.submit()
+    later = list(handle.store)[1]
+    assert steps.arrived(later) is None  # it is there, but its turn is not
+    assert steps.waiting == 2
+    for number in (1, 2):
+        (reference,) = steps.expect()
+        order, report = steps.arrived(reference)
+        assert (order.number, report.step, steps.published.version) == (number,) * 3
+        steps.submit()
+    assert steps.waiting == 0
+    assert steps.expect() == [steps._finish]  # not before the last report
+
+
+def test_a_learner_has_no_more_calls_than_threads(monkeypatch, tmp_path):
+    # A step waits on its thread for the steps before it, which Ray may start after it.
+    steps, handle = planned(monkeypatch, tmp_path, 5)
+    for number in range(1, 6):
+        steps.submit()
+        given = len(handle.store) - (number - 1) + (steps._finish is not None)
+        assert 0 < given <= LEARNER_THREADS
+        (reference,) = steps.expect()
+        steps.arrived(reference)
+    steps.submit()
+    assert len(handle.store) == 5
+    assert steps.expect() == [steps._finish]
+
+
+def test_steps_that_are_replayed_are_given_out_a_few_at_a_time_too(monkeypatch, tmp_path):
+    steps, handle = planned(monkeypatch, tmp_path, 5)
+    for _ in range(4):
+        steps.submit()
+        steps.arrived(steps.expect()[0])
+    monkeypatch.setattr(handle, "store", {})
+    (tmp_path / "again").mkdir()
+    handle._learner = Learner(toy(), SETTINGS, tmp_path / "again")
+    steps._replace("learner died", "for a test")
+    for _ in range(5):
+        steps.submit()
+        assert len(handle.store) <= 5
+        steps.arrived(steps.expect()[0])
+    assert len(handle.store) == 5
+    assert steps.waiting == 0
+
+
+def test_a_learner_that_died_after_its_checkpoint_and_before_its_report_goes_on(
+    monkeypatch, tmp_path
+):
+    settings = Settings(rate=0.25, checkpoint_every=1)
+    steps, handle = planned(monkeypatch, tmp_path, 3, settings)
+    monkeypatch.setattr("kondo.actors.steps.LEARNER_THREADS", 1)
+    steps.submit()  # the step is done and saved, and nobody reads its report
+    handle._learner = Learner(toy(), settings, tmp_path, resume=True)
+    steps._replace("learner died", "for a test")
+    for number in (1, 2, 3):
+        steps.submit()
+        order, report = steps.arrived(steps.expect()[0])
+        assert (order.number, report.step, steps.published.version) == (number,) * 3

@@ -1,0 +1,143 @@
+"""No rank waits for ever: whatever one of them does, all make the same calls or all fail."""
+
+import re
+
+import pytest
+import torch
+
+import kondo
+import kondo.ranks
+from ranks import cases
+from ranks.crew import Crew
+from ranks.problems import Policy
+
+# Far below the group's timeout of a minute, which a hang would run into.
+BOUND = 10.0
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("wrapping", "kind", "number"),
+    [
+        ("plain", "screen", 1),
+        ("plain", "screen", 3),
+        ("plain", "forward", 2),
+        ("plain", "backward", 1),
+        ("ddp", "forward", 1),
+    ],
+)
+def test_a_policy_that_raises_on_one_rank_fails_all_with_its_message(
+    crew, ranks, wrapping, kind, number
+):
+    results = crew.run(cases.faulty_step, ranks, wrapping, kind, number, 1)
+    text = f"{kind} {number} of this policy fails"
+    for rank, found in enumerate(results):
+        assert found["type"] == ("FloatingPointError" if rank == 1 else "RankError")
+        assert text in found["message"]
+        assert found["seconds"] < BOUND
+        if rank != 1:
+            assert "rank 1 failed" in found["message"]
+        if wrapping == "plain":  # what was there before the step that failed is all that is there
+            assert torch.equal(found["grads"]["choose.bias"], torch.ones(7, dtype=torch.float64))
+            assert found["grads"]["choose.weight"] is None
+        assert torch.equal(found["good"]["choose.bias"], results[0]["good"]["choose.bias"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "message"),
+    [
+        ("nan advantage", "sample", "advantages must not hold NaN .* unit 3 "),
+        ("nan advantage", "token", "advantages must not hold NaN .* unit \\(3, "),
+        ("too few advantages", "sample", "advantages must have 9 rows like batch"),
+        ("nan weights", "sample", "log_prob must not hold NaN"),
+        ("wrong denominator", "sample", "denominator must be"),
+    ],
+)
+def test_bad_rows_on_one_rank_fail_all(crew, kind, unit, message):
+    first, second = crew.run(cases.bad_rows, 2, kind, unit, 1)
+    assert (first["type"], second["type"]) == ("RankError", "ValueError")
+    for found in (first, second):
+        assert re.search(message, found["message"]), found["message"]
+        assert found["seconds"] < BOUND
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "message"),
+    [
+        ("rate", "sample", r"gate must be the same .*Gate\(rate=0.5\).*rank 0.*Gate\(rate=0.25\)"),
+        ("state", "sample", "gate must be the same on all ranks, got .* after 0 calls .* after 1 "),
+        (
+            "unit",
+            "token",
+            "unit must be the same on all ranks, got 'token' on rank 0 and 'sequence'",
+        ),
+        (
+            "micro_batch",
+            "sample",
+            "micro_batch must be the same on all ranks, got None .* 3 on rank",
+        ),
+        (
+            "denominator",
+            "sample",
+            "denominator must be the same on all ranks, got 'full' .* 7.0 on",
+        ),
+        ("structure", "sample", r"batch\['extra'\] must be the same .* got nothing on rank 0"),
+        (
+            "dtype",
+            "sample",
+            r"batch\['x'\] must be the same .* got 2-d torch.float64 on rank 0",
+        ),
+    ],
+)
+def test_options_that_differ_are_named_on_all_ranks(crew, kind, unit, message):
+    for found in crew.run(cases.bad_rows, 4, kind, unit, 2):
+        assert found["type"] == "ValueError"
+        assert re.search(message, found["message"]), found["message"]
+
+
+def test_no_rows_anywhere_is_an_error_on_all_ranks(crew):
+    for found in crew.run(cases.all_empty, 2):
+        assert found["type"] == "ValueError"
+        assert "empty on all ranks" in found["message"]
+
+
+@pytest.mark.parametrize("what", ["price", "units"])
+def test_a_gate_that_decides_differently_is_an_error_on_all_ranks(crew, what):
+    for found in crew.run(cases.gates_that_differ, 2, what):
+        assert found["type"] == "RuntimeError"
+        assert "gate decided differently" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "unit", "steps", "wrapping"),
+    [
+        (2, "sample", 90, "ddp"),
+        (2, "token", 80, "plain"),
+        (4, "sequence", 80, "ddp"),
+        (4, "token", 50, "fsdp"),
+    ],
+)
+def test_three_hundred_random_steps_keep_step(crew, ranks, unit, steps, wrapping):
+    made = crew.run(cases.adversarial_steps, ranks, unit, steps, wrapping, 7)
+    assert all(theirs == made[0] for theirs in made)
+    assert len(made[0]) == steps
+    assert {empty for *_, empty in made[0]} == {0, 1}
+    assert max(calls for calls, *_ in made[0]) > 1
+
+
+def test_a_process_without_a_group_is_told_what_to_do():
+    with pytest.raises(ValueError, match="init_process_group"):
+        kondo.ranks.backward(
+            Policy("sample"), torch.ones(2, 3), torch.ones(2), gate=kondo.Gate(rate=0.5)
+        )
+
+
+def test_the_death_of_a_process_ends_the_others_before_the_timeout(tmp_path):
+    crew = Crew(tmp_path)
+    try:
+        crew.start(cases.death, 2, 1)
+        found = crew.answer(0)
+    finally:
+        crew.stop()
+    assert found["type"] in ("RuntimeError", "DistBackendError", "DistNetworkError")
+    assert found["seconds"] < BOUND

@@ -1,0 +1,211 @@
+"""The gradient of many ranks is that of one process with all rows."""
+
+import re
+
+import pytest
+import torch
+
+import kondo
+from oracles import engine as oracle
+from ranks import cases
+from ranks.problems import Policy, gradients, problem
+from tolerances import assert_close
+
+SPECS = {
+    "samples, plain": {"unit": "sample", "splits": (20, 14), "wrap": "plain"},
+    "samples, ddp": {"unit": "sample", "splits": (20, 14), "wrap": "ddp"},
+    "samples, fsdp": {"unit": "sample", "splits": (20, 14), "wrap": "fsdp"},
+    "samples of four, micro-batches": {
+        "unit": "sample",
+        "splits": (20, 3, 11, 30),
+        "wrap": "ddp",
+        "options": {"micro_batch": 2, "denominator": "kept"},
+    },
+    "an empty rank, plain": {"unit": "sample", "splits": (17, 0), "wrap": "plain"},
+    "the first rank is empty, fsdp": {"unit": "sample", "splits": (0, 17), "wrap": "fsdp"},
+    "only one of four has rows": {
+        "unit": "token",
+        "splits": (0, 0, 9, 0),
+        "wrap": "ddp",
+        "options": {"micro_batch": 2, "screen_chunk": 3},
+    },
+    "ragged sequences": {
+        "unit": "sequence",
+        "splits": (12, 9),
+        "widths": (4, 7),
+        "wrap": "ddp",
+        "options": {"micro_batch": 1},
+    },
+    "ragged tokens, fsdp of four": {
+        "unit": "token",
+        "splits": (6, 9, 1, 12),
+        "widths": (4, 7, 2, 5),
+        "wrap": "fsdp",
+        "options": {"micro_batch": 3, "screen_chunk": 2},
+    },
+    "tokens, nothing moves": {
+        "unit": "token",
+        "splits": (6, 9),
+        "widths": (6, 3),
+        "wrap": "plain",
+        "options": {"rebalance": False, "micro_batch": 1},
+    },
+    "a free screen": {
+        "unit": "token",
+        "splits": (6, 0, 4, 5),
+        "widths": (6, 2, 4, 5),
+        "screen": "free",
+        "wrap": "fsdp",
+    },
+    "a draft": {"unit": "sequence", "splits": (8, 9), "screen": "draft", "wrap": "ddp"},
+    "a number divides": {
+        "unit": "sequence",
+        "splits": (8, 9),
+        "wrap": "ddp",
+        "options": {"denominator": 123.5, "sync": "each", "micro_batch": 2},
+    },
+}
+
+
+def whole(spec):
+    return problem(
+        spec["unit"], spec["splits"], widths=spec.get("widths"), seed=spec.get("seed", 0)
+    )
+
+
+def dense(spec, rate):
+    """Gradient and counts of the dense gated loss on all rows, by the oracle."""
+    model, every = Policy(spec["unit"]), whole(spec)
+    log_probs = model(every.batch)
+    screened = log_probs if "screen" not in spec else cases.free_screen(spec, every.batch)
+    keep = oracle.element_keep(screened, every.advantages, every.mask, spec["unit"], rate)
+    asked = spec.get("options", {}).get("denominator", "full")
+    number = {"full": every.mask, "kept": keep}.get(asked, asked)
+    number = float(number.sum()) if isinstance(number, torch.Tensor) else number
+    loss = oracle.dense_gated_loss(log_probs, every.advantages, keep, number)
+    return oracle.gradients(model, loss), float(loss.detach()), keep
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("rate", [0.15, 1.0])
+def test_the_gradient_is_that_of_all_rows_together(crew, name, rate):
+    spec = SPECS[name] | {"gate": {"rate": rate}}
+    expected, loss, keep = dense(spec, rate)
+    results = crew.run(cases.one_step, len(spec["splits"]), spec)
+    for result in results:
+        for key, grad in expected.items():
+            assert_close(result["grads"][key], grad)
+        assert_close(result["report"]["loss"], loss)
+    reports = [result["report"] for result in results]
+    own = ("rank_kept", "rank_rows_trained", "rank_tokens_trained", "rank_loss", "rank_fillers")
+    shared = [{k: v for k, v in report.items() if k not in own} for report in reports]
+    assert all(report == shared[0] for report in shared)
+    rows = keep if keep.ndim == 1 else keep.any(1)
+    assert (
+        shared[0]["rows_trained"] == int(rows.sum()) == sum(r["rank_rows_trained"] for r in reports)
+    )
+    assert shared[0]["kept"] == sum(r["rank_kept"] for r in reports)
+    assert shared[0]["rows_seen"] == sum(spec["splits"])
+    assert shared[0]["rows_screened"] == (
+        0 if spec.get("screen") == "free" else sum(spec["splits"])
+    )
+    assert shared[0]["tokens_seen"] == int(whole(spec).mask.sum())
+    assert_close(sum(r["rank_loss"] for r in reports), loss)
+    assert all(result["diagnostics"] == results[0]["diagnostics"] for result in results)
+
+
+GATES = {
+    "ties": {"rate": 0.3},
+    "draws": {"rate": 0.3, "temperature": 0.5},
+    "reserve": {"rate": 0.3, "reserve": 0.4, "negative_quota": 0.2},
+    "unbiased": {"price": 0.1, "temperature": 0.3, "inverse_propensity": True},
+    "soft": {"price": 0.0, "temperature": 1.0, "soft": True},
+    "price": {"price": 0.2},
+    "scaled": {"rate": 0.2, "temperature": 0.5, "relative_temperature": True},
+    "window": {"rate": 0.2, "window": 4},
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("unit", ["sample", "token"])
+def test_every_gate_decides_as_in_one_process(crew, name, unit):
+    spec = {
+        "unit": unit,
+        "splits": (5, 0, 8, 9),
+        "widths": None if unit == "sample" else (3, 2, 6, 4),
+        "wrap": "plain",
+        "screen": "free",
+        "ties": True,
+        "gate": GATES[name],
+        "generator": 3,
+    }
+    every, model, gate = whole(spec), Policy(spec["unit"]), kondo.Gate(**GATES[name])
+    report = kondo.backward(
+        model,
+        every.batch,
+        every.advantages.round(),
+        gate=gate,
+        mask=every.mask,
+        screen=cases.free_screen(spec, every.batch),
+        unit=unit,
+        generator=cases.generator_of(3),
+    )
+    for result in crew.run(cases.rounded_step, 4, spec):
+        for counted in ("kept", "price", "rate", "seen", "rows_trained", "tokens_trained"):
+            assert result["report"][counted] == getattr(report, counted), counted
+        for key, grad in gradients(model).items():
+            assert_close(result["grads"][key], grad)
+        assert str(result["state"]) == str(gate.state_dict())
+        assert str(result["diagnostics"]) == str(report.diagnostics)
+
+
+ROWS = {"unit": "sequence", "splits": (5, 0, 8, 9), "widths": (3, 2, 6, 4)}
+
+
+def test_rows_of_all_ranks_vary_most_together(crew):
+    every, model = whole(ROWS), Policy("sequence")
+    report = kondo.backward(
+        model,
+        every.batch,
+        every.advantages.round(),
+        gate=kondo.VarianceGate(rate=0.3),
+        mask=every.mask,
+        unit="sequence",
+        priority=kondo.priorities.sequence_advantage,
+    )
+    for result in crew.run(cases.variance_step, 4, ROWS, (0.3,) * 4):
+        for counted in ("kept", "price", "rate", "seen", "rows_trained", "rows_screened"):
+            assert result["report"][counted] == getattr(report, counted), counted
+        for key, grad in gradients(model).items():
+            assert_close(result["grads"][key], grad)
+
+
+@pytest.mark.parametrize(
+    ("rates", "options", "message"),
+    [
+        ((0.3, 0.3, 0.2, 0.3), {}, r"gate must be the same .* VarianceGate\(rate=0.3\) on rank 0"),
+        (
+            (0.3,) * 4,
+            {"exact_units": 0},
+            r"gate must be Gate\(rate=...\) .* got VarianceGate\(rate=0.3\). Raise exact_units",
+        ),
+    ],
+    ids=["ranks differ", "a sketch"],
+)
+def test_variance_is_refused_where_ranks_differ_and_where_a_sketch_would_choose(
+    crew, rates, options, message
+):
+    for found in crew.run(cases.refused_variance, 4, ROWS, rates, options):
+        assert re.search(message, found["message"]), found["message"]
+
+
+def test_ranks_train_about_the_same_number_of_tokens(crew):
+    spec = {"unit": "sequence", "splits": (12, 12), "widths": (20, 3), "wrap": "plain"}
+    spec |= {"gate": {"rate": 1.0}}
+    longest, total = int(whole(spec).mask.sum(1).max()), int(whole(spec).mask.sum())
+    reports = [found["report"] for found in crew.run(cases.one_step, 2, spec)]
+    trained = [report["rank_tokens_trained"] for report in reports]
+    assert sum(trained) == total
+    assert max(trained) <= total / 2 + longest
+    assert reports[0]["rows_moved"] > 0
+    assert reports[0]["bytes_moved"] > 0
