@@ -1,0 +1,247 @@
+"""The contract of gates: a signal (what a unit is worth) and a choice (which units that buys).
+
+    signal(log_probs, advantages, mask=) -> values      one per element, summed over a sequence
+    gate.choose(values, mask, generator) -> Choice      keep, weight, price, rate, probability
+
+A gate owns both, so that `gate=kondo.VarianceGate(rate=0.1)` says everything. Whoever writes one
+subclasses `BaseGate`, sets `signal` and defines `choose`. The other members have defaults; each
+tells the step, the screen or the ranks one thing that they would otherwise have to guess.
+"""
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import at_least_float32, check_float, check_mask, first_unit
+from kondo.core.delight import delight
+
+Signal = Callable[..., Tensor]
+"""(log_probs, advantages, *, mask=None) -> values like log_probs, detached; see `kondo.signals`.
+
+Two optional attributes: `needs_log_probs = False` where it reads nothing of log_probs but their
+shape; `of_sequences`, a function with the same arguments that returns one value per row, [N], for
+unit "sequence" instead of the sum over a row's tokens.
+"""
+
+
+class Choice(NamedTuple):
+    """What a gate chose. Units stand in the last dimension; leading ones are separate choices."""
+
+    keep: Tensor
+    """bool [..., M]: the unit is worth a backward pass."""
+    weight: Tensor
+    """float [..., M]: factor of the unit's loss; 0 where not kept."""
+    price: Tensor
+    """float64 [...], in the signal's units: below it a unit is skipped. Infinite if a rate finds
+    nothing worth keeping; minus infinity where a gate has no price."""
+    rate: Tensor
+    """float64 [...]: kept units / units that count. 0 if nothing counts."""
+    probability: Tensor
+    """float [..., M]: chance that the unit was kept; 0 or 1 where nothing was drawn."""
+
+    @classmethod
+    def of(cls, keep: Tensor, mask: Tensor, price: Tensor | float = -math.inf) -> "Choice":
+        """Return the choice that keeps these units, each with weight 1 and nothing drawn.
+
+        Args:
+            keep: [..., M] bool.
+            mask: [..., M] bool, the units that count.
+            price: [...] float, or one number for all.
+        """
+        weight = keep.to(torch.get_default_dtype())
+        rate = keep.sum(-1, dtype=torch.float64) / mask.sum(-1).clamp(min=1)
+        if not isinstance(price, Tensor):
+            price = torch.full_like(rate, price)
+        return cls(keep, weight, price.double(), rate, weight)
+
+    def reshape(self, shape: torch.Size) -> "Choice":
+        """Return the same choice with its units in another shape."""
+        parts = (part.reshape(shape) for part in (self.keep, self.weight, self.probability))
+        keep, weight, probability = parts
+        return Choice(keep, weight, self.price, self.rate, probability)
+
+
+class BaseGate(ABC):
+    """What every gate is. Subclasses define `choose`; the rest has defaults.
+
+    Example:
+        >>> import torch, kondo
+        >>> class AboveMean(kondo.BaseGate):
+        ...     def choose(self, values, mask, generator=None):
+        ...         mean = (values * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)
+        ...         return kondo.Choice.of((values > mean) & mask, mask)
+        >>> AboveMean()(torch.tensor([0.3, -1.0, 2.0, 0.1])).keep
+        tensor([False, False,  True, False])
+    """
+
+    signal: Signal = staticmethod(delight)
+    """What a unit is worth."""
+    draws: bool = False
+    """Whether `choose` reads its generator. Ranks then share rank 0's."""
+    one_price: bool = False
+    """Whether one price (or one rate) decides every unit by itself. Ranks with too many units to
+    gather then agree on a price from a sketch of all values."""
+
+    @abstractmethod
+    def choose(
+        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> Choice:
+        """Choose among M units, for each of the leading dimensions on its own.
+
+        Reads nothing back from the device, so that many members choose at once and a CUDA graph can
+        hold the call.
+
+        Args:
+            values: [..., M] float32 or float64, detached, no NaN where the mask is True.
+            mask: [..., M] bool, True means "counts".
+            generator: for draws; the default generator if None.
+        """
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        values: Tensor,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Choice:
+        """Check the values, then choose once among all of them, whatever their shape.
+
+        Raises:
+            ValueError: NaN in a unit that counts.
+        """
+        return self.choose_all(*check_units(values, mask), generator)
+
+    def choose_all(
+        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> Choice:
+        """Choose once among all units of checked values, whatever their shape; the step calls it."""
+        choice = self.choose(values.reshape(-1), mask.reshape(-1), generator)
+        return choice.reshape(values.shape)
+
+    def row_facts(self, batch: Any) -> Tensor | None:
+        """Return what `choose` must know of the batch's rows, [N, ...]; None where nothing.
+
+        Ranks gather it along the rows. It must be a tensor of integers, 0 meaning "nothing here".
+        """
+        return None
+
+    def bind(self, facts: Tensor) -> "BaseGate":
+        """Return this gate for the rows that `facts`, by `row_facts`, describe."""
+        return self
+
+    def positives_needed(self, num_valid: int) -> int | None:
+        """Return how many units of positive value settle the choice; None if all units matter.
+
+        For signals with the sign of the advantage. With that many positive units in the batch,
+        nothing with an advantage <= 0 can be kept: a screen may leave those rows out.
+
+        Args:
+            num_valid: units that count.
+        """
+        return None
+
+    @property
+    def eta(self) -> float:
+        """Temperature in the signal's units, which diagnostics use; 0 for a hard gate."""
+        return 0.0
+
+    def count_call(self) -> None:
+        """Note a choice that was made elsewhere for this gate, as by a sketch over ranks."""
+        return
+
+    def fingerprint(self) -> str:
+        """Return in words what ranks must have in common: options and running state."""
+        return repr(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the running state, plain tensors and numbers; empty where there is none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state:
+            raise ValueError(
+                f"state must be empty for {type(self).__name__}, which has none, got the keys "
+                f"{sorted(state)}; give what its state_dict() returned."
+            )
+
+
+class CallableGate(BaseGate):
+    """A plain function (values, mask, generator) -> Choice, with delight as its signal.
+
+    Nothing else is known of it: it may draw, and all units matter. A function may carry `signal`.
+    """
+
+    draws = True
+
+    def __init__(self, function: Callable[..., Choice]):
+        self.function = function
+        self.signal = getattr(function, "signal", delight)
+
+    def choose(
+        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> Choice:
+        """Call the function."""
+        return self.function(values, mask, generator)
+
+    choose_all = choose
+    """The function sees units in the shape they have."""
+
+    def fingerprint(self) -> str:
+        """Return the function's name: the same on every rank."""
+        function: Any = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def as_gate(gate: Any) -> BaseGate:
+    """Return `gate` if it is one, or a plain callable as one.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(gate, BaseGate):
+        return gate
+    if callable(gate) and not isinstance(gate, type):
+        return CallableGate(gate)
+    raise ValueError(
+        f"gate must be a kondo.BaseGate, such as kondo.Gate(rate=0.03), a callable (values, mask, "
+        f"generator) -> kondo.Choice, or None for dense, got {gate!r}."
+    )
+
+
+def needs_log_probs(signal: Signal) -> bool:
+    """Return whether a signal reads log-probs; it does unless it says that it does not.
+
+    Options that were bound with `functools.partial` change nothing. Of a function that wraps
+    another (`functools.wraps` copies attributes) nothing is believed.
+
+    Example:
+        >>> import kondo
+        >>> needs_log_probs(kondo.delight), needs_log_probs(kondo.signals.advantage)
+        (True, False)
+    """
+    while isinstance(signal, functools.partial) and not hasattr(signal, "needs_log_probs"):
+        signal = signal.func
+    return hasattr(signal, "__wrapped__") or bool(getattr(signal, "needs_log_probs", True))
+
+
+def check_units(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return detached values and which units count, after checking that those hold no NaN."""
+    units = at_least_float32(check_float("values", values).detach())
+    counts = check_mask(mask, values.shape)
+    if counts is None:
+        counts = torch.ones_like(units, dtype=torch.bool)
+    broken = units.isnan() & counts
+    if bool(broken.any()):
+        raise ValueError(
+            f"values must not be NaN where the mask is True, got NaN in {first_unit(broken)} "
+            f"({int(broken.sum())} in all); find the NaN log-prob or advantage, or mask the unit."
+        )
+    return units, counts
