@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from kondo.engine.screen import LogProb, modules_in
-from kondo.ranks.ranks import Ranks
-from kondo.ranks.report import RankClock
+from kondo.ranks.communicator import Ranks
+from kondo.ranks.rank_report import RankClock
 
 When = Literal["last", "each", "never"]
 

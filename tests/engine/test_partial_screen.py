@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 import kondo
 from kondo.engine.select import select
+from steps import run_step
 from tolerances import assert_close
 
 
@@ -25,7 +26,7 @@ class Policy(torch.nn.Module):
 def run(gate, log_probs, advantages, *, unit, screen_rows, mask=None):
     policy = Policy()
     batch = {"row": torch.arange(len(log_probs)), "log_probs": log_probs}
-    report = kondo.backward(
+    report = run_step(
         policy.log_prob,
         batch,
         advantages,
@@ -103,7 +104,7 @@ def test_gates_that_look_at_everything_are_shown_everything_once(gate):
 
 def test_a_free_screen_is_free_either_way():
     policy = Policy()
-    report = kondo.backward(
+    report = run_step(
         policy.log_prob,
         {"row": torch.arange(6), "log_probs": LOG_PROBS},
         ADVANTAGES,
@@ -122,15 +123,18 @@ def test_diagnostics_speak_of_the_rows_that_were_screened():
     assert report.diagnostics["positive_share"] == 0.5
 
 
-def test_another_priority_or_word_is_refused():
+def test_a_signal_without_the_sign_of_the_advantage_is_screened_in_all_rows():
+    gate = kondo.Gate(rate=0.5, signal=kondo.signals.surprisal)
+    policy, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert report.rows_screened == 6
+    assert policy.screened == list(range(6))
+
+
+def test_another_word_is_refused():
     batch = {"row": torch.arange(6), "log_probs": LOG_PROBS}
-    options = {"gate": kondo.Gate(rate=0.5), "screen_rows": "promising"}
-    with pytest.raises(ValueError, match=r"screen_rows=.*priority delight"):
-        kondo.backward(
-            Policy().log_prob, batch, ADVANTAGES, priority=kondo.priorities.advantage, **options
-        )
+    options = {"gate": kondo.Gate(rate=0.5), "screen_rows": "some"}
     with pytest.raises(ValueError, match=r"screen_rows must be .*'some'"):
-        kondo.backward(Policy().log_prob, batch, ADVANTAGES, **(options | {"screen_rows": "some"}))
+        run_step(Policy().log_prob, batch, ADVANTAGES, **options)
 
 
 @given(
@@ -168,8 +172,7 @@ def test_the_kept_set_and_the_gradient_are_those_of_a_screen_of_all(
         log_probs,
         advantages,
         gate=kondo.Gate(**gate),
-        priority=kondo.delight,
         unit=unit,
         mask=mask,
     )
-    assert report.kept == int(chosen.gate.keep.sum())
+    assert report.kept == int(chosen.choice.keep.sum())

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.ranks.exchange import deal
+from kondo.ranks.rebalance import deal
 from ranks import cases
 
 COSTS = st.lists(st.lists(st.integers(1, 50), max_size=12), min_size=1, max_size=6).filter(

@@ -13,11 +13,11 @@ RANK_STAGES = (*STAGES, "coordinate", "wait", "reduce")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankReport(Report):
-    """The outcome of `kondo.ranks.backward` on one rank.
+    """The outcome of `kondo.backward(..., group=...)` on one rank.
 
     What `kondo.Report` has is that of all ranks together, as one process with all rows would report
     it, and the same on every rank; but `calls`, which every rank makes alike, and `seconds`, this
-    rank's own. Beside the engine's stages these are: "coordinate" (gathering delight, dealing and
+    rank's own. Beside the engine's stages these are: "coordinate" (gathering values, assigning and
     moving rows), "wait" (agreeing, which includes waiting for slower ranks) and "reduce" (our own
     sum of gradients).
     """

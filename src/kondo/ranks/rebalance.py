@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kondo.engine import rows
-from kondo.ranks.ranks import Ranks
+from kondo.ranks.communicator import Ranks
 
 
 class Moved(NamedTuple):
@@ -79,7 +79,7 @@ def move(ranks: Ranks, nest: Any, targets: Sequence[Tensor]) -> Moved:
             all ranks, sizes beside the rows may differ.
         targets: per rank, [K_r] int64: destination of each of its rows, the same on all ranks.
     """
-    tensors = leaves(nest)
+    tensors = rows.leaves(nest)
     me, wire = ranks.rank, ranks.wire(tensors[0].device)
     shapes = _shapes(ranks, tensors)
     mine = targets[me]
@@ -117,22 +117,11 @@ def move(ranks: Ranks, nest: Any, targets: Sequence[Tensor]) -> Moved:
     return Moved(rebuild(nest, joined, total), total, num_bytes)
 
 
-def leaves(nest: Any) -> list[Tensor]:
-    """Return every tensor of a nest, those inside TensorDicts included."""
-    found: list[Tensor] = []
-    for _, leaf in rows.tensors(nest, "batch"):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        else:
-            leaf.apply(found.append)
-    return found
-
-
 def structure(nest: Any, name: str) -> dict[str, str]:
     """Say for each tensor of a nest what must be the same on all ranks for it to travel."""
     described = {}
     for path, leaf in rows.tensors(nest, name):
-        inner = [leaf] if isinstance(leaf, Tensor) else leaves(leaf)
+        inner = [leaf] if isinstance(leaf, Tensor) else rows.leaves(leaf)
         described[path] = ", ".join(f"{t.ndim}-d {t.dtype}" for t in inner)
     return described
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import kondo
-from kondo.ranks.prices import merged_price, sketch
+from kondo.ranks.global_gate import merged_price, sketch
 from ranks import cases
 from ranks.problems import Policy, gradients, problem
+from steps import run_step
 from tolerances import assert_close
 
 needs_sketches = pytest.mark.skipif(
@@ -19,7 +20,7 @@ needs_sketches = pytest.mark.skipif(
 def exact(gate, unit, splits, ties):
     spec = {"unit": unit, "ties": ties}
     every, model = problem(unit, splits), Policy(unit)
-    report = kondo.backward(
+    report = run_step(
         model,
         every.batch,
         every.advantages.round() if ties else every.advantages,
