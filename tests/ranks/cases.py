@@ -123,7 +123,6 @@ def variance_step(group, spec, rates, options=None):
         mask=mask,
         screen=torch.zeros(mask.shape),
         unit=spec["unit"],
-        priority=kondo.signals.sequence_advantage,
         all_reduce=True,
         **(options or {}),
     )
@@ -425,7 +424,7 @@ def language_step(group, wrapping, unit, splits, widths, max_tokens, screen, rat
         seen["graph" if torch.is_grad_enabled() else "screen"] += inputs[0].numel()
 
     lm.backbone.register_forward_pre_hook(count)
-    model = wrap(kondo.ranks.TokenLogProb(lm), group, wrapping, [lm.backbone.mix])
+    model = wrap(kondo.lm.TokenLogProb(lm), group, wrapping, [lm.backbone.mix])
     rows, advantages = token_rows(splits, widths, group.rank())
     known = None
     if screen == "free":
@@ -522,7 +521,7 @@ def moved_nest(group, num_rows, widths, targets):
 def sharded_head(group):
     """A head that is a unit of its own cannot be read."""
     lm = causal_policy(64)
-    policy = kondo.ranks.TokenLogProb(lm)
+    policy = kondo.lm.TokenLogProb(lm)
     model = wrap(policy, group, "fsdp", [lm.backbone, policy.head])
     rows, advantages = token_rows((3, 3), (6, 6), group.rank())
     gate = kondo.Gate(rate=0.5)
@@ -599,7 +598,7 @@ def exchanges(group, wrapping, sync):
 def budgeted_step(group, unit, splits, widths):
     """A budget of tokens over the rows of all ranks."""
     lm, gate = causal_policy(64), BudgetGate(budget=0.3)
-    model = wrap(kondo.ranks.TokenLogProb(lm), group, "ddp")
+    model = wrap(kondo.lm.TokenLogProb(lm), group, "ddp")
     rows, advantages = token_rows(splits, widths, group.rank())
     report = run_rank_step(model, rows, advantages, gate=gate, group=group, unit=unit)
     bound = failure(

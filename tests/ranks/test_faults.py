@@ -49,7 +49,7 @@ def test_a_policy_that_raises_on_one_rank_fails_all_with_its_message(
     [
         ("nan advantage", "sample", "advantages must not hold NaN .* unit 3 "),
         ("nan advantage", "token", "advantages must not hold NaN .* unit \\(3, "),
-        ("too few advantages", "sample", "advantages must have 9 rows like batch"),
+        ("too few advantages", "sample", r"advantages must have shape \[9\]"),
         ("nan weights", "sample", "log_prob must not hold NaN"),
         ("wrong denominator", "sample", "denominator must be"),
     ],

@@ -122,7 +122,7 @@ GATES = {
     "unbiased": {"price": 0.1, "temperature": 0.3, "inverse_propensity": True},
     "soft": {"price": 0.0, "temperature": 1.0, "soft": True},
     "price": {"price": 0.2},
-    "scaled": {"rate": 0.2, "temperature": 0.5, "relative_temperature": True},
+    "scaled": {"rate": 0.2, "temperature": 0.5, "normalise": "temperature"},
     "window": {"rate": 0.2, "window": 4},
 }
 
@@ -172,7 +172,6 @@ def test_rows_of_all_ranks_vary_most_together(crew):
         gate=kondo.VarianceGate(rate=0.3),
         mask=every.mask,
         unit="sequence",
-        priority=kondo.signals.sequence_advantage,
     )
     for result in crew.run(cases.variance_step, 4, ROWS, (0.3,) * 4):
         for counted in ("kept", "price", "rate", "seen", "rows_trained", "rows_screened"):

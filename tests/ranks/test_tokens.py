@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import kondo.lm
-from kondo.lm import CausalLM, Head
+from kondo.lm import CausalLM, Head, TokenLogProb
 from kondo.lm.budget import BudgetGate
-from kondo.ranks import TokenLogProb
 from ranks import cases
 from ranks.problems import gradients
 from steps import run_step
@@ -98,4 +97,4 @@ def test_a_budget_is_that_of_all_rows(crew, unit):
         assert_close(found["report"]["price"], report.price)
         for name, grad in gradients(TokenLogProb(lm)).items():
             assert_close(found["grads"][name], grad)
-        assert "Leave for_rows(...) out" in found["bound"]
+        assert "leave for_rows(...) out" in found["bound"]

@@ -85,10 +85,11 @@ def prepare(
         unit: what is gated; None takes the policy's.
         loss: per element.
         micro_batch: rows per forward/backward.
-        options: checked when they were made.
+        options: what few people set.
         may_be_empty: whether a batch of 0 rows is fine, as on one of many ranks.
     """
     known = policy_of(policy)
+    options.check()
     check_size("micro_batch", micro_batch)
     size = _num_rows(given.batch, may_be_empty)
     device = main_device(known.log_prob, given.batch)

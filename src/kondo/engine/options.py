@@ -57,7 +57,8 @@ class Options:
     exact_units: int = EXACT_UNITS
     """Most units of all ranks whose values are gathered; beyond it a sketch sets the price."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise a ValueError for options that cannot be right; a step calls it, on every rank."""
         _check_denominator(self.denominator)
         check_size("screen_chunk", self.screen_chunk)
         if self.screen_rows not in ("all", "promising", None):

@@ -49,7 +49,7 @@ def backward(
         batch: any nest (dict, list, tuple, dataclass, TensorDict) of tensors with N rows.
         advantages: [N] or [N, T] float, not differentiated; centred only.
         gate: `kondo.Gate`, another `kondo.BaseGate`, or a callable (values, mask, generator) ->
-            `kondo.Choice`, which is shown delight. None is dense: the gradient of `loss.backward()`.
+            `kondo.Choice`, which is shown delight. None is dense, as `loss.backward()`.
         mask: [N] or [N, T] bool, True means "counts".
         unit: what is gated: "sample" for [N]; "token" or "sequence" for [N, T]. By default
             "sample", and "sequence" for a language model.
