@@ -101,7 +101,7 @@ def contenders_for(work: Workload, rates: Sequence[float]) -> list[Contender]:
         Contender(name=FORWARD, rate=1.0, step=forward, limit=None),
     ]
     exact_limit, free_limit = (lambda f, rho: 1 / (f + rho)), (lambda f, rho: 1 / rho)
-    together = partial(kondo.backward, group=dist.group.WORLD)
+    together = partial(kondo.backward, group="world")
     for rate in rates:
         found += [
             Contender(

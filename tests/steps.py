@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-import torch.distributed as dist
-
 import kondo
 
 _OPTIONS = {field.name for field in dataclasses.fields(kondo.Options)}
@@ -18,5 +16,5 @@ def run_step(policy: Any, batch: Any, advantages: Any, **given: Any) -> kondo.Re
 
 def run_rank_step(policy: Any, batch: Any, advantages: Any, **given: Any) -> Any:
     """Run one step of many ranks; all processes unless a group is given."""
-    given["group"] = given.get("group") or dist.group.WORLD
+    given["group"] = given.get("group") or "world"
     return run_step(policy, batch, advantages, **given)

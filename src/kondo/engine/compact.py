@@ -57,4 +57,4 @@ def micro_batches(
         index = slice(start, stop) if everything else selection.rows[start:stop]
         taken = parts if everything and step >= num_kept else rows.take(parts, index)
         num_tokens = 0 if selection.whole else selection.mask[index].sum()
-        yield MicroBatch(*taken, num_rows=stop - start, num_tokens=num_tokens)
+        yield MicroBatch._make((*taken, stop - start, num_tokens, False))

@@ -1,7 +1,7 @@
 """Who makes a step together: one process alone, or the ranks of a group.
 
 `kondo.backward` calls these members in this order. `Alone` has nobody to agree with; the ranks'
-side is `kondo.ranks.peers`, whose members exchange what must be known between the stages.
+side is `kondo.ranks.rank_peers`, whose members exchange what must be known between the stages.
 """
 
 import contextlib

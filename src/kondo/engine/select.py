@@ -136,9 +136,10 @@ def unit_values(
     signal: Signal, log_probs: Tensor, advantages: Tensor, valid: Tensor, unit: Unit
 ) -> tuple[Tensor, Tensor]:
     """Return the signal's value of every unit, and which units count: [N], or [N, T] for tokens."""
-    of_sequences = getattr(signal, "of_sequences", None) if unit == "sequence" else None
-    made = of_sequences or getattr(signal, "unchecked", signal)
-    values = at_least_float32(made(log_probs, advantages, mask=valid))
+    function: Signal = getattr(signal, "unchecked", signal)
+    if unit == "sequence":
+        function = getattr(signal, "of_sequences", function)
+    values = at_least_float32(function(log_probs, advantages, mask=valid))
     unit_mask = valid
     if unit == "sequence":
         unit_mask = valid.any(dim=1)

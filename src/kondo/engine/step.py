@@ -65,7 +65,7 @@ def backward(
         group: a torch.distributed process group: `batch` is then this rank's rows, which may be
             none, and every rank calls. The gate chooses among the rows of all ranks, and gradient,
             kept set and price are those of one process with all rows, in the order of the ranks.
-            `torch.distributed.group.WORLD` is all processes.
+            "world" is all processes; torch's own group.WORLD is None before it is initialised.
         options: what few people set: denominator, generator, chunks, ranks. See `kondo.Options`.
 
     Returns:
@@ -131,6 +131,6 @@ _screen = screen  # `backward` has an argument of that name
 
 def _ranks(group: Any) -> Alone:
     # Imported when a group is given: the layer of ranks stands above this one, and takes seconds.
-    from kondo.ranks.peers import RankPeers
+    from kondo.ranks.rank_peers import RankPeers
 
-    return RankPeers(group)
+    return RankPeers(None if group == "world" else group)

@@ -6,9 +6,9 @@ from kondo.lm.guard import Guarded
 from kondo.lm.head import Head, token_entropy, token_log_probs
 from kondo.lm.model import CausalLM
 from kondo.lm.pack import Pack
-from kondo.lm.policy import TokenLogProb
 from kondo.lm.rows import TokenRows
 from kondo.lm.screens import agreement, draft, gradient_cosine, quantised, stale, truncated
+from kondo.lm.token_policy import TokenLogProb
 
 __all__ = [
     "BudgetGate",

@@ -148,7 +148,7 @@ class CausalLM:
 
     def kondo_policy(self, log_prob: nn.Module | None = None) -> Policy:
         """Return what `kondo.backward` knows of this policy."""
-        from kondo.lm.policy import TokenPolicy  # built on this class
+        from kondo.lm.token_policy import TokenPolicy  # built on this class
 
         return TokenPolicy(self, log_prob or self.log_prob)
 

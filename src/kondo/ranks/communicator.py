@@ -36,7 +36,7 @@ class Ranks:
         if not dist.is_available() or not dist.is_initialized():
             raise ValueError(
                 "group needs torch.distributed to be initialised; call "
-                "torch.distributed.init_process_group(...) first, or use kondo.backward for one "
+                "torch.distributed.init_process_group(...) first, or leave group out for one "
                 "process."
             )
         self.group = group

@@ -59,12 +59,12 @@ class RankPeers(Alone):
     """This process in one step of the ranks of a group.
 
     Args:
-        group: a process group that holds this process.
+        group: a process group that holds this process; None for all processes.
     """
 
     may_be_empty = True
 
-    def __init__(self, group: dist.ProcessGroup):
+    def __init__(self, group: dist.ProcessGroup | None):
         self._ranks = Ranks(group)
         self._gate: GlobalGate | None = None
         self._spare: Rows | None = None
@@ -90,7 +90,7 @@ class RankPeers(Alone):
             all_reduce=options.all_reduce,
             when=options.sync,
         )
-        alike = {"gate": inputs.gate, "unit": inputs.unit, "loss": inputs.loss}
+        alike: dict[str, Any] = {"gate": inputs.gate, "unit": inputs.unit, "loss": inputs.loss}
         alike |= {"micro_batch": inputs.micro_batch, **options.alike()}
         alike |= {"policy": type(inputs.policy).__name__}
         told = {name: describe(value) for name, value in alike.items()}
@@ -150,7 +150,7 @@ class RankPeers(Alone):
             )
         self._kept_rows = [theirs[5] for theirs in told]
         sums = [sum(column) for column in zip(*(theirs[:7] for theirs in told), strict=True)]
-        return Counts(*sums, price=own.price, rate=own.rate)
+        return own._replace(**dict(zip(Counts._fields[:7], sums, strict=True)))
 
     def train(
         self, inputs: Inputs, chosen: Selection, counts: Counts, clock: StageClock
@@ -160,8 +160,9 @@ class RankPeers(Alone):
             with clock.stage("coordinate"):
                 placed = placement.place(self._ranks, inputs, chosen, self._kept_rows)
                 micros, own, calls = placement.planned(self._ranks, inputs, placed)
-            fill = partial(placement.filler, inputs, self._spare, chosen)
             assert self._gradients is not None
+            assert self._spare is not None
+            fill = partial(placement.filler, inputs, self._spare, chosen)
             in_step = placement.in_step(micros, calls, fill, self._gradients)
             self._done = self._train(inputs, chosen, counts, in_step, placed, clock)._replace(
                 rank_fillers=calls - own
