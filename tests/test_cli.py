@@ -295,7 +295,7 @@ def test_run_uses_all_cores_unless_told_otherwise(studies, monkeypatch, threads,
     if threads:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
     chosen = []
-    monkeypatch.setattr("kondo_lab.workers.usable_cores", lambda: 3)
+    monkeypatch.setattr("kondo_lab.worker_pool.usable_cores", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     assert cli.main(["run", "toy", "--device", "cpu"]) == 0
     assert chosen == ([] if expected is None else [expected])
@@ -325,14 +325,14 @@ def test_plot_takes_the_newest_run(capsys, studies, tmp_path):
 
 
 def test_report_is_made_of_every_run_there_is(capsys, studies, tmp_path, monkeypatch):
-    from kondo_lab.studies import report
+    from kondo_lab.studies import html_report
 
     for folder in ("results/toy-v1", "kondo-runs/toy"):
         assert cli.main(["run", "toy", "--out", folder]) == 0
     (tmp_path / "results/demo-v1").mkdir()
     (tmp_path / "results/demo-v1/manifest.json").write_text("{}")
     asked = []
-    monkeypatch.setattr(report, "write", lambda folders, out: asked.append((folders, out)))
+    monkeypatch.setattr(html_report, "write", lambda folders, out: asked.append((folders, out)))
     capsys.readouterr()
     assert cli.main(["report"]) == 0
     assert capsys.readouterr().out == "wrote report.html\n"

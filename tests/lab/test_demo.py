@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from kondo_lab import demo, output, workers
+from kondo_lab import demo, provenance, worker_pool
 
 NAMES = ["PG", "DG", "DG-K (3%)"]
 
@@ -43,7 +43,7 @@ def test_table_and_findings_are_printed(quick):
 
 def test_all_files_are_written(quick):
     _, out, _ = quick
-    assert sorted(path.name for path in out.iterdir()) == sorted(output.FILES)
+    assert sorted(path.name for path in out.iterdir()) == sorted(provenance.FILES)
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "http" not in (out / "report.html").read_text()
     assert (out / "curves.csv").read_text().count("\n") == 1 + 6 * 4
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_errors(quick):
 
 
 def test_several_seeds_are_trained_in_several_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
+    monkeypatch.setattr(worker_pool, "usable_cores", lambda: 2)
     console = Console(file=io.StringIO(), width=100)
     settings = dataclasses.replace(demo.QUICK, num_seeds=2)
     outcome = demo.run_demo(settings, seed=0, out=tmp_path, command="", console=console)
@@ -89,9 +89,9 @@ def test_an_interrupted_demo_reports_the_steps_that_all_methods_made(tmp_path, m
     def spread(job, seeds, *, num_workers, on_update):
         calls = iter(range(1000))
         result = job(seeds, send=lambda sent: on_update(0, sent), stopped=lambda: next(calls) >= 15)
-        return workers.Spread([result], True)
+        return worker_pool.Spread([result], True)
 
-    monkeypatch.setattr(workers, "spread", spread)
+    monkeypatch.setattr(worker_pool, "spread", spread)
     console = Console(file=io.StringIO(), width=100)
     outcome = demo.run_demo(demo.QUICK, seed=0, out=tmp_path, command="", console=console)
     assert outcome.interrupted
@@ -103,9 +103,9 @@ def test_an_interrupted_demo_reports_the_steps_that_all_methods_made(tmp_path, m
 
 def test_an_interruption_before_the_first_step_reports_nothing(tmp_path, monkeypatch):
     def spread(job, seeds, *, num_workers, on_update):
-        return workers.Spread([job(seeds, send=None, stopped=lambda: True)], True)
+        return worker_pool.Spread([job(seeds, send=None, stopped=lambda: True)], True)
 
-    monkeypatch.setattr(workers, "spread", spread)
+    monkeypatch.setattr(worker_pool, "spread", spread)
     console = Console(file=io.StringIO(), width=100)
     outcome = demo.run_demo(demo.QUICK, seed=0, out=tmp_path, command="", console=console)
     assert outcome == ([], True)

@@ -64,10 +64,10 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from kondo_lab import demo, output, progress
+    from kondo_lab import demo, progress, provenance
 
     try:
-        out = output.claim_folder(options.out)
+        out = provenance.claim_folder(options.out)
     except OSError as error:
         return fail(options, f"cannot write to {options.out}: {error.strerror}.")
     console = progress.make_console()
@@ -83,17 +83,17 @@ def _demo(options: argparse.Namespace) -> int:
             console=console,
         )
     except BaseException:
-        output.release_folder(out)
+        provenance.release_folder(out)
         raise
     if not outcome.rows:
-        output.release_folder(out)
+        provenance.release_folder(out)
         console.print("Interrupted before the first results; nothing was written.")
         return INTERRUPTED
     if outcome.interrupted:
         console.print("Interrupted: this is the part of the run that was finished.")
     if options.quick:
         console.print("This was a quick trial: its numbers mean nothing.")
-    for name in output.FILES:
+    for name in provenance.FILES:
         console.print(f"wrote {out / name}", highlight=False, soft_wrap=True)
     return INTERRUPTED if outcome.interrupted else 0
 
@@ -162,7 +162,7 @@ def _run(options: argparse.Namespace) -> int:
 
     from kondo_lab import progress
     from kondo_lab.studies import registry, runner
-    from kondo_lab.workers import usable_cores
+    from kondo_lab.worker_pool import usable_cores
 
     if options.mnist is not None:
         if not options.mnist.is_dir():
@@ -280,7 +280,7 @@ def _add_report(commands: Commands) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from kondo_lab import progress
-    from kondo_lab.studies import report, runner
+    from kondo_lab.studies import html_report, runner
 
     found = [path.parent for root in (RESULTS, RUNS) for path in root.glob(f"*/{runner.MANIFEST}")]
     runs = [folder for folder in sorted(found) if (folder / runner.HEADLINE).exists()]
@@ -288,7 +288,7 @@ def _report(options: argparse.Namespace) -> int:
     if not folders:
         return fail(options, f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")
     try:
-        report.write(folders, options.out)
+        html_report.write(folders, options.out)
     except ValueError as error:
         return fail(options, str(error))
     _say(progress.make_console(), f"wrote {options.out}")

@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from kondo_lab import figures, methods, output, progress, report, seeds, summary, table, workers
+from kondo_lab import (
+    figures,
+    methods,
+    progress,
+    provenance,
+    report,
+    seeds,
+    summary,
+    table,
+    worker_pool,
+)
 from kondo_lab.findings import findings
 from kondo_lab.methods import Method
 from kondo_lab.policies import MLP, Transformer
@@ -184,7 +194,7 @@ def run_demo(
     """Train, print the table, and write figure, report, curves and manifest into `out`."""
     started = time.monotonic()
     seed_list = list(range(seed, seed + settings.num_seeds))
-    num_workers = min(len(seed_list), workers.usable_cores())
+    num_workers = min(len(seed_list), worker_pool.usable_cores())
     labels = [(task, method.name) for task in RUNS for method in compared(settings)]
     names = ", ".join(method.name for method in compared(settings))
     console.print(f"Training {names} on {' and '.join(RUNS)}.", highlight=False)
@@ -198,7 +208,7 @@ def run_demo(
             update(share, progress.merge([status for _, many in sent.values() for status in many]))
 
         job = partial(train_seeds, settings=settings)
-        back = workers.spread(job, seed_list, num_workers=num_workers, on_update=on_update)
+        back = worker_pool.spread(job, seed_list, num_workers=num_workers, on_update=on_update)
     results = summary.trim([result for part in back.results for result in part])
     if not results:
         return Outcome([], back.interrupted)
@@ -212,7 +222,7 @@ def run_demo(
         "interrupted": back.interrupted,
         "workers": num_workers,
         "settings": dataclasses.asdict(settings),
-        "environment": output.environment(),
+        "environment": provenance.environment(),
         "seconds": round(time.monotonic() - started, 1),
     }
     write(out, results, rows, facts)
@@ -227,12 +237,12 @@ def write(
 ) -> None:
     """Write the figure, the report, the curves and the manifest."""
     grid = figures.panels(results, rows)
-    figures.write_figure(out / output.FIGURE, grid)
-    output.write_curves(out / output.CURVES, results)
+    figures.write_figure(out / provenance.FIGURE, grid)
+    provenance.write_curves(out / provenance.CURVES, results)
     page = report.page(rows, [panel for line in grid for panel in line], facts)
-    (out / output.REPORT).write_text(page, encoding="utf-8")
-    output.write_manifest(
-        out / output.MANIFEST, facts | {"rows": [dataclasses.asdict(row) for row in rows]}
+    (out / provenance.REPORT).write_text(page, encoding="utf-8")
+    provenance.write_manifest(
+        out / provenance.MANIFEST, facts | {"rows": [dataclasses.asdict(row) for row in rows]}
     )
 
 

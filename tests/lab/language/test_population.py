@@ -8,12 +8,12 @@ import torch
 from kondo_lab.draws import Draws
 from kondo_lab.language import contenders, population
 from kondo_lab.language.contenders import Contender
-from kondo_lab.language.model import compute_dtype
 from kondo_lab.language.population import MEANS, TOTALS, Member, Population, train
 from kondo_lab.language.sampler import sample
-from kondo_lab.language.warm import Start, mean_reward, warm_start
+from kondo_lab.language.supervised import Start, mean_reward, warm_start
+from kondo_lab.language.transformer import compute_dtype
+from kondo_lab.part import Context, Stopped
 from kondo_lab.studies import records
-from kondo_lab.studies.study import Context, Stopped
 from kondo_lab.text import NUM_TOKENS, make
 from lab.language import toys
 from lab.population.toys import HostIsBlind

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kondo_lab.draws import Draws
+from kondo_lab.part import Context, Stopped
 from kondo_lab.population import run
 from kondo_lab.population.frictions import KINDS, Snapshots
 from kondo_lab.population.member import Frictions, Update
 from kondo_lab.population.train import save
-from kondo_lab.studies.study import Context, Stopped
 from lab.population import toys
 from tolerances import assert_close
 

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
+from kondo_lab.part import Context, Stopped
 from kondo_lab.population import run
 from kondo_lab.population.member import Update
-from kondo_lab.studies.study import Context, Stopped
 from lab.population import toys
 from tolerances import assert_close
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from kondo_lab import figures, output
+from kondo_lab import figures, provenance
+from kondo_lab.part import Part, Stopped
 from kondo_lab.studies import plotting, records, runner
-from kondo_lab.studies.study import Analysis, Part, Stopped
+from kondo_lab.studies.study import Analysis
 from lab.studies import toy
 
 ROOT = Path(__file__).parents[3]
@@ -123,7 +124,7 @@ def test_manifest_tells_what_was_run_and_by_what(out, console):
     assert manifest["environment"]["torch"] == torch.__version__
     assert manifest["environment"]["pandas"] == pd.__version__
     assert manifest["environment"]["device"] == manifest["device"] == "cpu"
-    assert manifest["commits"] == [output.commit()]
+    assert manifest["commits"] == [provenance.commit()]
     assert list(manifest["seconds_by_part"]) == ["first", "second", "third"]
     assert manifest["seconds"] == pytest.approx(sum(manifest["seconds_by_part"].values()))
 
@@ -252,7 +253,7 @@ def test_a_failed_write_is_an_error_and_leaves_no_half_file(out, console, monkey
         real(source, target)
 
     real = os.replace
-    monkeypatch.setattr(output.os, "replace", full)
+    monkeypatch.setattr(provenance.os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         runner.run(toy.order(out), console)
     assert names(out / "parts") == [".lock", "first.csv.gz"]
@@ -351,10 +352,10 @@ def test_a_setting_added_since_does_not_stop_reanalysis_but_a_changed_one_does(o
     runner.run(toy.order(out), console)
     manifest = runner.read_manifest(out)
     del manifest["settings"]["price"]
-    output.write_manifest(out / "manifest.json", manifest)
+    provenance.write_manifest(out / "manifest.json", manifest)
     runner.reanalyse(toy.study(), out)
     manifest["settings"]["rates"] = [0.5]
-    output.write_manifest(out / "manifest.json", manifest)
+    provenance.write_manifest(out / "manifest.json", manifest)
     with pytest.raises(runner.FolderError, match=r"settings\.rates changed"):
         runner.reanalyse(toy.study(), out)
 

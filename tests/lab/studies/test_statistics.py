@@ -2,9 +2,9 @@ import math
 
 import pytest
 
+from kondo_lab.part import Record
 from kondo_lab.studies import records, statistics
 from kondo_lab.studies.statistics import Cost, Estimate
-from kondo_lab.studies.study import Record
 
 
 def table(*rows, part="a"):

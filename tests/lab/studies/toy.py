@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from kondo_lab import progress
+from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies import plotting, runner, statistics
-from kondo_lab.studies.study import Analysis, Context, FrontierPoint, Part, Record, Stopped, Study
+from kondo_lab.studies.study import Analysis, FrontierPoint, Study
 from kondo_lab.studies.study import headline as line
 
 STEPS = 10

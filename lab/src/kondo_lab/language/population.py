@@ -34,14 +34,14 @@ from kondo_lab.language.contenders import (
     loss,
     take_rows,
 )
-from kondo_lab.language.model import StackedLM
 from kondo_lab.language.sampler import Sampled, sample
-from kondo_lab.language.warm import HeldOut, StackedAdam, Start
+from kondo_lab.language.supervised import HeldOut, StackedAdam, Start
+from kondo_lab.language.transformer import StackedLM
+from kondo_lab.part import Context, Record, Stopped
 from kondo_lab.population import choice
-from kondo_lab.population.graphs import Captured
+from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.run import CHECKPOINT_SECONDS, LOOK_EVERY, records
 from kondo_lab.population.train import save
-from kondo_lab.studies.study import Context, Record, Stopped
 from kondo_lab.text.base import TextTask
 
 MEANS = (
@@ -166,9 +166,9 @@ class Population:
     Example:
         >>> import torch
         >>> from kondo_lab.language.contenders import Contender
-        >>> from kondo_lab.language.model import StackedLM
+        >>> from kondo_lab.language.transformer import StackedLM
         >>> from kondo_lab.language.population import Member, Population
-        >>> from kondo_lab.language.warm import warm_start
+        >>> from kondo_lab.language.supervised import warm_start
         >>> from kondo_lab.text import NUM_TOKENS, make
         >>> task, cpu = make("addition", 1), torch.device("cpu")
         >>> model = StackedLM(

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kondo_lab.population.graphs import new_stream
+from kondo_lab.part import Context, Record, Stopped
+from kondo_lab.population.cuda_graphs import new_stream
 from kondo_lab.population.member import Member
 from kondo_lab.population.programs import Program
 from kondo_lab.population.train import Population, row_shape, save
-from kondo_lab.studies.study import Context, Record, Stopped
 
 Probe = Callable[[Population], dict[str, Tensor]]
 """Measures something at an evaluated step: metric -> [P]."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from kondo.core.pricing import count_for
 from kondo_lab.draws import Draws
 from kondo_lab.population import choice, frictions, screens
-from kondo_lab.population.graphs import Captured
+from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.member import Member, Update
 from kondo_lab.population.networks import Parameters
 from kondo_lab.population.programs import Decision, Knobs, Program, Rolled, decide

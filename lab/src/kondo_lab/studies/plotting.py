@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo_lab import figures
-from kondo_lab.output import atomically
+from kondo_lab.provenance import atomically
 from kondo_lab.studies.statistics import Estimate
 
 Axis = Literal["step", "forward", "backward"]

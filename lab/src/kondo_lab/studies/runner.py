@@ -23,12 +23,13 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from kondo_lab import output, progress
+from kondo_lab import progress, provenance
+from kondo_lab.part import Context, Part, Stopped
 from kondo_lab.studies import plotting, records
-from kondo_lab.studies.study import Analysis, Context, Part, Size, Stopped, Study
-from kondo_lab.workers import stop_on_interrupt
+from kondo_lab.studies.study import Analysis, Size, Study
+from kondo_lab.worker_pool import stop_on_interrupt
 
-MANIFEST = output.MANIFEST
+MANIFEST = provenance.MANIFEST
 RECORDS = "records.csv.gz"
 CURVES = "curves.csv.gz"
 HEADLINE = "headline.csv"
@@ -201,7 +202,7 @@ def _analyse(
         "seeds": sorted(int(seed) for seed in table["seed"].unique()),
         "findings": analysis.findings,
         "figures": [path.name for path in pictures],
-        "analysis_commit": output.commit(),
+        "analysis_commit": provenance.commit(),
     }
     _save(folder, manifest)
     return analysis, [*written, folder / MANIFEST]
@@ -249,7 +250,7 @@ def _found(order: Order, fresh: Manifest) -> Manifest:
 
 def _new_manifest(order: Order, settings: Any) -> Manifest:
     study = order.study
-    environment = output.environment(order.device) | {"pandas": pd.__version__}
+    environment = provenance.environment(order.device) | {"pandas": pd.__version__}
     return {
         "study": study.name,
         "version": study.version,
@@ -298,7 +299,7 @@ def _add_seconds(folder: Path, manifest: Manifest, part: str, seconds: float) ->
 
 
 def _save(folder: Path, manifest: Manifest) -> None:
-    output.write_manifest(folder / MANIFEST, manifest)
+    provenance.write_manifest(folder / MANIFEST, manifest)
 
 
 def _file(order: Order, part: Part) -> Path:

@@ -1,7 +1,7 @@
 """Numbers out of records: means over seeds, curves, and what was paid until a quality was reached.
 
-`records` is a table with the fields of `study.Record` as columns. Wherever one is chosen, `setting`
-may be left out if the series has only one.
+`records` is a table with the fields of `kondo_lab.part.Record` as columns. Wherever one is chosen,
+`setting` may be left out if the series has only one.
 """
 
 import math

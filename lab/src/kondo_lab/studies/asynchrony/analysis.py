@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.frictions import LEARNER_ERROR
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.asynchrony.run import (
     AGES,
@@ -24,6 +23,7 @@ from kondo_lab.studies.asynchrony.run import (
     named,
 )
 from kondo_lab.studies.asynchrony.settings import Settings
+from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.studies.statistics import Estimate
 from kondo_lab.studies.study import Analysis, Headline, headline
 

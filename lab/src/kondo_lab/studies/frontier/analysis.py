@@ -7,7 +7,7 @@ from functools import partial
 import pandas as pd
 
 from kondo_lab.studies import statistics
-from kondo_lab.studies.frontier import drawing, gates
+from kondo_lab.studies.frontier import compared_gates, drawing
 from kondo_lab.studies.frontier.points import ONLINE, TEST, Point, Task, front, measure
 from kondo_lab.studies.frontier.run import REVERSAL
 from kondo_lab.studies.frontier.settings import Settings
@@ -39,7 +39,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     for task in tasks:
         if task.part not in set(records["part"]):
             continue
-        points = [measure(records, task, line) for line in gates.lines(settings)]
+        points = [measure(records, task, line) for line in compared_gates.lines(settings)]
         found.headline.extend(_lines(task, points))
         found.findings.extend(_findings(task, points))
         found.figures[task.part] = drawing.figure(task, points, COST_RATIOS)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from kondo_lab.studies import statistics
-from kondo_lab.studies.frontier.gates import Line
+from kondo_lab.studies.frontier.compared_gates import Line
 
 ONLINE, TEST = "online error", "test error"
 

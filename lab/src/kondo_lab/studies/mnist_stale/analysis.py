@@ -4,9 +4,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.frictions import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.comparison import finals, settings_of
+from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies.mnist_stale.run import OLDEST, REINFORCE, UNIFORM, methods
 from kondo_lab.studies.mnist_stale.settings import Settings
 from kondo_lab.studies.study import Analysis, Headline, headline, ordering

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.frictions import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.comparison import interpolated_longest, settings_of
+from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies.reversal_frictions.run import (
     EACH,
     NONE,

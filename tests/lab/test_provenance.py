@@ -8,56 +8,56 @@ import pytest
 import torch
 
 import kondo
-from kondo_lab import output
+from kondo_lab import provenance
 from kondo_lab.summary import curve
 from lab.examples import comparison
 
 
 def test_a_new_folder_is_made(tmp_path):
     wanted = tmp_path / "a" / "demo"
-    assert output.claim_folder(wanted) == wanted
+    assert provenance.claim_folder(wanted) == wanted
     assert wanted.is_dir()
 
 
-@pytest.mark.parametrize("name", output.FILES)
+@pytest.mark.parametrize("name", provenance.FILES)
 def test_a_folder_with_results_is_left_alone(tmp_path, name):
     wanted = tmp_path / "demo"
     wanted.mkdir()
     (wanted / name).write_text("old")
-    assert output.claim_folder(wanted) == tmp_path / "demo-2"
-    assert output.claim_folder(wanted) == tmp_path / "demo-3"
+    assert provenance.claim_folder(wanted) == tmp_path / "demo-2"
+    assert provenance.claim_folder(wanted) == tmp_path / "demo-3"
     assert (wanted / name).read_text() == "old"
 
 
 def test_a_folder_with_other_things_is_used(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    assert output.claim_folder(tmp_path) == tmp_path
+    assert provenance.claim_folder(tmp_path) == tmp_path
 
 
 def test_the_current_folder_can_be_named(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    first, second = (output.claim_folder(output.Path(".")) for _ in range(2))
+    first, second = (provenance.claim_folder(provenance.Path(".")) for _ in range(2))
     assert (first, second) == (tmp_path / "here", tmp_path / "here-2")
 
 
 def test_a_file_in_the_way_is_an_error(tmp_path):
     (tmp_path / "demo").write_text("a file")
     with pytest.raises(OSError, match="exists"):
-        output.claim_folder(tmp_path / "demo")
+        provenance.claim_folder(tmp_path / "demo")
 
 
 def test_a_released_folder_is_gone_unless_something_else_is_in_it(tmp_path):
-    output.release_folder(output.claim_folder(tmp_path / "demo"))
+    provenance.release_folder(provenance.claim_folder(tmp_path / "demo"))
     assert not (tmp_path / "demo").exists()
     (tmp_path / "notes.txt").write_text("mine")
-    output.release_folder(output.claim_folder(tmp_path))
+    provenance.release_folder(provenance.claim_folder(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_curves_hold_every_point_of_every_run(tmp_path):
     results = comparison()
-    output.write_curves(tmp_path / "curves.csv", results)
+    provenance.write_curves(tmp_path / "curves.csv", results)
     with (tmp_path / "curves.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 12 * 40
@@ -69,12 +69,12 @@ def test_curves_hold_every_point_of_every_run(tmp_path):
 
 
 def test_manifest_is_json(tmp_path):
-    output.write_manifest(tmp_path / "manifest.json", {"a": [1, None]})
+    provenance.write_manifest(tmp_path / "manifest.json", {"a": [1, None]})
     assert json.loads((tmp_path / "manifest.json").read_text()) == {"a": [1, None]}
 
 
 def test_environment_names_versions_and_device():
-    found = output.environment()
+    found = provenance.environment()
     assert found["kondo"] == kondo.__version__
     assert found["torch"] == torch.__version__
     assert found["python"] == platform.python_version()
@@ -88,8 +88,8 @@ def test_environment_names_the_gpu(monkeypatch):
         total_memory = 80 * 2**30
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    assert "gpu" not in output.environment("cpu")
-    found = output.environment("cuda")
+    assert "gpu" not in provenance.environment("cpu")
+    found = provenance.environment("cuda")
     assert (found["device"], found["gpu"], found["gpu_memory_gib"]) == ("cuda", "A GPU", 80)
 
 
@@ -100,20 +100,20 @@ def test_commit_is_that_of_the_package_and_says_when_files_differ(tmp_path, monk
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    source = tmp_path / "package" / "lab" / "output.py"
+    source = tmp_path / "package" / "lab" / "provenance.py"
     source.parent.mkdir(parents=True)
     source.write_text("first")
     git("init", "-q")
-    monkeypatch.setattr(output, "__file__", str(source))
-    assert output.commit() is None  # inside a repository, but not part of it
+    monkeypatch.setattr(provenance, "__file__", str(source))
+    assert provenance.commit() is None  # inside a repository, but not part of it
     git("add", ".")
     git("commit", "-q", "-m", "first")
-    assert output.commit() == git("rev-parse", "HEAD")
+    assert provenance.commit() == git("rev-parse", "HEAD")
     source.write_text("second")
-    assert output.commit() == git("rev-parse", "HEAD") + "+changes"
+    assert provenance.commit() == git("rev-parse", "HEAD") + "+changes"
 
 
 def test_a_copy_without_history_is_told_its_commit(monkeypatch):
     monkeypatch.setenv("KONDO_COMMIT", "abc123")
 
-    assert output.commit() == "abc123"
+    assert provenance.commit() == "abc123"

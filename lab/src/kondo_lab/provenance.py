@@ -15,7 +15,7 @@ import torch
 
 import kondo
 from kondo_lab.summary import CurvePoint, RunResult, curve
-from kondo_lab.workers import usable_cores
+from kondo_lab.worker_pool import usable_cores
 
 REPORT = "report.html"
 FIGURE = "figure.png"

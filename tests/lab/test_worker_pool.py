@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from kondo_lab import workers
+from kondo_lab import worker_pool
 from lab import jobs
 
 
@@ -16,7 +16,7 @@ def ignore(worker, sent):
 
 def test_one_worker_runs_here_and_ctrl_c_only_asks_it_to_stop():
     handler = signal.getsignal(signal.SIGINT)
-    back = workers.spread(jobs.interrupts_itself, [4, 5], num_workers=1, on_update=ignore)
+    back = worker_pool.spread(jobs.interrupts_itself, [4, 5], num_workers=1, on_update=ignore)
     assert back == ([(False, True)], True)
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -24,7 +24,7 @@ def test_one_worker_runs_here_and_ctrl_c_only_asks_it_to_stop():
 def test_a_polite_kill_asks_to_stop_like_ctrl_c():
     handler = signal.getsignal(signal.SIGTERM)
     stop = threading.Event()
-    with workers.stop_on_interrupt(stop):
+    with worker_pool.stop_on_interrupt(stop):
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.is_set()
         assert signal.getsignal(signal.SIGTERM) is handler
@@ -37,11 +37,11 @@ def test_a_second_ctrl_c_interrupts_at_once():
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        workers.spread(twice, [1], num_workers=1, on_update=ignore)
+        worker_pool.spread(twice, [1], num_workers=1, on_update=ignore)
 
 
 def test_undisturbed_work_is_not_called_interrupted():
-    back = workers.spread(jobs.fails_on_seed_two, [0, 1], num_workers=1, on_update=ignore)
+    back = worker_pool.spread(jobs.fails_on_seed_two, [0, 1], num_workers=1, on_update=ignore)
     assert back == ([[0, 1]], False)
 
 
@@ -53,7 +53,7 @@ def test_several_workers_share_the_seeds_and_stop_together():
         if len(updates) == 2:  # both are at work: Ctrl-C
             os.kill(os.getpid(), signal.SIGINT)
 
-    back = workers.spread(jobs.until_stopped, [7, 8, 9], num_workers=2, on_update=on_update)
+    back = worker_pool.spread(jobs.until_stopped, [7, 8, 9], num_workers=2, on_update=on_update)
     assert back.interrupted
     assert back.results == [
         {"seeds": [7, 9], "stopped": True, "threads": 1},
@@ -64,23 +64,23 @@ def test_several_workers_share_the_seeds_and_stop_together():
 
 def test_a_workers_failure_comes_with_its_traceback(monkeypatch):
     # The worker's side is run here, without a process: only its messages matter.
-    monkeypatch.setattr(workers.signal, "signal", lambda *ignored: None)
+    monkeypatch.setattr(worker_pool.signal, "signal", lambda *ignored: None)
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    workers._work(jobs.fails_on_seed_two, [1, 2], theirs, threading.Event())
+    worker_pool._work(jobs.fails_on_seed_two, [1, 2], theirs, threading.Event())
     with pytest.raises(RuntimeError, match=r"worker 0 failed:(.|\n)*ZeroDivisionError: seed two"):
-        workers._collect([ours], ignore)
+        worker_pool._collect([ours], ignore)
 
 
 def test_a_dead_worker_is_noticed():
     with pytest.raises(RuntimeError, match=r"worker \d ended without a result"):
-        workers.spread(jobs.dies, [1, 2], num_workers=2, on_update=ignore)
+        worker_pool.spread(jobs.dies, [1, 2], num_workers=2, on_update=ignore)
 
 
 def test_one_thread_is_given_back():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with workers.one_thread():
+        with worker_pool.one_thread():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:
