@@ -1,4 +1,3 @@
-import csv
 import json
 import platform
 import shutil
@@ -9,63 +8,6 @@ import torch
 
 import kondo
 from kondo_lab import provenance
-from kondo_lab.summary import curve
-from lab.examples import comparison
-
-
-def test_a_new_folder_is_made(tmp_path):
-    wanted = tmp_path / "a" / "demo"
-    assert provenance.claim_folder(wanted) == wanted
-    assert wanted.is_dir()
-
-
-@pytest.mark.parametrize("name", provenance.FILES)
-def test_a_folder_with_results_is_left_alone(tmp_path, name):
-    wanted = tmp_path / "demo"
-    wanted.mkdir()
-    (wanted / name).write_text("old")
-    assert provenance.claim_folder(wanted) == tmp_path / "demo-2"
-    assert provenance.claim_folder(wanted) == tmp_path / "demo-3"
-    assert (wanted / name).read_text() == "old"
-
-
-def test_a_folder_with_other_things_is_used(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    assert provenance.claim_folder(tmp_path) == tmp_path
-
-
-def test_the_current_folder_can_be_named(tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    first, second = (provenance.claim_folder(provenance.Path(".")) for _ in range(2))
-    assert (first, second) == (tmp_path / "here", tmp_path / "here-2")
-
-
-def test_a_file_in_the_way_is_an_error(tmp_path):
-    (tmp_path / "demo").write_text("a file")
-    with pytest.raises(OSError, match="exists"):
-        provenance.claim_folder(tmp_path / "demo")
-
-
-def test_a_released_folder_is_gone_unless_something_else_is_in_it(tmp_path):
-    provenance.release_folder(provenance.claim_folder(tmp_path / "demo"))
-    assert not (tmp_path / "demo").exists()
-    (tmp_path / "notes.txt").write_text("mine")
-    provenance.release_folder(provenance.claim_folder(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_curves_hold_every_point_of_every_run(tmp_path):
-    results = comparison()
-    provenance.write_curves(tmp_path / "curves.csv", results)
-    with (tmp_path / "curves.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert len(lines) == 12 * 40
-    last = [line for line in lines if line["method"] == "DG-K (3%)" and line["seed"] == "1"][39]
-    assert (last["task"], last["samples"], last["backward_passes"]) == ("digits", "4000", "120")
-    expected = curve(results[5].records)[-1]
-    assert float(last["error"]) == pytest.approx(expected.error)
-    assert float(last["learner_seconds"]) == pytest.approx(expected.learner_seconds)
 
 
 def test_manifest_is_json(tmp_path):

@@ -14,10 +14,18 @@ def ignore(worker, sent):
     pass
 
 
+def spread(job, seeds, num_workers, on_update=ignore):
+    """Spread as the runner does: the first Ctrl-C asks to stop."""
+    stop = threading.Event()
+    with worker_pool.stop_on_interrupt(stop):
+        return worker_pool.spread(
+            job, seeds, num_workers=num_workers, stopped=stop.is_set, on_update=on_update
+        )
+
+
 def test_one_worker_runs_here_and_ctrl_c_only_asks_it_to_stop():
     handler = signal.getsignal(signal.SIGINT)
-    back = worker_pool.spread(jobs.interrupts_itself, [4, 5], num_workers=1, on_update=ignore)
-    assert back == ([(False, True)], True)
+    assert spread(jobs.interrupts_itself, [4, 5], num_workers=1) == [(False, True)]
     assert signal.getsignal(signal.SIGINT) is handler
 
 
@@ -37,12 +45,7 @@ def test_a_second_ctrl_c_interrupts_at_once():
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        worker_pool.spread(twice, [1], num_workers=1, on_update=ignore)
-
-
-def test_undisturbed_work_is_not_called_interrupted():
-    back = worker_pool.spread(jobs.fails_on_seed_two, [0, 1], num_workers=1, on_update=ignore)
-    assert back == ([[0, 1]], False)
+        spread(twice, [1], num_workers=1)
 
 
 def test_several_workers_share_the_seeds_and_stop_together():
@@ -53,9 +56,7 @@ def test_several_workers_share_the_seeds_and_stop_together():
         if len(updates) == 2:  # both are at work: Ctrl-C
             os.kill(os.getpid(), signal.SIGINT)
 
-    back = worker_pool.spread(jobs.until_stopped, [7, 8, 9], num_workers=2, on_update=on_update)
-    assert back.interrupted
-    assert back.results == [
+    assert spread(jobs.until_stopped, [7, 8, 9], 2, on_update) == [
         {"seeds": [7, 9], "stopped": True, "threads": 1},
         {"seeds": [8], "stopped": True, "threads": 1},
     ]
@@ -68,12 +69,12 @@ def test_a_workers_failure_comes_with_its_traceback(monkeypatch):
     ours, theirs = multiprocessing.Pipe(duplex=False)
     worker_pool._work(jobs.fails_on_seed_two, [1, 2], theirs, threading.Event())
     with pytest.raises(RuntimeError, match=r"worker 0 failed:(.|\n)*ZeroDivisionError: seed two"):
-        worker_pool._collect([ours], ignore)
+        worker_pool._collect([ours], ignore, lambda: None)
 
 
 def test_a_dead_worker_is_noticed():
     with pytest.raises(RuntimeError, match=r"worker \d ended without a result"):
-        worker_pool.spread(jobs.dies, [1, 2], num_workers=2, on_update=ignore)
+        spread(jobs.dies, [1, 2], num_workers=2)
 
 
 def test_one_thread_is_given_back():

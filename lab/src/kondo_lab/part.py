@@ -4,7 +4,7 @@ A part knows nothing of files: it is given a `Context`, reports progress, and re
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,16 @@ class Record(NamedTuple):
 
 
 class Stopped(Exception):  # noqa: N818 (a request granted, not an error)
-    """Raised by a part that was told to stop before its end."""
+    """Raised by a part that was told to stop before its end.
+
+    Args:
+        name: of the part.
+        records: made so far, for the analysis of the stopped run. A resumed run makes them again.
+    """
+
+    def __init__(self, name: str = "", records: Sequence[Record] = ()):
+        super().__init__(name)
+        self.records = records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,8 +15,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from kondo_lab import figures, provenance
-from kondo_lab.part import Part, Stopped
+from kondo_lab import provenance
+from kondo_lab.part import Part, Record, Stopped
 from kondo_lab.studies import plotting, records, runner
 from kondo_lab.studies.study import Analysis
 from lab.studies import toy
@@ -368,7 +369,7 @@ def test_analysis_is_drawn_in_the_labs_style(out, console):
         return toy.analyse(table, settings)
 
     runner.run(toy.order(out, toy.study(analyse=analyse)), console)
-    assert seen == {"grid": figures.RC["grid.color"]}
+    assert seen == {"grid": plotting.RC["grid.color"]}
 
 
 def test_progress_counts_work_and_shows_notes(out, console, monkeypatch):
@@ -447,3 +448,39 @@ def test_stopped_is_no_error_of_the_part(out, console):
         return [toy.study().parts(settings)[0], Part(name="halt", run=halt)]
 
     assert runner.run(toy.order(out, toy.study(parts=parts)), console).stopped
+
+
+def test_records_of_a_stopped_part_are_analysed_and_made_again_when_resumed(out, console):
+    def parts(settings):
+        def run(context):
+            made = [
+                Record("first", "PG", math.nan, seed, 1, 100, 3, "error", 0.5) for seed in (0, 1)
+            ]
+            if stopping:
+                raise Stopped("first", made)
+            return [record._replace(step=2, value=0.25) for record in made]
+
+        return [Part(name="first", run=run)]
+
+    stopping = True
+    outcome = runner.run(toy.order(out, toy.study(parts=parts)), console)
+    assert outcome.stopped
+    assert outcome.analysis.headline[0].ours == 0.5
+    stopping = False
+    outcome = runner.run(toy.order(out, toy.study(parts=parts)), console)
+    assert not outcome.stopped
+    assert outcome.analysis.headline[0].ours == 0.25
+    assert records.read(out / "records.csv.gz")["step"].tolist() == [2, 2]
+
+
+def test_a_numbered_folder_is_free_or_holds_the_same_unfinished_run(tmp_path, console, monkeypatch):
+    wanted = tmp_path / "toy"
+    assert runner.numbered(toy.order(wanted)).out == wanted
+    runner.run(toy.order(wanted), console)
+    assert runner.numbered(toy.order(wanted)).out == tmp_path / "toy-2"
+    stopped_run(tmp_path / "toy-2", console)
+    assert runner.numbered(toy.order(wanted)).out == tmp_path / "toy-2"
+    other = toy.order(wanted, num_seeds=4)
+    assert runner.numbered(other).out == tmp_path / "toy-3"
+    monkeypatch.chdir(wanted)
+    assert runner.numbered(toy.order(Path("."))).out == tmp_path / "toy-2"

@@ -35,6 +35,23 @@ def test_the_headline_fits_and_loses_no_number():
     assert text.splitlines()[-1].split() == ["Fig", "3", "PG", "error", "all", "-", "-", "1"]
 
 
+def test_numbers_without_a_paper_stand_side_by_side():
+    lines = [
+        headline("digits", "PG [dense]", "error", 300_000, ours=0.1074, se=0.0055, seeds=2),
+        headline("digits", "PG [dense]", "passes", 300_000, ours=9000.0, seeds=2),
+        headline("reversal", "PG [dense]", "passes", 60_000, ours=1800.0, seeds=2),
+    ]
+    text = printed(table.headline(lines))
+    rows = [line.split() for line in text.splitlines() if "PG" in line]
+    assert rows == [
+        ["digits", "PG", "[dense]", "300,000", "0.1074", "±0.0055", "9000"],
+        ["reversal", "PG", "[dense]", "60,000", "-", "1800"],
+    ]
+    many = [headline("a", "PG", f"metric {i}", "", ours=1.0) for i in range(7)]
+    assert "verdict" in printed(table.headline(many))
+    assert "verdict" not in printed(table.headline(many[:6]))
+
+
 def test_studies_are_listed_with_paper_and_claim():
     text = printed(table.studies([toy.study(paper="Fig [1]")]))
     assert text.splitlines()[-1].split() == ["toy", "Fig", "[1]", "Counting", "works."]

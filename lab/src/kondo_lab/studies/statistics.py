@@ -5,13 +5,13 @@
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from kondo_lab import summary
 from kondo_lab.studies.study import FrontierPoint
 
 TOLERANCE = 0.1
@@ -60,7 +60,9 @@ class Reach(NamedTuple):
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of one number per seed, and its standard error."""
-    return Estimate(*summary.estimate(values), len(values))
+    mean, count = statistics.fmean(values), len(values)
+    se = statistics.stdev(values) / math.sqrt(count) if count > 1 else math.nan
+    return Estimate(mean, se, count)
 
 
 def select(

@@ -136,3 +136,5 @@ class Study:
     analyse: "Callable[[pandas.DataFrame, Any], Analysis]"
     """(records, one column per field of Record; settings) -> analysis. Some parts may be missing
     when a run was stopped early: skip what they feed."""
+    cpu_only: bool = False
+    """Whether it trains on the CPU wherever it runs."""

@@ -153,7 +153,7 @@ def _costs(settings: Settings, task: str, context: Context) -> tuple[list[Record
 
 def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Iterator[Record]:
     """Run for real, and simulate the same on as many cores; setting: actors."""
-    from kondo_lab.studies.scale import real
+    from kondo_lab.studies.scale import real_runs
 
     kinds = [(s, a, m) for s in range(settings.seeds) for a in settings.real_actors for m in MODES]
     for done, (seed, actors, mode) in enumerate(kinds):
@@ -169,7 +169,7 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
             spares=0,
             start_timeout=START_TIMEOUT,
         )
-        seen = real.observe(
+        seen = real_runs.observe(
             _setup(task),
             chosen,
             seconds=settings.real_seconds,
