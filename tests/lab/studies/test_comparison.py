@@ -4,7 +4,7 @@ import pytest
 
 from kondo_lab.part import Record
 from kondo_lab.studies import comparison, records
-from kondo_lab.studies.statistics import Estimate
+from kondo_lab.studies.study import Estimate
 from tolerances import assert_close
 
 

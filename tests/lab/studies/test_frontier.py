@@ -12,7 +12,8 @@ from kondo_lab.studies import records, runner, statistics
 from kondo_lab.studies.frontier import STUDY, analysis, compared_gates, points
 from kondo_lab.studies.frontier.run import logged
 from kondo_lab.studies.frontier.settings import settings
-from kondo_lab.studies.statistics import Cost, Estimate, Reach
+from kondo_lab.studies.statistics import Cost, Reach
+from kondo_lab.studies.study import Estimate
 from lab.studies import toy
 
 FULL = settings("full", None)

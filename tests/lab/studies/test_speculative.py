@@ -13,7 +13,8 @@ from kondo_lab.studies import records, runner
 from kondo_lab.studies.speculative import STUDY, analysis, draft_agreement, drafts, points
 from kondo_lab.studies.speculative.run import logged
 from kondo_lab.studies.speculative.settings import settings
-from kondo_lab.studies.statistics import Cost, Estimate, Reach
+from kondo_lab.studies.statistics import Cost, Reach
+from kondo_lab.studies.study import Estimate
 from lab.population import toys
 from lab.studies import toy
 from tolerances import assert_close

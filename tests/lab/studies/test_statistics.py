@@ -4,7 +4,8 @@ import pytest
 
 from kondo_lab.part import Record
 from kondo_lab.studies import records, statistics
-from kondo_lab.studies.statistics import Cost, Estimate
+from kondo_lab.studies.statistics import Cost
+from kondo_lab.studies.study import Estimate
 
 
 def table(*rows, part="a"):

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo_lab.provenance import atomically
-from kondo_lab.studies.statistics import Estimate
+from kondo_lab.studies.study import Estimate
 
 Axis = Literal["step", "forward", "backward"]
 """What a curve of `statistics.curve` can be drawn against."""

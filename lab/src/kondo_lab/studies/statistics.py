@@ -12,21 +12,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kondo_lab.studies.study import FrontierPoint
+from kondo_lab.studies.study import Estimate, FrontierPoint
 
 TOLERANCE = 0.1
 """How far, relatively, the nearest logged step may lie from the one asked for."""
 
 _PLACE = ["part", "series", "setting", "step", "metric"]
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds."""
-
-    mean: float
-    se: float
-    """Standard error; NaN for a single seed."""
-    seeds: int
 
 
 class Cost(NamedTuple):

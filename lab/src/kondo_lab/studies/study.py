@@ -40,31 +40,39 @@ class Headline(NamedTuple):
     verdict: Verdict
 
 
+class Estimate(NamedTuple):
+    """A mean over seeds."""
+
+    mean: float
+    se: float = math.nan
+    """Standard error; NaN where there is none, as for a single seed."""
+    seeds: int = 1
+
+
 def headline(
     figure: str,
     series: str,
     metric: str,
     x: float | str,
+    ours: Estimate | float,
     *,
-    ours: float,
     paper: float | None = None,
-    se: float | None = None,
-    seeds: int = 1,
 ) -> Headline:
     """Return a line with its verdict: within 20% of the paper's number, or 2 standard errors.
 
     Example:
         >>> from kondo_lab.studies.study import headline
-        >>> headline("Kondo Fig 1", "DG", "online error", 1e6, paper=0.0163, ours=0.0171).verdict
+        >>> headline("Kondo Fig 1", "DG", "online error", 1e6, 0.0171, paper=0.0163).verdict
         'matches'
     """
-    se = None if se is None or math.isnan(se) else se
+    found = ours if isinstance(ours, Estimate) else Estimate(ours)
+    se = None if math.isnan(found.se) else found.se
     verdict: Verdict = ""
     if paper is not None:
-        distance = abs(ours - paper)
+        distance = abs(found.mean - paper)
         close = distance <= 0.2 * abs(paper) or (se is not None and distance <= 2 * se)
         verdict = "matches" if close else "differs"
-    return Headline(figure, series, metric, x, paper, ours, se, seeds, verdict)
+    return Headline(figure, series, metric, x, paper, found.mean, se, found.seeds, verdict)
 
 
 def ordering(

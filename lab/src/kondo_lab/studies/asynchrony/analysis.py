@@ -24,8 +24,7 @@ from kondo_lab.studies.asynchrony.run import (
 )
 from kondo_lab.studies.asynchrony.settings import Settings
 from kondo_lab.studies.learner_error import LEARNER_ERROR
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 FIGURE = "beyond the paper"
 METRICS = (LEARNER_ERROR, TEST, ONLINE)
@@ -112,7 +111,7 @@ def _differences(
 
 def _age_lines(records: pd.DataFrame, there: list[str]) -> list[Headline]:
     return [
-        headline(FIGURE, crew, "mean age of the weights on Ray", "", ours=mean_age(records, crew))
+        headline(FIGURE, crew, "mean age of the weights on Ray", "", mean_age(records, crew))
         for crew in there
     ]
 
@@ -130,9 +129,7 @@ def _error_lines(records: pd.DataFrame, settings: Settings, there: list[str]) ->
                             named(method, how),
                             f"{metric}, crew {crew}, by mean age",
                             mean_age(records, crew),
-                            ours=own.mean,
-                            se=own.se,
-                            seeds=own.seeds,
+                            own,
                         )
                     )
     return lines
@@ -144,9 +141,7 @@ def _difference_line(records: pd.DataFrame, one: Difference) -> Headline:
         f"{one.method}, {one.twin} - {ON_RAY}",
         f"{one.metric}, crew {one.crew}, by mean age",
         mean_age(records, one.crew),
-        ours=one.value,
-        se=one.se,
-        seeds=one.seeds,
+        Estimate(one.value, one.se, one.seeds),
     )
 
 
@@ -156,7 +151,7 @@ def _share_lines(found: list[Difference]) -> list[Headline]:
         for metric in METRICS:
             own = [one.within for one in found if (one.twin, one.metric) == (twin, metric)]
             name = f"share of {metric}s within 2 standard errors of those {ON_RAY}"
-            lines.append(headline(FIGURE, twin, name, "", ours=sum(own) / len(own)))
+            lines.append(headline(FIGURE, twin, name, "", sum(own) / len(own)))
     return lines
 
 

@@ -11,7 +11,7 @@ from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.run import GATE, PG, PG_FITTED
 from kondo_lab.studies.bandit_kondo.settings import Settings
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 BATCH = 100
 """B of the headline's pB."""
@@ -58,10 +58,8 @@ def _ranking_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                     f"additive, K={num_arms}",
                     "alpha*",
                     p,
+                    found,
                     paper=round(theory, 3),
-                    ours=found.mean,
-                    se=found.se,
-                    seeds=found.seeds,
                 )
             )
     kept = records[records["metric"] == "failures delight keeps"]["value"]
@@ -71,9 +69,8 @@ def _ranking_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             "delight",
             "failures kept before a success, most in any batch",
             "",
+            Estimate(float(kept.max()), seeds=settings.ranking_seeds),
             paper=0.0,
-            ours=float(kept.max()),
-            seeds=settings.ranking_seeds,
         )
     )
     return lines
@@ -106,32 +103,20 @@ def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 GATE,
                 f"{metric}, largest of any p, K and seed, {ROUNDING} decimals",
                 "",
+                Estimate(round(largest, ROUNDING), seeds=settings.seeds),
                 paper=0.0,
-                ours=round(largest, ROUNDING),
-                seeds=settings.seeds,
             )
         )
     for p in settings.moment_probs:
         series = f"{GATE}, K={settings.moment_arms[0]}"
         share = statistics.final(records, "moments", series, "kept share", setting=p)
-        paid = statistics.Estimate(share.mean * BATCH, share.se * BATCH, share.seeds)
+        paid = Estimate(share.mean * BATCH, share.se * BATCH, share.seeds)
         lines.append(_line(series, f"backward passes of a batch of {BATCH}", p, p * BATCH, paid))
     return lines
 
 
-def _line(
-    series: str, metric: str, p: float, theory: float, found: statistics.Estimate
-) -> Headline:
-    return headline(
-        "Kondo Prop 1",
-        series,
-        metric,
-        p,
-        paper=theory,
-        ours=found.mean,
-        se=found.se,
-        seeds=found.seeds,
-    )
+def _line(series: str, metric: str, p: float, theory: float, found: Estimate) -> Headline:
+    return headline("Kondo Prop 1", series, metric, p, found, paper=theory)
 
 
 def _success_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
@@ -193,9 +178,8 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 PG,
                 f"backward passes to cosine {settings.cosine_target:g}",
                 p,
+                Estimate(needed, seeds=settings.cosine_seeds),
                 paper=theory,
-                ours=needed,
-                seeds=settings.cosine_seeds,
             )
         )
     for name, expected in ((PG, 2.0), (PG_FITTED, None)):
@@ -205,9 +189,8 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 name,
                 f"exponent of 1/p in the passes to cosine {settings.cosine_target:g}",
                 "",
+                Estimate(_exponent(records, name, settings), seeds=settings.cosine_seeds),
                 paper=expected,
-                ours=_exponent(records, name, settings),
-                seeds=settings.cosine_seeds,
             )
         )
     return lines

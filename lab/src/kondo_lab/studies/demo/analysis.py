@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.demo.run import ONLINE, STAGES, TASKS, TEST, compared
 from kondo_lab.studies.demo.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 LEARNER = {"gate": "#e69f00", "forward": "#56b4e9", "backward": "#0072b2"}
 """The learner's stages and their colours."""
@@ -105,11 +104,9 @@ def _lines(task: str, table: Sequence[Row]) -> list[Headline]:
             "loop speed-up": row.loop_speed_up(baseline),
         }
         for metric, value in numbers.items():
-            mean, se = value[:2] if isinstance(value, Estimate) else (value, None)
-            seeds = row.error.seeds
-            lines.append(
-                headline(task, row.method, metric, row.samples, ours=mean, se=se, seeds=seeds)
-            )
+            if not isinstance(value, Estimate):
+                value = Estimate(value, seeds=row.error.seeds)
+            lines.append(headline(task, row.method, metric, row.samples, value))
     return lines
 
 

@@ -11,7 +11,7 @@ from kondo_lab.studies.lm_rl import assignments, drawing, failures, runs, tuning
 from kondo_lab.studies.lm_rl.runs import AXES, DENSE, LEARNER, LOOP, Arena, Reach, SpeedUp
 from kondo_lab.studies.lm_rl.settings import Field, Settings, percent
 from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
 
 FIGURE = "beyond the papers"
 AIM_DENSE, AIM_OTHERS = 5.0, 1.5
@@ -36,9 +36,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
 
 
 def _line(
-    series: str, metric: str, x: str, value: float, se: float | None = None, seeds: int = 1
+    series: str, metric: str, x: str, value: float, se: float = math.nan, seeds: int = 1
 ) -> Headline:
-    return headline(FIGURE, series, metric, x, ours=value, se=se, seeds=seeds)
+    return headline(FIGURE, series, metric, x, Estimate(value, se, seeds))
 
 
 def _add_starts(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:

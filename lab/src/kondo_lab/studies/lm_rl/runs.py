@@ -20,7 +20,8 @@ from kondo_lab.language import updates
 from kondo_lab.studies.lm_rl import assignments
 from kondo_lab.studies.lm_rl.settings import Field, Settings
 from kondo_lab.studies.lm_rl.tuning import LAST, QUALITY
-from kondo_lab.studies.statistics import Estimate, estimate
+from kondo_lab.studies.statistics import estimate
+from kondo_lab.studies.study import Estimate
 
 ROLLOUTS, TOKENS = "rollouts", "tokens differentiated"
 LEARNER, LOOP = "learner seconds", "loop seconds"

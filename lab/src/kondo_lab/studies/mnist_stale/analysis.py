@@ -61,10 +61,8 @@ def _error_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[H
                         name,
                         f"{metric}, {NAMES[part]}, by delay",
                         delay,
+                        found,
                         paper=known,
-                        ours=found.mean,
-                        se=found.se,
-                        seeds=found.seeds,
                     )
                 )
     return lines
@@ -93,8 +91,8 @@ def _factor_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[
                     f"{name} / DG",
                     f"{LEARNER_ERROR}, {NAMES[part]}, by delay",
                     delay,
+                    factor(records, part, name, delay),
                     paper=PAPER_FACTOR if at_paper else None,
-                    ours=factor(records, part, name, delay),
                 )
             )
         means = {

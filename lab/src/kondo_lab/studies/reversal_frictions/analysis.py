@@ -20,8 +20,7 @@ from kondo_lab.studies.reversal_frictions.run import (
     sweeps,
 )
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 FIGURE = "Distributed, four frictions"
 SOLVED = 0.25
@@ -108,15 +107,7 @@ def _lines_of(
     """
     found = {method: at_end(records, part, series, x) for method, series in names.items()}
     lines = [
-        headline(
-            FIGURE,
-            method,
-            f"{LEARNER_ERROR}, {where}",
-            x,
-            ours=value.mean,
-            se=value.se,
-            seeds=value.seeds,
-        )
+        headline(FIGURE, method, f"{LEARNER_ERROR}, {where}", x, value)
         for method, value in found.items()
     ]
     means = {method: value.mean for method, value in found.items()}
@@ -133,8 +124,8 @@ def _lines_of(
             f"{best} / DG, the best of the others",
             f"{LEARNER_ERROR}, {where}",
             x,
+            means[best] / max(means["DG"], least),
             paper=PAPER_FACTOR if _full(settings) else None,
-            ours=means[best] / max(means["DG"], least),
         )
     )
     return lines
@@ -187,15 +178,7 @@ def _together_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
         lines += _lines_of(records, settings, TOGETHER, names, "all frictions, by H", length)
     solved = {method: longest(records, method) for method in names}
     lines += [
-        headline(
-            FIGURE,
-            method,
-            "longest length with error below 25%, all frictions",
-            "",
-            ours=value.mean,
-            se=value.se,
-            seeds=value.seeds,
-        )
+        headline(FIGURE, method, "longest length with error below 25%, all frictions", "", value)
         for method, value in solved.items()
     ]
     for method in baselines(settings):
@@ -206,8 +189,8 @@ def _together_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
                 f"DG / {method}",
                 "longest length with error below 25%, all frictions",
                 "",
+                solved["DG"].mean / theirs if theirs > 0 else math.inf,
                 paper=PAPER_LENGTHS if _full(settings) else None,
-                ours=solved["DG"].mean / theirs if theirs > 0 else math.inf,
             )
         )
     return lines
