@@ -123,26 +123,17 @@ def _error_lines(records: pd.DataFrame, settings: Settings, there: list[str]) ->
             for how in HOWS:
                 for metric in METRICS:
                     own = error(records, crew, named(method, how), metric)
-                    lines.append(
-                        headline(
-                            FIGURE,
-                            named(method, how),
-                            f"{metric}, crew {crew}, by mean age",
-                            mean_age(records, crew),
-                            own,
-                        )
-                    )
+                    what = f"{metric}, crew {crew}, by mean age"
+                    name = named(method, how)
+                    lines.append(headline(FIGURE, name, what, mean_age(records, crew), own))
     return lines
 
 
 def _difference_line(records: pd.DataFrame, one: Difference) -> Headline:
-    return headline(
-        FIGURE,
-        f"{one.method}, {one.twin} - {ON_RAY}",
-        f"{one.metric}, crew {one.crew}, by mean age",
-        mean_age(records, one.crew),
-        Estimate(one.value, one.se, one.seeds),
-    )
+    metric = f"{one.metric}, crew {one.crew}, by mean age"
+    ours = Estimate(one.value, one.se, one.seeds)
+    name = f"{one.method}, {one.twin} - {ON_RAY}"
+    return headline(FIGURE, name, metric, mean_age(records, one.crew), ours)
 
 
 def _share_lines(found: list[Difference]) -> list[Headline]:

@@ -77,11 +77,8 @@ def _gap_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     for metric, name in names.items():
         for error in settings.gap_errors:
             found = ratio(records, metric, error)
-            lines.append(
-                headline(
-                    "DG Prop 1", "DG/PG", name, error, found, paper=theory(settings, error)[metric]
-                )
-            )
+            known = theory(settings, error)[metric]
+            lines.append(headline("DG Prop 1", "DG/PG", name, error, found, paper=known))
     return lines
 
 

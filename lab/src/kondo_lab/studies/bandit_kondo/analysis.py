@@ -52,27 +52,12 @@ def _ranking_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             if theory <= 0:
                 continue  # any alpha ranks successes first: there is nothing to search
             found = statistics.final(records, "ranking", f"K={num_arms}", "alpha*", setting=p)
-            lines.append(
-                headline(
-                    "Kondo Prop 2",
-                    f"additive, K={num_arms}",
-                    "alpha*",
-                    p,
-                    found,
-                    paper=round(theory, 3),
-                )
-            )
+            name, known = f"additive, K={num_arms}", round(theory, 3)
+            lines.append(headline("Kondo Prop 2", name, "alpha*", p, found, paper=known))
     kept = records[records["metric"] == "failures delight keeps"]["value"]
-    lines.append(
-        headline(
-            "Kondo Prop 2",
-            "delight",
-            "failures kept before a success, most in any batch",
-            "",
-            Estimate(float(kept.max()), seeds=settings.ranking_seeds),
-            paper=0.0,
-        )
-    )
+    metric = "failures kept before a success, most in any batch"
+    ours = Estimate(float(kept.max()), seeds=settings.ranking_seeds)
+    lines.append(headline("Kondo Prop 2", "delight", metric, "", ours, paper=0.0))
     return lines
 
 
@@ -97,16 +82,9 @@ def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     gated = records[(records["part"] == "moments") & records["series"].str.startswith(GATE)]
     for metric in (VARIANCE, "1 - cosine of the mean"):
         largest = float(gated[gated["metric"] == metric]["value"].abs().max())
-        lines.append(
-            headline(
-                "Kondo Prop 1",
-                GATE,
-                f"{metric}, largest of any p, K and seed, {ROUNDING} decimals",
-                "",
-                Estimate(round(largest, ROUNDING), seeds=settings.seeds),
-                paper=0.0,
-            )
-        )
+        what = f"{metric}, largest of any p, K and seed, {ROUNDING} decimals"
+        ours = Estimate(round(largest, ROUNDING), seeds=settings.seeds)
+        lines.append(headline("Kondo Prop 1", GATE, what, "", ours, paper=0.0))
     for p in settings.moment_probs:
         series = f"{GATE}, K={settings.moment_arms[0]}"
         share = statistics.final(records, "moments", series, "kept share", setting=p)
@@ -172,16 +150,9 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         )
         if math.isnan(needed):
             continue
-        lines.append(
-            headline(
-                "Kondo Prop 1",
-                PG,
-                f"backward passes to cosine {settings.cosine_target:g}",
-                p,
-                Estimate(needed, seeds=settings.cosine_seeds),
-                paper=theory,
-            )
-        )
+        metric = f"backward passes to cosine {settings.cosine_target:g}"
+        ours = Estimate(needed, seeds=settings.cosine_seeds)
+        lines.append(headline("Kondo Prop 1", PG, metric, p, ours, paper=theory))
     for name, expected in ((PG, 2.0), (PG_FITTED, None)):
         lines.append(
             headline(

@@ -154,26 +154,11 @@ def _corollary_lines(exact: Exact, settings: Settings) -> list[Headline]:
                 paper=-1 / (2 * eta),
             )
         )
-    lines.append(
-        headline(
-            "Distributed Cor 1",
-            PG,
-            "exponent of delta, signal over contamination",
-            where,
-            _slope(exact, PG, settings),
-            paper=1.0,
-        )
-    )
-    lines.append(
-        headline(
-            BEYOND,
-            IS,
-            f"cosine, {where}",
-            last,
-            _exact(exact, "expected", IS, f"{COSINE}, {where}", last),
-            paper=1.0,
-        )
-    )
+    what = "exponent of delta, signal over contamination"
+    ours = _slope(exact, PG, settings)
+    lines.append(headline("Distributed Cor 1", PG, what, where, ours, paper=1.0))
+    own = _exact(exact, "expected", IS, f"{COSINE}, {where}", last)
+    lines.append(headline(BEYOND, IS, f"cosine, {where}", last, own, paper=1.0))
     return lines
 
 

@@ -99,16 +99,9 @@ def _paper_mnist(records: pd.DataFrame, task: Task, points: Sequence[Point]) -> 
             gain = known["PG"].cost(ratio) / known[series].cost(ratio)
             if math.isnan(gain):
                 continue
-            found.append(
-                headline(
-                    "Kondo Fig 3",
-                    series,
-                    f"speed-up over PG to {task.label}",
-                    f"c = {ratio}",
-                    Estimate(gain, seeds=known[series].reach.reached),
-                    paper=paper,
-                )
-            )
+            metric = f"speed-up over PG to {task.label}"
+            own = Estimate(gain, seeds=known[series].reach.reached)
+            found.append(headline("Kondo Fig 3", series, metric, f"c = {ratio}", own, paper=paper))
     return found
 
 

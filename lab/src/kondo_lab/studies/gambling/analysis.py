@@ -74,11 +74,8 @@ def _luck_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 continue
             metric = "share of lucky draws"
             found = statistics.final(records, "luck", f"p={p:g}", metric, setting=ratio)
-            lines.append(
-                headline(
-                    "Kondo Prop 3", f"p={p:g}", "Pr(U > 0 | bad arm)", ratio, found, paper=theory
-                )
-            )
+            what = "Pr(U > 0 | bad arm)"
+            lines.append(headline("Kondo Prop 3", f"p={p:g}", what, ratio, found, paper=theory))
     return lines
 
 
@@ -111,16 +108,8 @@ def _claim_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         ratio: _difference(records, "equal-noise", "DG", "PG", ratio) for ratio in settings.ratios
     }
     worst = max(lead, key=lambda ratio: lead[ratio].mean)
-    lines.append(
-        headline(
-            "Kondo Prop 3",
-            "DG - PG",
-            f"{FINAL}, equal-noise, largest of the sweep",
-            worst,
-            lead[worst],
-            paper=0.0,
-        )
-    )
+    what = f"{FINAL}, equal-noise, largest of the sweep"
+    lines.append(headline("Kondo Prop 3", "DG - PG", what, worst, lead[worst], paper=0.0))
     return lines
 
 

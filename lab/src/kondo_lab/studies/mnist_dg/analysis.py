@@ -95,16 +95,9 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings, probed: list[int]) 
                 steps = list(points) if _full(settings) else [settings.num_steps]
                 for step in steps:
                     found = statistics.at(records, part_name(samples), name, metric, step)
-                    lines.append(
-                        headline(
-                            figure,
-                            f"{method} S={samples}",
-                            metric,
-                            step,
-                            found,
-                            paper=points.get(step),
-                        )
-                    )
+                    theirs = points.get(step)
+                    titled = f"{method} S={samples}"
+                    lines.append(headline(figure, titled, metric, step, found, paper=theirs))
     return lines
 
 

@@ -116,16 +116,8 @@ def _speed_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             if not math.isfinite(found.mean):
                 continue
             known = paper.FIG_3[series][ratio] if _full(settings) else None
-            lines.append(
-                headline(
-                    "Kondo Fig 3",
-                    series,
-                    "speed-up over PG to 5% test error",
-                    ratio,
-                    found,
-                    paper=known,
-                )
-            )
+            metric = "speed-up over PG to 5% test error"
+            lines.append(headline("Kondo Fig 3", series, metric, ratio, found, paper=known))
     return lines
 
 
@@ -280,16 +272,10 @@ def _noise_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 headline(figure, series, ONLINE, level, found) for level, found in errors.items()
             ]
             is_dg = series.startswith("DG,")
-            lines.append(
-                headline(
-                    figure,
-                    series,
-                    f"noise at which the error is {BEARS:g}x",
-                    "",
-                    Estimate(borne[series], seeds=settings.sweep_seeds),
-                    paper=paper.FIG_4_TOLERATED[way] if is_dg and _full(settings) else None,
-                )
-            )
+            metric = f"noise at which the error is {BEARS:g}x"
+            ours = Estimate(borne[series], seeds=settings.sweep_seeds)
+            known = paper.FIG_4_TOLERATED[way] if is_dg and _full(settings) else None
+            lines.append(headline(figure, series, metric, "", ours, paper=known))
         gated, dense = _noise_series(settings, way)[::-1]
         lines.append(ordering(figure, "noise borne", "", paper=[gated, dense], ours=borne))
     return lines
@@ -320,16 +306,10 @@ def _priority_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
     lines += [
         headline("Kondo Fig 5b", "additive mix", ONLINE, mix, found) for mix, found in mixes.items()
     ]
-    lines.append(
-        headline(
-            "Kondo Fig 5b",
-            "additive mix",
-            "weight of surprisal at which the error is 2x",
-            "",
-            Estimate(tolerated(mixes, 2.0), seeds=settings.sweep_seeds),
-            paper=paper.FIG_5_COLLAPSE if _full(settings) else None,
-        )
-    )
+    metric = "weight of surprisal at which the error is 2x"
+    ours = Estimate(tolerated(mixes, 2.0), seeds=settings.sweep_seeds)
+    known = paper.FIG_5_COLLAPSE if _full(settings) else None
+    lines.append(headline("Kondo Fig 5b", "additive mix", metric, "", ours, paper=known))
     for rate in settings.priority_rates:
         errors = {
             series: statistics.final(records, "priorities", series, ONLINE, setting=rate).mean

@@ -55,16 +55,8 @@ def _error_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[H
                     PAPER_DELAY,
                 ):
                     known = PAPER.get(name)
-                lines.append(
-                    headline(
-                        FIGURE,
-                        name,
-                        f"{metric}, {NAMES[part]}, by delay",
-                        delay,
-                        found,
-                        paper=known,
-                    )
-                )
+                what = f"{metric}, {NAMES[part]}, by delay"
+                lines.append(headline(FIGURE, name, what, delay, found, paper=known))
     return lines
 
 
@@ -85,16 +77,10 @@ def _factor_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[
             if name == "DG":
                 continue
             at_paper = _full(settings) and (part, name, delay) == (OLDEST, exact, PAPER_DELAY)
-            lines.append(
-                headline(
-                    FIGURE,
-                    f"{name} / DG",
-                    f"{LEARNER_ERROR}, {NAMES[part]}, by delay",
-                    delay,
-                    factor(records, part, name, delay),
-                    paper=PAPER_FACTOR if at_paper else None,
-                )
-            )
+            metric = f"{LEARNER_ERROR}, {NAMES[part]}, by delay"
+            ours = factor(records, part, name, delay)
+            known = PAPER_FACTOR if at_paper else None
+            lines.append(headline(FIGURE, f"{name} / DG", metric, delay, ours, paper=known))
         means = {
             name: statistics.final(records, part, name, LEARNER_ERROR, setting=delay).mean
             for name in methods(settings)

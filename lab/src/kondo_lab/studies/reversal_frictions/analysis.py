@@ -118,16 +118,11 @@ def _lines_of(
     best = min(baselines(settings), key=lambda method: means[method])
     # A DG that makes no mistake in all its tests is at most this good as far as they can tell.
     least = least_error(records, settings, part, names["DG"], x)
-    lines.append(
-        headline(
-            FIGURE,
-            f"{best} / DG, the best of the others",
-            f"{LEARNER_ERROR}, {where}",
-            x,
-            means[best] / max(means["DG"], least),
-            paper=PAPER_FACTOR if _full(settings) else None,
-        )
-    )
+    metric = f"{LEARNER_ERROR}, {where}"
+    ours = means[best] / max(means["DG"], least)
+    known = PAPER_FACTOR if _full(settings) else None
+    name = f"{best} / DG, the best of the others"
+    lines.append(headline(FIGURE, name, metric, x, ours, paper=known))
     return lines
 
 
@@ -183,16 +178,10 @@ def _together_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
     ]
     for method in baselines(settings):
         theirs = solved[method].mean
-        lines.append(
-            headline(
-                FIGURE,
-                f"DG / {method}",
-                "longest length with error below 25%, all frictions",
-                "",
-                solved["DG"].mean / theirs if theirs > 0 else math.inf,
-                paper=PAPER_LENGTHS if _full(settings) else None,
-            )
-        )
+        metric = "longest length with error below 25%, all frictions"
+        ours = solved["DG"].mean / theirs if theirs > 0 else math.inf
+        known = PAPER_LENGTHS if _full(settings) else None
+        lines.append(headline(FIGURE, f"DG / {method}", metric, "", ours, paper=known))
     return lines
 
 

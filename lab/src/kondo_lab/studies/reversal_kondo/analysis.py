@@ -200,16 +200,8 @@ def _length_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 found = longest(records, series, forward, average=average)
                 if found is None:
                     continue
-                lines.append(
-                    headline(
-                        "Kondo Fig 10",
-                        series,
-                        metric,
-                        forward,
-                        found,
-                        paper=known.get(forward) if average else None,
-                    )
-                )
+                theirs = known.get(forward) if average else None
+                lines.append(headline("Kondo Fig 10", series, metric, forward, found, paper=theirs))
     ends = {name: longest(records, name, end, average=True) for name in _all_series(settings)}
     solved = {name: -found.mean for name, found in ends.items() if found is not None}
     lines += [
