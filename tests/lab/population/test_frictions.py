@@ -340,7 +340,7 @@ def test_a_run_with_frictions_goes_on_from_its_file_bit_by_bit(kind, tmp_path):
         restored.step()
     for name, value in population.parameters.items():
         assert torch.equal(restored.parameters[name], value), name
-    assert restored.read_error() == population.read_error()
+    assert restored.read() == population.read()
 
 
 @programs

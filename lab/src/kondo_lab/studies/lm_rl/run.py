@@ -20,11 +20,12 @@ from functools import partial
 
 import torch
 
-from kondo_lab.language import loop, population, step_seconds, updates
+from kondo_lab.language import loop, step_seconds, updates
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.loop import Learner, Shape
 from kondo_lab.language.population import Member, Population
 from kondo_lab.part import Context, Part, Record
+from kondo_lab.population.run import train
 from kondo_lab.studies.lm_rl import assignments, expected_seconds, starts, tuning
 from kondo_lab.studies.lm_rl.settings import Field, Settings
 from kondo_lab.worker_pool import one_thread
@@ -251,7 +252,7 @@ def _train(
         max_tokens=settings.max_tokens,
         num_held_out=settings.num_held_out,
     )
-    return population.train(
+    return train(
         trained,
         context,
         part=part,
