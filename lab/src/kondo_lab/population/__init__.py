@@ -6,7 +6,7 @@
 - programs.py: what one step of a task does: draw, act, pay; then the loss of kept rows
 - screens.py: draft screens, stale, quantised or narrower stand-ins for the policy
 - frictions.py: actors that are stale, buggy or lucky, and rewards that are wrong
-- graphs.py: CUDA graphs, the same program without the cost of launching it
+- cuda_graphs.py: CUDA graphs, the same program without the cost of launching it
 - train.py: one step of all members: rules, groups, compaction, Adam
 - run.py: many steps of several populations side by side, records, checkpoints
 """

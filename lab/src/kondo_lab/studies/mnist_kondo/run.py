@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Iterable
 from functools import partial
 
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Member, PriorityName, Update
 from kondo_lab.population.run import log_spaced, train
 from kondo_lab.population.train import Population
 from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_kondo.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 
 PRIORITIES: dict[str, PriorityName] = {
     "delight": "delight",

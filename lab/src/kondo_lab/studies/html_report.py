@@ -17,8 +17,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from kondo_lab.output import atomically
-from kondo_lab.studies.report_input import Result, read
+from kondo_lab.provenance import atomically
+from kondo_lab.studies.result_folder import Result, read
 from kondo_lab.studies.study import Headline
 
 VERDICTS = {

@@ -52,6 +52,11 @@ def read(folder: Path) -> Result:
         ValueError: it is not a result folder, or a file in it is not what `kondo run` writes.
     """
     missing = [name for name in NEEDED if not (folder / name).is_file()]
+    if missing == [HEADLINE, CURVES] and (folder / "curves.csv").is_file():
+        raise ValueError(
+            f"folders: {folder} is in the older format of `kondo demo`, which this version cannot "
+            "show. Leave it out or run the demo again."
+        )
     if missing:
         raise ValueError(
             f"folders: {folder} is not a result folder, it lacks {', '.join(missing)}; expected "

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kondo_lab.studies import report
+from kondo_lab.studies import html_report
 from lab.studies.result_folders import (
     FRONTIER,
     HEADLINE,
@@ -22,7 +22,7 @@ from lab.studies.result_folders import (
 
 def written(folders, tmp_path):
     out = tmp_path / "report.html"
-    report.write(folders, out)
+    html_report.write(folders, out)
     return out.read_text(encoding="utf-8")
 
 
@@ -252,7 +252,7 @@ def test_a_study_that_is_there_twice_has_two_anchors(tmp_path):
 
 def test_no_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="folders: expected at least one result folder"):
-        report.write([], tmp_path / "report.html")
+        html_report.write([], tmp_path / "report.html")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "headline.csv", "curves.csv.gz"])
@@ -260,13 +260,13 @@ def test_a_folder_that_is_no_result_folder_is_refused_by_what_it_lacks(tmp_path,
     folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES)
     (folder / name).unlink()
     with pytest.raises(ValueError, match=rf"folders: .*a is not a result folder, it lacks {name};"):
-        report.write([folder], tmp_path / "report.html")
+        html_report.write([folder], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"lacks manifest.json, headline.csv, curves.csv.gz"):
-        report.write([tmp_path / "nowhere"], tmp_path / "report.html")
+        html_report.write([tmp_path / "nowhere"], tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_broken_manifest_is_refused(tmp_path, text, message):
     folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES)
     (folder / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        report.write([folder], tmp_path / "report.html")
+        html_report.write([folder], tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_broken_table_is_refused(tmp_path, name, header, lines, message):
     folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES)
     write_table(folder / name, header, lines)
     with pytest.raises(ValueError, match=message):
-        report.write([folder], tmp_path / "report.html")
+        html_report.write([folder], tmp_path / "report.html")
 
 
 def test_a_study_without_numbers_says_so(tmp_path):

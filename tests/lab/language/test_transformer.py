@@ -3,7 +3,7 @@ import torch
 
 import kondo
 from kondo.lm import CausalLM, TokenRows, backward
-from kondo_lab.language.model import SIZES, Size, StackedLM, compute_dtype, entropy
+from kondo_lab.language.transformer import SIZES, Size, StackedLM, compute_dtype, entropy
 from lab.language import toys
 from oracles import language as oracle
 from tolerances import assert_close

@@ -109,7 +109,7 @@ class StackedLM:
     Example:
         >>> import torch
         >>> from kondo_lab.draws import Draws
-        >>> from kondo_lab.language.model import StackedLM
+        >>> from kondo_lab.language.transformer import StackedLM
         >>> model = StackedLM("toy", prompt_length=3, answer_length=2, num_tokens=10)
         >>> parameters = model.initialise(Draws([0, 1]))
         >>> model.log_prob(parameters, torch.randint(10, (2, 4, 5))).shape
@@ -237,7 +237,7 @@ class StackedLM:
         Example:
             >>> import torch
             >>> from kondo_lab.draws import Draws
-            >>> from kondo_lab.language.model import StackedLM
+            >>> from kondo_lab.language.transformer import StackedLM
             >>> from kondo.lm import CausalLM
             >>> model = StackedLM("toy", prompt_length=3, answer_length=2, num_tokens=10)
             >>> module = model.as_module(model.initialise(Draws([0, 1])), member=1)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from kondo_lab import frictions
 from kondo_lab.population.member import Frictions, Update
+from kondo_lab.studies import learner_error
 from lab.population import toys
 from tolerances import assert_close
 
@@ -22,28 +22,30 @@ def population(program, **options):
 
 
 def test_the_error_on_images_is_one_minus_the_labels_probability(monkeypatch):
-    monkeypatch.setattr(frictions, "IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr(learner_error, "IMAGES_AT_ONCE", 7)
     trained = population(toys.bandit_program())
     data = trained.program.task.data
-    found = frictions.image_error(trained, 25)
+    found = learner_error.image_error(trained, 25)
     for number in range(2):
         twin = toys.single(trained.program, trained.parameters, number)
         probs = twin(data.shown(data.images[:25]).double()).softmax(dim=1)
         right = probs.gather(1, data.labels[:25, None])
-        assert_close(found[frictions.LEARNER_ERROR][number], 1 - right.mean(), dtype=torch.float32)
-    assert found[frictions.DIVERGED].tolist() == [0, 0]
+        assert_close(
+            found[learner_error.LEARNER_ERROR][number], 1 - right.mean(), dtype=torch.float32
+        )
+    assert found[learner_error.DIVERGED].tolist() == [0, 0]
 
 
 def test_no_more_images_are_asked_for_than_there_are():
     trained = population(toys.bandit_program())
-    few, all_of_them = (frictions.image_error(trained, n) for n in (40, 1000))
-    assert_close(few[frictions.LEARNER_ERROR], all_of_them[frictions.LEARNER_ERROR])
+    few, all_of_them = (learner_error.image_error(trained, n) for n in (40, 1000))
+    assert_close(few[learner_error.LEARNER_ERROR], all_of_them[learner_error.LEARNER_ERROR])
 
 
 def test_the_error_on_sequences_is_of_the_learners_own_answers_to_fresh_prompts():
     trained = population(toys.sequence_program())
     rolled = trained.rolled
-    found = frictions.sequence_error(trained, 4000)[frictions.LEARNER_ERROR]
+    found = learner_error.sequence_error(trained, 4000)[learner_error.LEARNER_ERROR]
     assert trained.rolled is rolled
     # By hand: the mean reward of every answer to every prompt, weighted by its probability.
     tokens = torch.cartesian_prod(*[torch.arange(3)] * 3)
@@ -60,11 +62,11 @@ def test_the_error_on_sequences_is_of_the_learners_own_answers_to_fresh_prompts(
 
 def test_looks_at_different_steps_draw_different_prompts_and_leave_training_alone():
     trained, untouched = (population(toys.sequence_program()) for _ in range(2))
-    first = frictions.sequence_error(trained, 50)[frictions.LEARNER_ERROR]
-    again = frictions.sequence_error(trained, 50)[frictions.LEARNER_ERROR]
+    first = learner_error.sequence_error(trained, 50)[learner_error.LEARNER_ERROR]
+    again = learner_error.sequence_error(trained, 50)[learner_error.LEARNER_ERROR]
     assert torch.equal(first, again)
     trained.num_steps += 1
-    other = frictions.sequence_error(trained, 50)[frictions.LEARNER_ERROR]
+    other = learner_error.sequence_error(trained, 50)[learner_error.LEARNER_ERROR]
     assert not torch.equal(first, other)
     for each in (trained, untouched):
         each.step()
@@ -76,18 +78,18 @@ def test_looks_at_different_steps_draw_different_prompts_and_leave_training_alon
 def test_a_policy_that_is_not_finite_has_diverged_and_names_no_label(bad):
     trained = population(toys.bandit_program())
     trained.parameters["2.bias"][1, 0, 0] = bad
-    found = frictions.image_error(trained, 40)
-    assert found[frictions.DIVERGED].tolist() == [0, 1]
-    errors = found[frictions.LEARNER_ERROR].tolist()
+    found = learner_error.image_error(trained, 40)
+    assert found[learner_error.DIVERGED].tolist() == [0, 1]
+    errors = found[learner_error.LEARNER_ERROR].tolist()
     assert errors[0] < 1
     assert errors[1] == 1
     sequences = population(toys.sequence_program())
     sequences.parameters["head"][0] = bad
-    assert frictions.sequence_error(sequences, 20)[frictions.DIVERGED].tolist() == [1, 0]
+    assert learner_error.sequence_error(sequences, 20)[learner_error.DIVERGED].tolist() == [1, 0]
 
 
 def test_importance_weighted_pg_is_named_by_its_cap():
-    assert frictions.capped(math.inf) == "IS-PG"
-    assert frictions.capped(10.0) == "IS-PG cap 10"
-    assert frictions.importance_weighted().max_weight == math.inf
-    assert frictions.importance_weighted(10.0) == Update(loss="is_pg", max_weight=10.0)
+    assert learner_error.capped(math.inf) == "IS-PG"
+    assert learner_error.capped(10.0) == "IS-PG cap 10"
+    assert learner_error.importance_weighted().max_weight == math.inf
+    assert learner_error.importance_weighted(10.0) == Update(loss="is_pg", max_weight=10.0)

@@ -8,6 +8,7 @@ and costs no forward. Dense methods get the same tensor and so are charged no sc
 either; choosing units is not charged to them at all (see `StepRecord.learner_seconds`).
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -31,6 +32,9 @@ class Policy(Protocol):
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
+
+# Errors are means over this share of a run's steps.
+WINDOW_SHARE = 0.05
 
 
 class StepRecord(NamedTuple):
@@ -152,6 +156,16 @@ def warm_up(make_runs: Iterable[Callable[[], TrainingRun[Any]]], *, num_steps: i
         run = make_run()
         for _ in range(num_steps):
             run.step()
+
+
+def window(num_steps: int) -> int:
+    """Return how many steps an error is averaged over."""
+    return max(1, round(WINDOW_SHARE * num_steps))
+
+
+def mean_error(records: Sequence[StepRecord], width: int) -> float:
+    """Return the mean error of the last `width` records."""
+    return statistics.fmean(record.error for record in records[-width:])
 
 
 def _sum(spent: dict[str, float], *stages: str) -> float:

@@ -1,12 +1,11 @@
-"""Where results go and what they come from: a folder of their own, curves.csv and manifest.json."""
+"""Where results come from: the manifest, its environment and commit; and files that are whole."""
 
-import csv
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,50 +13,9 @@ from typing import Any
 import torch
 
 import kondo
-from kondo_lab.summary import CurvePoint, RunResult, curve
-from kondo_lab.workers import usable_cores
+from kondo_lab.worker_pool import usable_cores
 
-REPORT = "report.html"
-FIGURE = "figure.png"
-CURVES = "curves.csv"
 MANIFEST = "manifest.json"
-FILES = (REPORT, FIGURE, CURVES, MANIFEST)
-
-
-def claim_folder(wanted: Path) -> Path:
-    """Return `wanted`, made if need be, or a numbered sibling if it already holds results.
-
-    Raises:
-        OSError: the folder cannot be made or written to, or is a file.
-    """
-    wanted = Path(os.path.abspath(wanted)) if wanted.name in ("", "..") else wanted
-    folder, number = wanted, 1
-    while any((folder / name).exists() for name in FILES):
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    folder.mkdir(parents=True, exist_ok=True)
-    # The manifest marks the folder as taken, also for a second demo started meanwhile.
-    with (folder / MANIFEST).open("x") as manifest:
-        manifest.write("{}\n")
-    return folder
-
-
-def release_folder(folder: Path) -> None:
-    """Give a claimed folder back after a run that left no results."""
-    (folder / MANIFEST).unlink()
-    if not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def write_curves(path: Path, results: Sequence[RunResult]) -> None:
-    """Write one line per point of every run's curve."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["task", "method", "seed", *CurvePoint._fields])
-        for result in results:
-            for point in curve(result.records):
-                numbers = [f"{v:.6g}" if isinstance(v, float) else v for v in point]
-                writer.writerow([result.task, result.method, result.seed, *numbers])
 
 
 def write_manifest(path: Path, content: dict[str, Any]) -> None:

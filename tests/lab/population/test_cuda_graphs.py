@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kondo_lab.population import graphs
-from kondo_lab.population.graphs import Captured
+from kondo_lab.population import cuda_graphs
+from kondo_lab.population.cuda_graphs import Captured
 from lab.population import toys
 from tolerances import assert_close
 
@@ -23,7 +23,7 @@ def test_a_captured_function_works_once_per_call(device):
     for calls in range(1, 8):
         program()
         assert int(total) == calls
-        captured = device.type == "cuda" and calls > graphs.EAGER_CALLS
+        captured = device.type == "cuda" and calls > cuda_graphs.EAGER_CALLS
         assert is_captured(program) is captured
 
 

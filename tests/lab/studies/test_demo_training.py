@@ -3,9 +3,16 @@ import torch
 
 from kondo_lab import methods, seeds
 from kondo_lab.policies import MLP, Transformer
+from kondo_lab.studies.demo.training import (
+    StepRecord,
+    TrainingRun,
+    interleave,
+    mean_error,
+    warm_up,
+    window,
+)
 from kondo_lab.tasks.digits import DigitsBandit
 from kondo_lab.tasks.reversal import Reversal
-from kondo_lab.train import StepRecord, TrainingRun, interleave, warm_up
 
 DG_K = methods.dg_k(0.03)
 
@@ -186,3 +193,14 @@ def test_an_empty_step_does_not_move_the_weights():
     assert [record.backward_passes for record in run.records] == [1, 0]
     assert not torch.equal(weights[0], weights[1])
     assert torch.equal(weights[1], weights[2])
+
+
+@pytest.mark.parametrize(("steps", "width"), [(1, 1), (19, 1), (40, 2), (600, 30)])
+def test_window_is_a_twentieth_of_the_steps(steps, width):
+    assert window(steps) == width
+
+
+def test_mean_error_is_that_of_the_last_steps():
+    records = [StepRecord(error, 1, 1, 0, 0, 0, 0, 0) for error in (1.0, 0.2, 0.4)]
+    assert mean_error(records, 2) == pytest.approx(0.3)
+    assert mean_error(records[:1], 2) == 1.0

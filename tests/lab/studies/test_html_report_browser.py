@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from kondo_lab.studies import report
+from kondo_lab.studies import html_report
 from lab.studies.result_folders import (
     MNIST_FRONTIER,
     MNIST_LINES,
@@ -41,7 +41,7 @@ def browser():
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     root = tmp_path_factory.mktemp("report")
-    report.write(toy_folders(root), root / "report.html")
+    html_report.write(toy_folders(root), root / "report.html")
     return (root / "report.html").as_uri()
 
 
@@ -245,7 +245,7 @@ def test_without_pg_at_the_target_no_ratio_is_claimed(page):
 def test_a_target_nobody_reached_is_said_to_be(visit, tmp_path):
     frontier = [("MNIST", "PG", "1", "1% error", "", "", "0", "3", "0.04")]
     folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES, frontier)
-    report.write([folder], tmp_path / "report.html")
+    html_report.write([folder], tmp_path / "report.html")
     page = visit((tmp_path / "report.html").as_uri())
     assert page.locator("#sentence").inner_text().startswith("No series reached 1% error in every")
     assert names(page) == ["PG"]
@@ -286,7 +286,7 @@ def test_filter_leaves_only_what_differs(page):
 
 def test_filter_says_where_nothing_differs(visit, tmp_path):
     folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES[:2])
-    report.write([folder], tmp_path / "report.html")
+    html_report.write([folder], tmp_path / "report.html")
     page = visit((tmp_path / "report.html").as_uri())
     nothing = page.get_by_text("Nothing differs in this study.")
     assert not nothing.is_visible()
@@ -385,7 +385,7 @@ def test_names_from_files_stay_text(visit, tmp_path):
     frontier = [(evil, evil, "", evil, "1", "1", "1", "1", "0.1")]
     lines = [(evil, evil, evil, evil, "1", "1", "", "3", "differs")]
     folder = write_folder(tmp_path / "a", manifest(title=evil), lines, frontier)
-    report.write([folder], tmp_path / "report.html")
+    html_report.write([folder], tmp_path / "report.html")
     page = visit((tmp_path / "report.html").as_uri())
     assert evil in page.locator("#sentence").inner_text()
     assert winner(page) == evil

@@ -4,9 +4,15 @@ import pytest
 import torch
 
 from kondo_lab.draws import Draws
-from kondo_lab.language import warm
+from kondo_lab.language import supervised
 from kondo_lab.language.sampler import sample
-from kondo_lab.language.warm import StackedAdam, Start, learning_rate_at, mean_reward, warm_start
+from kondo_lab.language.supervised import (
+    StackedAdam,
+    Start,
+    learning_rate_at,
+    mean_reward,
+    warm_start,
+)
 from kondo_lab.text import NUM_TOKENS, make
 from lab.language import toys
 from lab.population.toys import HostIsBlind
@@ -75,7 +81,7 @@ def test_the_loss_is_the_mean_surprisal_of_demonstrated_tokens():
         prompt_length=task.prompt_length, answer_length=task.answer_length, num_tokens=NUM_TOKENS
     )
     parameters, draws = toys.parameters(own), Draws([0, 1])
-    found = warm.demonstration_loss(own, parameters, task, draws, 3, 5)
+    found = supervised.demonstration_loss(own, parameters, task, draws, 3, 5)
     prompts = task.prompts(draws, "demonstrated", 3, 5)
     shown = task.demonstrations(prompts)
     log_probs = own.log_prob(parameters, torch.cat([prompts, shown], dim=-1))
@@ -170,7 +176,7 @@ def test_the_host_is_not_asked_by_a_step():
     adam = StackedAdam(parameters, max_norm=1.0)
     with HostIsBlind():
         step = torch.tensor(2)
-        losses = warm.demonstration_loss(own, leaves, task, draws, step, 4)
+        losses = supervised.demonstration_loss(own, leaves, task, draws, step, 4)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         rate = learning_rate_at(step, 10, highest=1.0, warmup=0.2)
         adam.step(dict(zip(leaves, gradients, strict=True)), rate.expand(2))

@@ -19,7 +19,7 @@ def slug(name: str) -> str:
     """Return a contender's name as parts have it.
 
     Example:
-        >>> from kondo_lab.studies.lm_rl.plan import slug
+        >>> from kondo_lab.studies.lm_rl.assignments import slug
         >>> slug("DG-K exact 3%")
         'dg-k-exact-3'
     """
@@ -172,7 +172,7 @@ def evenly(num_steps: int, points: int) -> list[int]:
     """Return step 0, and about `points` steps evenly spaced to the last.
 
     Example:
-        >>> from kondo_lab.studies.lm_rl.plan import evenly
+        >>> from kondo_lab.studies.lm_rl.assignments import evenly
         >>> evenly(10, 3)
         [0, 3, 7, 10]
     """

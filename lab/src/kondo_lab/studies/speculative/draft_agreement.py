@@ -73,7 +73,7 @@ def overlap(kept: Tensor, delight: Tensor, rate: float) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from kondo_lab.studies.speculative.agreement import overlap
+        >>> from kondo_lab.studies.speculative.draft_agreement import overlap
         >>> delight = torch.tensor([[3.0, 2.0, 1.0, -1.0]])
         >>> overlap(torch.tensor([[True, False, True, False]]), delight, 0.5)
         tensor([0.5000], dtype=torch.float64)

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from kondo_lab import workers
+from kondo_lab import worker_pool
 from lab import jobs
 
 
@@ -14,17 +14,25 @@ def ignore(worker, sent):
     pass
 
 
+def spread(job, seeds, num_workers, on_update=ignore):
+    """Spread as the runner does: the first Ctrl-C asks to stop."""
+    stop = threading.Event()
+    with worker_pool.stop_on_interrupt(stop):
+        return worker_pool.spread(
+            job, seeds, num_workers=num_workers, stopped=stop.is_set, on_update=on_update
+        )
+
+
 def test_one_worker_runs_here_and_ctrl_c_only_asks_it_to_stop():
     handler = signal.getsignal(signal.SIGINT)
-    back = workers.spread(jobs.interrupts_itself, [4, 5], num_workers=1, on_update=ignore)
-    assert back == ([(False, True)], True)
+    assert spread(jobs.interrupts_itself, [4, 5], num_workers=1) == [(False, True)]
     assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_polite_kill_asks_to_stop_like_ctrl_c():
     handler = signal.getsignal(signal.SIGTERM)
     stop = threading.Event()
-    with workers.stop_on_interrupt(stop):
+    with worker_pool.stop_on_interrupt(stop):
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.is_set()
         assert signal.getsignal(signal.SIGTERM) is handler
@@ -37,12 +45,7 @@ def test_a_second_ctrl_c_interrupts_at_once():
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        workers.spread(twice, [1], num_workers=1, on_update=ignore)
-
-
-def test_undisturbed_work_is_not_called_interrupted():
-    back = workers.spread(jobs.fails_on_seed_two, [0, 1], num_workers=1, on_update=ignore)
-    assert back == ([[0, 1]], False)
+        spread(twice, [1], num_workers=1)
 
 
 def test_several_workers_share_the_seeds_and_stop_together():
@@ -53,9 +56,7 @@ def test_several_workers_share_the_seeds_and_stop_together():
         if len(updates) == 2:  # both are at work: Ctrl-C
             os.kill(os.getpid(), signal.SIGINT)
 
-    back = workers.spread(jobs.until_stopped, [7, 8, 9], num_workers=2, on_update=on_update)
-    assert back.interrupted
-    assert back.results == [
+    assert spread(jobs.until_stopped, [7, 8, 9], 2, on_update) == [
         {"seeds": [7, 9], "stopped": True, "threads": 1},
         {"seeds": [8], "stopped": True, "threads": 1},
     ]
@@ -64,23 +65,23 @@ def test_several_workers_share_the_seeds_and_stop_together():
 
 def test_a_workers_failure_comes_with_its_traceback(monkeypatch):
     # The worker's side is run here, without a process: only its messages matter.
-    monkeypatch.setattr(workers.signal, "signal", lambda *ignored: None)
+    monkeypatch.setattr(worker_pool.signal, "signal", lambda *ignored: None)
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    workers._work(jobs.fails_on_seed_two, [1, 2], theirs, threading.Event())
+    worker_pool._work(jobs.fails_on_seed_two, [1, 2], theirs, threading.Event())
     with pytest.raises(RuntimeError, match=r"worker 0 failed:(.|\n)*ZeroDivisionError: seed two"):
-        workers._collect([ours], ignore)
+        worker_pool._collect([ours], ignore, lambda: None)
 
 
 def test_a_dead_worker_is_noticed():
     with pytest.raises(RuntimeError, match=r"worker \d ended without a result"):
-        workers.spread(jobs.dies, [1, 2], num_workers=2, on_update=ignore)
+        spread(jobs.dies, [1, 2], num_workers=2)
 
 
 def test_one_thread_is_given_back():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with workers.one_thread():
+        with worker_pool.one_thread():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:

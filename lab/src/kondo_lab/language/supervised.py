@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from kondo_lab.draws import Draws
-from kondo_lab.language.model import StackedLM
 from kondo_lab.language.sampler import completion_mask, sample
-from kondo_lab.population.graphs import Captured
+from kondo_lab.language.transformer import StackedLM
+from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.networks import Parameters
 from kondo_lab.population.train import save
 from kondo_lab.text.base import TextTask
@@ -223,7 +223,7 @@ def learning_rate_at(step: Tensor, num_steps: int, *, highest: float, warmup: fl
 
     Example:
         >>> import torch
-        >>> from kondo_lab.language.warm import learning_rate_at
+        >>> from kondo_lab.language.supervised import learning_rate_at
         >>> learning_rate_at(torch.tensor([1, 2, 10]), 10, highest=1.0, warmup=0.2)
         tensor([0.5000, 1.0000, 0.0302])
     """

@@ -10,7 +10,7 @@ import torch
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.loop import Learner, Path, Step
 from kondo_lab.language.updates import LEARNER, LOOP, STAGES
-from kondo_lab.studies.study import Record
+from kondo_lab.part import Record
 
 EQUAL_TIME = 0.02
 """Loop times this close, relatively, are equal."""
@@ -135,7 +135,7 @@ def prompts_for_seconds(
         The largest number measured that took no longer than the target, within 2%.
 
     Example:
-        >>> from kondo_lab.language.seconds import prompts_for_seconds
+        >>> from kondo_lab.language.step_seconds import prompts_for_seconds
         >>> prompts_for_seconds(lambda number: 1 + 0.1 * number, 5.0, fewest=10, most=1000)
         40
     """

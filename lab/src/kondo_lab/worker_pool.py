@@ -4,7 +4,7 @@
     wait for messages      <- pipe -    job(seeds of i, send, stopped):
       progress: on_update                 send(progress) after every round
       result:   keep it                   return result
-    Ctrl-C: sets the event  - event ->    stopped() turns true, the job returns what it has
+    stopped(): sets event  - event ->     stopped() turns true, the job returns what it has
 
 The parent waits for a message from any worker; a worker waits for nothing. Seeds, not methods, are
 spread: the methods that are compared stay in one process and take turns there.
@@ -18,22 +18,16 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from multiprocessing.synchronize import Event as SharedEvent
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
-
-class Event(Protocol):
-    """What threading's and multiprocessing's events share."""
-
-    def set(self) -> None:
-        """Make it true."""
-
-    def is_set(self) -> bool:
-        """Return whether it is true."""
+SECONDS_BETWEEN_LOOKS = 0.2
+"""How long a request to stop may wait."""
 
 
 class Job(Protocol[ResultT_co]):
@@ -43,15 +37,6 @@ class Job(Protocol[ResultT_co]):
         self, seeds: Sequence[int], *, send: Callable[[Any], None], stopped: Callable[[], bool]
     ) -> ResultT_co:
         """Return the result of these seeds."""
-
-
-class Spread(NamedTuple, Generic[ResultT]):
-    """What came back."""
-
-    results: list[ResultT]
-    """One per worker."""
-    interrupted: bool
-    """Whether Ctrl-C cut the work short."""
 
 
 def usable_cores() -> int:
@@ -66,37 +51,43 @@ def spread(
     seeds: Sequence[int],
     *,
     num_workers: int,
+    stopped: Callable[[], bool],
     on_update: Callable[[int, Any], None],
-) -> Spread[ResultT]:
+) -> list[ResultT]:
     """Run `job` on all seeds in `num_workers` processes, or right here if it is one.
 
     Args:
         job: picklable where there are several workers.
         seeds: dealt out to the workers in turn.
         num_workers: at most one per seed.
+        stopped: asked now and then; once it is true the jobs are told to stop.
         on_update: called with the worker's number and what it sent.
+
+    Returns:
+        One result per worker.
 
     Raises:
         RuntimeError: a worker failed; its traceback is in the message.
     """
     shares = [list(seeds[worker::num_workers]) for worker in range(num_workers)]
     if num_workers == 1:
-        here = threading.Event()
-        with stop_on_interrupt(here), one_thread():
-            result = job(shares[0], send=lambda sent: on_update(0, sent), stopped=here.is_set)
-        return Spread([result], here.is_set())
+        with one_thread():
+            return [job(shares[0], send=lambda sent: on_update(0, sent), stopped=stopped)]
     context = multiprocessing.get_context("spawn")  # a forked torch can hang in its thread pool
     stop = context.Event()
     pipes: list[Connection] = []
-    with stop_on_interrupt(stop):
-        for share in shares:
-            ours, theirs = context.Pipe(duplex=False)
-            # Daemons end with this process, whatever ends it.
-            context.Process(target=_work, args=(job, share, theirs, stop), daemon=True).start()
-            theirs.close()  # so that a dead worker reads as the end of its pipe
-            pipes.append(ours)
-        results = _collect(pipes, on_update)
-    return Spread(results, stop.is_set())
+    for share in shares:
+        ours, theirs = context.Pipe(duplex=False)
+        # Daemons end with this process, whatever ends it.
+        context.Process(target=_work, args=(job, share, theirs, stop), daemon=True).start()
+        theirs.close()  # so that a dead worker reads as the end of its pipe
+        pipes.append(ours)
+
+    def tell() -> None:
+        if stopped():
+            stop.set()
+
+    return _collect(pipes, on_update, tell)
 
 
 @contextmanager
@@ -114,11 +105,17 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _collect(pipes: Sequence[Connection], on_update: Callable[[int, Any], None]) -> list[Any]:
-    """Receive until every worker has sent its result."""
+def _collect(
+    pipes: Sequence[Connection],
+    on_update: Callable[[int, Any], None],
+    tell: Callable[[], None],
+) -> list[Any]:
+    """Receive until every worker has sent its result; call `tell` between messages."""
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
-        for ready in wait([pipe for i, pipe in enumerate(pipes) if i not in results]):
+        tell()
+        waiting = [pipe for i, pipe in enumerate(pipes) if i not in results]
+        for ready in wait(waiting, timeout=SECONDS_BETWEEN_LOOKS):
             assert isinstance(ready, Connection)
             worker = pipes.index(ready)
             try:
@@ -134,7 +131,7 @@ def _collect(pipes: Sequence[Connection], on_update: Callable[[int, Any], None])
     return [results[worker] for worker in range(len(pipes))]
 
 
-def _work(job: Job[Any], seeds: Sequence[int], pipe: Connection, stop: Event) -> None:
+def _work(job: Job[Any], seeds: Sequence[int], pipe: Connection, stop: SharedEvent) -> None:
     """Run the job in a worker process and send what comes of it."""
     # Ctrl-C reaches every process of a terminal; here the parent's event says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -149,7 +146,7 @@ def _work(job: Job[Any], seeds: Sequence[int], pipe: Connection, stop: Event) ->
 
 
 @contextmanager
-def stop_on_interrupt(stop: Event) -> Iterator[None]:
+def stop_on_interrupt(stop: threading.Event) -> Iterator[None]:
     """Turn the first Ctrl-C or SIGTERM into `stop`; a second one ends the process as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals

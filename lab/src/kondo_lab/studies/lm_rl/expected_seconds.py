@@ -7,8 +7,8 @@ step also takes the launching of its kernels, which no population or batch makes
 from collections.abc import Sequence
 
 from kondo_lab.language.contenders import Contender, fixed_rows
-from kondo_lab.language.model import SIZES
 from kondo_lab.language.population import Member
+from kondo_lab.language.transformer import SIZES
 from kondo_lab.studies.lm_rl.settings import Field, Settings
 from kondo_lab.studies.lm_rl.starts import task_of
 
