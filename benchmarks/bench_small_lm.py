@@ -44,15 +44,15 @@ class Work:
         import kondo
         from kondo import lm
 
-        try:
-            from kondo_lab.draws import Draws
-            from kondo_lab.language.model import StackedLM, compute_dtype
-        except ImportError:  # before the laboratory was a distribution of its own
-            from kondo.lab.draws import Draws  # type: ignore[import-not-found, no-redef]
-            from kondo.lab.language.model import (  # type: ignore[import-not-found, no-redef]
+        if hasattr(lm, "backward"):  # before the laboratory was a distribution of its own
+            from kondo.lab.draws import Draws  # type: ignore[import-not-found]
+            from kondo.lab.language.model import (  # type: ignore[import-not-found]
                 StackedLM,
                 compute_dtype,
             )
+        else:
+            from kondo_lab.draws import Draws
+            from kondo_lab.language.transformer import StackedLM, compute_dtype
         model = StackedLM(
             size,
             prompt_length=PROMPT,
