@@ -9,6 +9,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from kondo.lm.fuse import fused
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenRows:
@@ -95,15 +97,8 @@ class TokenRows:
         versions = self._versions(vocab_size)
         if versions and self.__dict__.get("_passed") == versions:
             return
-        ids, real, sampled = self.input_ids, self.attention_mask, self.completion_mask
-        before = torch.nn.functional.pad(real[:, :-1], (1, 0))
-        unknown = real & ((ids < 0) | (ids >= vocab_size))
-        # On masks, a > b is "a and not b" in one kernel.
-        per_token = torch.stack([real > before, sampled > real, sampled > before, unknown, sampled])
-        starts, outside, first, unknown, num_sampled = per_token.sum(2)
-        last = sampled.shape[1] - sampled.flip(1).byte().argmax(1)
-        measures = torch.stack([real.byte().argmax(1), last, num_sampled])
-        read = torch.cat([torch.stack([starts, outside, first, unknown]), measures]).cpu()
+        parts = (self.input_ids, self.attention_mask, self.completion_mask)
+        read = fused(_row_facts, self.device)(*parts, vocab_size).cpu()
         starts, outside, first, unknown, *measured = read
         num_sampled = measured[2]
         suspects = {
@@ -153,6 +148,28 @@ class TokenRows:
             return None
         measures: Tensor = self.__dict__["_measures"]
         return measures
+
+
+def _row_facts(ids: Tensor, real: Tensor, sampled: Tensor, vocab_size: int) -> Tensor:
+    """Return seven numbers of every row, [7, N] int64.
+
+    Starts of runs of real tokens; sampled tokens outside the real ones; sampled tokens without a
+    real one before them; real ids outside the vocabulary; the first real token; the end of the last
+    sampled one; the number of sampled ones.
+    """
+    width = ids.shape[1]
+    before = torch.nn.functional.pad(real[:, :-1], (1, 0))
+    place = torch.arange(1, width + 1, device=ids.device)
+    facts = (
+        (real & ~before).sum(1),
+        (sampled & ~real).sum(1),
+        (sampled & ~before).sum(1),
+        (real & ((ids < 0) | (ids >= vocab_size))).sum(1),
+        width - (real * (width + 1 - place)).amax(1),
+        (sampled * place).amax(1),
+        sampled.sum(1),
+    )
+    return torch.stack(facts)
 
 
 def _check_integers(name: str, value: object, wanted: str = "integers") -> Tensor:

@@ -24,7 +24,7 @@ from kondo.engine.differentiate import Differentiated, differentiate
 from kondo.engine.inputs import Inputs, Rows
 from kondo.engine.partial_screen import Forward, Screened
 from kondo.engine.peers import Alone, Counted, Trained, denominator, diagnose, report_fields, timed
-from kondo.engine.report import Report, StageClock
+from kondo.engine.report import Late, Report, StageClock
 from kondo.engine.select import Counts, Selection
 from kondo.ranks import placement
 from kondo.ranks.agreement import agree, describe
@@ -167,7 +167,10 @@ class RankPeers(Alone):
             self._done = self._train(inputs, chosen, counts, in_step, placed, clock)._replace(
                 rank_fillers=calls - own
             )
-        return Trained(*self._done[:5])
+        done = self._done
+        return Trained(
+            lambda: (done.tokens_trained, done.loss), done.rows_trained, done.calls, done.elements
+        )
 
     def _train(
         self,
@@ -191,10 +194,9 @@ class RankPeers(Alone):
             with contextlib.closing(micros):
                 counted = Counted(micros)
                 done = self._differentiate(inputs, chosen, counts, counted, agreed_backward, clock)
-            tokens, scaled = counted.read(done.loss)
-            own_loss = scaled / gradients.scale
             own_elements = done.elements if chosen.whole else 0
-            tokens = tokens or own_elements
+            tokens, scaled = counted.read(done.loss, own_elements)
+            own_loss = scaled / gradients.scale
             with clock.stage("wait"):
                 told = ranks.say(counted.rows, tokens, _to_word(own_loss), own_elements)
         num_rows, num_tokens, losses, elements = zip(*told, strict=True)
@@ -245,6 +247,7 @@ class RankPeers(Alone):
         with clock.stage("wait"):
             (rows_screened,) = self.total(0 if screened is None else screened.num_rows)
         done = self._done._asdict()
+        late = Late(done.pop("loss"), done.pop("tokens_trained"), clock.seconds())
         done.pop("elements")
         seen = chosen if self._gate is None else self._gate.of_all_ranks(chosen)
         known = None if self._gate is not None and self._gate.gathered else screened
@@ -254,7 +257,7 @@ class RankPeers(Alone):
             ranks=self._ranks.size,
             rank_kept=chosen.counts.units_kept,
             **done,
-            seconds=clock.seconds(),
+            _late=lambda: late,
             _diagnose=partial(diagnose, inputs.gate, seen, known, counts),
         )
 
