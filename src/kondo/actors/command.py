@@ -69,7 +69,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Run the task; return the exit status."""
-    from kondo.actors import view
+    from kondo.actors import console
     from kondo.actors.driver import run
     from kondo.actors.setup import Settings
 
@@ -84,8 +84,8 @@ def run_command(options: argparse.Namespace) -> int:
             at_source=options.at_source,
             seed=options.seed,
         )
-        console = view.make_console()
-        with _interrupts() as stopped, view.shown(console) as observe:
+        screen = console.make_console()
+        with _interrupts() as stopped, console.shown(screen) as observe:
             summary = run(
                 setup,
                 settings,
@@ -97,8 +97,8 @@ def run_command(options: argparse.Namespace) -> int:
             )
     except (ValueError, RuntimeError, ConnectionError) as error:
         return _fail(str(error))
-    for line in view.closing(summary):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in console.closing(summary):
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
     return INTERRUPTED if stopped() else 0
 
 

@@ -18,8 +18,8 @@ import torch
 from kondo.actors import checkpoint
 from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
-from kondo.actors.prices import Array, Price, PriceWindow, sketch, unit_delight
 from kondo.actors.setup import Settings, Setup, process_seed
+from kondo.actors.source_price import Array, Price, PriceWindow, sketch, unit_delight
 from kondo.core.prechosen import Prechosen
 from kondo.engine.options import Options
 from kondo.engine.step import backward

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kondo.actors.prices import Array, Price, Sketch, places, sketch, unit_delight, worth
 from kondo.actors.setup import Rollout, Setup
+from kondo.actors.source_price import Array, Price, Sketch, places, sketch, unit_delight, worth
 from kondo.engine.select import Unit
 
 # Log-probs in low precision may stand this little above 0.
@@ -32,9 +32,9 @@ class Order(NamedTuple):
     number: int
     """No other order of the run has it."""
     actor: int
-    """Place in the crew."""
+    """Place in the worker pool."""
     incarnation: int
-    """Process in that place; no other process of the run has it."""
+    """Number of its process; no other process of the run has it."""
     version: int
     """Of the weights it acts with: the learner's step that made them."""
     price: Price

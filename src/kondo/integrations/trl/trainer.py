@@ -32,9 +32,9 @@ from kondo.engine.select import Selection, needs_log_probs, select
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer
 from kondo.integrations.trl.config import KondoGRPOConfig
-from kondo.integrations.trl.exchange import exchange
-from kondo.integrations.trl.inputs import gated_inputs, joined, loss_mask, planned
-from kondo.integrations.trl.plan import Part, centred_advantages, steps_needed, widths_of
+from kondo.integrations.trl.grpo_inputs import gated_inputs, joined, loss_mask, planned
+from kondo.integrations.trl.micro_steps import Part, centred_advantages, steps_needed, widths_of
+from kondo.integrations.trl.row_exchange import exchange
 
 _logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.integrations.trl.exchange import deal, exchange
-from kondo.integrations.trl.plan import widths_of
+from kondo.integrations.trl.micro_steps import widths_of
+from kondo.integrations.trl.row_exchange import deal, exchange
 
 
 class Meeting:

@@ -1,4 +1,4 @@
-"""The live view: one table on a terminal, a line now and then anywhere else."""
+"""Live display of a run: a table on a terminal, a line every few seconds anywhere else."""
 
 import sys
 import time

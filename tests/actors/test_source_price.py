@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.actors.prices import (
+from kondo.actors.source_price import (
     EVERYTHING,
     PriceWindow,
     places,

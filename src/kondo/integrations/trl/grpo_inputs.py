@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.integrations.trl.plan import order_rows, part_of, widths_of
+from kondo.integrations.trl.micro_steps import order_rows, part_of, widths_of
 
 
 def loss_mask(inputs: dict[str, Any]) -> Tensor:

@@ -21,8 +21,8 @@ import torch
 from datasketches import req_floats_sketch
 from torch import Tensor
 
+from kondo.core import rules
 from kondo.core.delight import delight as delight_of
-from kondo.core.pricing import lottery
 from kondo.engine.select import Unit
 
 Array = npt.NDArray[Any]
@@ -66,9 +66,8 @@ def worth(delight: Tensor, price: Tensor, share: Tensor, place: Tensor) -> Tenso
         share: broadcasts to it, float64.
         place: like delight, int64: names the unit, so that a tie falls alike wherever it is judged.
     """
-    lot = lottery(place, salt=price).double() / 2.0**64 + 0.5
-    at = (delight.double() == price) & (lot < share)
-    return (delight != 0) & ((delight.double() > price) | at)
+    lots = rules.lottery(place, salt=price)
+    return rules.above_price(delight.double(), delight != 0, price, share, lots)
 
 
 def places(number: int, index: Tensor, delight: Tensor) -> Tensor:
@@ -126,16 +125,14 @@ class PriceWindow:
             >>> window.price(0.125)
             Price(price=3.0, share=0.5)
         """
-        budget = rate * sum(self._units)
-        values = np.concatenate([s.values for s in self._sketches] or [np.empty(0, np.float32)])
-        weights = np.concatenate([s.weights for s in self._sketches] or [np.empty(0, np.int64)])
-        if budget >= weights.sum():
+        if not self._sketches:
             return EVERYTHING
-        order = np.argsort(-values, kind="stable")
-        at = order[np.searchsorted(weights[order].cumsum(), budget)]
-        price = values[at]
-        over, tied = weights[values > price].sum(), weights[values == price].sum()
-        return Price(float(price), float((budget - over) / tied))
+        values = torch.from_numpy(np.concatenate([one.values for one in self._sketches]))
+        weights = torch.from_numpy(np.concatenate([one.weights for one in self._sketches]))
+        pool = values.sort()
+        budget = torch.tensor([rate * sum(self._units)], dtype=torch.float64)
+        found = rules.quantile_price(pool.values, weights[pool.indices].double(), budget)
+        return Price(*(float(number) for number in found))
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain tensors and numbers."""

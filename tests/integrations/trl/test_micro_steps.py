@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.integrations.trl.plan import (
+from kondo.integrations.trl.micro_steps import (
     Part,
     centred_advantages,
     order_rows,

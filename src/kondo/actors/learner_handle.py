@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from kondo.actors.crew import Event
 from kondo.actors.learner import StepOrder, StepReport
-from kondo.actors.prices import Price
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, Standing, Summary
 from kondo.actors.setup import Settings, Setup
+from kondo.actors.source_price import Price
+from kondo.actors.worker_pool import Event
 
 LEARNER = -1
 """Stands for the learner where actors have their seat."""
@@ -53,7 +53,7 @@ class _Call:
     """Whether any process has: a replay is not reported again."""
 
 
-class Steps:
+class LearnerHandle:
     """The calls to the learner of one run.
 
     Args:
