@@ -338,10 +338,11 @@ class KondoTrainer:
             batch,
             gate.advantages,
             gate=gate,
-            priority=gate.priority,
             mask=None if mask is None else mask != 0,
-            denominator="full" if mask is None else max(1.0, float(mask.sum())),
             unit="sample" if actions.dim() == 1 else "token" if mask is None else "sequence",
+            options=kondo.Options(
+                denominator="full" if mask is None else max(1.0, float(mask.sum()))
+            ),
         )
         if report.empty:
             # The original then steps on zero gradients, not on none: momentum still moves.
@@ -354,31 +355,37 @@ class KondoTrainer:
         return gate.result, report.loss
 
 
-class _EngineGate:
-    """A `KondoGate` in the engine's terms: `priority` decides, and the call hands it over.
+class _EngineGate(kondo.BaseGate):
+    """A `KondoGate` as a gate of `kondo.backward`: `signal` decides, `choose` tells it.
 
     Units whose advantage is zero are dropped: they have no gradient, so their rows can be skipped.
     """
 
+    draws = True
+    remembers = True  # its result; NaN must be refused before
+
     def __init__(self, gate: KondoGate, advantages: Tensor, mask: Tensor | None):
+        self.signal = self._decide
         self._gate, self._mask, self._given = gate, mask, advantages
         # A mask may weigh tokens: the original multiplies the loss by it.
         weighted = advantages if mask is None else _hide(advantages, mask) * mask
         self.advantages = weighted if weighted.is_floating_point() else weighted.float()
         self.result: KondoGateOutput
 
-    def priority(self, log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+    def _decide(self, log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
         """Gate the screened log-probs and return delight."""
         if self._mask is None:
             self.result = self._gate.compute_gate(log_probs, self._given)
-            return self.result.delight
-        self.result = self._gate._gate_rows(log_probs, self._given, self._mask)
-        return self.result.delight
+        else:
+            self.result = self._gate._gate_rows(log_probs, self._given, self._mask)
+        # The original's delight is NaN where an advantage of 0 meets a probability of 0.
+        delight = self.result.delight
+        return torch.where(delight.isnan(), 0.0, delight)
 
-    def __call__(
-        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None
-    ) -> kondo.GateOutput:
-        """Return the decision `priority` made on this delight."""
+    def choose(
+        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> kondo.Choice:
+        """Return what `signal` decided on this delight."""
         result = self.result
         if bool(result.price.isnan()):
             raise ValueError(
@@ -390,13 +397,15 @@ class _EngineGate:
             useful = useful.any(dim=1)
         keep = (result.gate_weights > 0) & useful
         weight = keep.to(result.gate_weights.dtype)
-        return kondo.GateOutput(
+        return kondo.Choice(
             keep=keep,
             weight=weight,
             price=result.price.double(),
             rate=keep.sum().double() / mask.sum().clamp(min=1),
             probability=weight if self._gate.config.deterministic else result.gate_probs,
         )
+
+    choose_all = choose
 
 
 def _log_probs(model: nn.Module, batch: dict[str, Any]) -> Tensor:

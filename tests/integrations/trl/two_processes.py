@@ -41,12 +41,11 @@ def rows_of(*kept):
     """A gate that keeps these rows of all 16: each call the next entry, over and over."""
     calls = iter(range(100))
 
-    def gate(delight, mask, generator=None):
+    def gate(values, mask, generator=None):
         chosen = torch.zeros(16, dtype=torch.bool)
         chosen[list(kept[next(calls) % len(kept)])] = True
         keep = chosen & mask if mask.ndim == 1 else chosen.unsqueeze(1) & mask
-        number = keep.sum().double() / mask.sum()
-        return kondo.GateOutput(keep, keep.float(), number, number, keep.float())
+        return kondo.Choice.of(keep, mask)
 
     return gate
 
