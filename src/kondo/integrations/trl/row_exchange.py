@@ -1,28 +1,21 @@
-"""Deal the kept rows of all processes out evenly, so that none waits for another.
+"""Spread the kept rows of all processes evenly, so that none waits for another.
 
 Only kept rows travel. A process that gives more than it gets keeps a skipped copy, and one that
-gets more than it gives drops a skipped row of its own: each goes on holding as many rows as
-before, and skipped rows matter to a loss by their number alone. (Not to `bnpo`, nor to an entropy
-bonus, which divide by the tokens at hand: see `KondoGRPOTrainer`.)
+gets more than it gives drops a skipped row of its own: each holds as many rows as before, and
+skipped rows matter to a loss by their number alone. (Not to `bnpo`, nor to an entropy bonus, which
+divide by the tokens at hand: see `KondoGRPOTrainer`.)
 """
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-# What TRL pads on the right, to the longest completion of the process; prompts it pads on the left.
-_PER_TOKEN = (
-    "advantages",
-    "completion_ids",
-    "completion_mask",
-    "importance_sampling_ratio",
-    "kondo_keep",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-    "tool_mask",
-)
+from kondo.engine import rows
+from kondo.ranks.communicator import Ranks
+from kondo.ranks.rebalance import move
+
 # What is 0 in a skipped row.
 _ZEROED = (
     "advantages",
@@ -31,30 +24,47 @@ _ZEROED = (
     "ref_per_token_logps",
     "sampling_per_token_logps",
 )
+# What TRL pads on the right, to the longest completion of the process; prompts it pads on the left.
+_PER_TOKEN = (
+    *_ZEROED,
+    "completion_ids",
+    "completion_mask",
+    "importance_sampling_ratio",
+    "tool_mask",
+)
 
-Place = tuple[int, int]
 
+def in_turn(widths: Sequence[Sequence[int]], *, block: int) -> list[Tensor]:
+    """Return the process that trains each kept row: within a block, in turn by width.
 
-def deal(widths: Sequence[Sequence[int]]) -> list[list[Place]]:
-    """Return the kept rows each process trains, as (process, row): by width, dealt in turn.
+    `kondo.ranks.rebalance.deal` evens out cost. Here the number of rows counts: a micro-step holds
+    a fixed number of them, and all processes run as many micro-steps.
 
     Args:
         widths: per process and row, completion tokens up to the last kept one; 0 for a skipped row.
+        block: rows of one optimizer step; rows of different ones are not mixed.
+
+    Returns:
+        Per process, int64: destinations of its kept rows, in the order of the rows.
 
     Example:
-        >>> deal([[3, 0, 5, 4], [0, 0, 0, 0]])
-        [[(0, 0), (0, 2)], [(0, 3)]]
+        >>> in_turn([[3, 0, 5, 4], [0, 0, 0, 0]], block=4)
+        [tensor([0, 0, 1]), tensor([], dtype=torch.int64)]
     """
     kept = sorted(
-        (width, process, row)
+        (row // block, width, process, row)
         for process, own in enumerate(widths)
         for row, width in enumerate(own)
         if width
     )
-    hands: list[list[Place]] = [[] for _ in widths]
-    for number, (_, process, row) in enumerate(kept):
-        hands[number % len(widths)].append((process, row))
-    return hands
+    target = {}
+    for _, together in itertools.groupby(kept, key=lambda place: place[0]):
+        for number, (_, _, process, row) in enumerate(together):
+            target[process, row] = number % len(widths)
+    return [
+        torch.tensor([target[process, row] for row in _kept(own)], dtype=torch.int64)
+        for process, own in enumerate(widths)
+    ]
 
 
 def exchange(
@@ -62,43 +72,43 @@ def exchange(
     widths: Sequence[Sequence[int]],
     *,
     block: int,
-    process: int,
-    gather: Callable[[Tensor], Tensor],
+    ranks: Ranks,
     per_row: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """Return this process's rows after dealing, within each block of rows.
+    """Return this process's rows after kept rows have moved, within each block of rows.
 
     Args:
         batch: TRL's inputs, [n, ...] each; 0-d ones pass through.
-        widths: as for `deal`, of all processes and all n rows.
-        block: rows of one optimizer step; rows of different ones are not mixed.
-        process: this process's index.
-        gather: [m, ...] of every process -> all, one after another; every process calls it alike.
+        widths: as for `in_turn`, of all processes and all n rows.
+        block: as for `in_turn`.
+        ranks: the processes; every one of them calls.
         per_row: names of [n, 1] tensors with one value per row, which are not padded.
     """
-    sent = [[row for row, width in enumerate(own) if width] for own in widths]
-    most = max(len(rows) for rows in sent)
-    if most == 0:
+    if not any(map(any, widths)):
         return batch
-    device = batch["kondo_keep"].device
-    padded = _common_width(batch, gather, per_row)
-    # Gathering needs as many rows from each: who has fewer repeats row 0.
-    mine = torch.tensor(sent[process] + [0] * (most - len(sent[process])), device=device)
-    source, target = [], []
-    for start in range(0, len(widths[process]), block):
-        hand = deal([own[start : start + block] for own in widths])[process]
-        for slot, (giver, row) in zip(_slots(widths[process], start, block), hand, strict=False):
-            source.append(giver * most + sent[giver].index(start + row))
-            target.append(slot)
-    given = torch.tensor(sent[process], dtype=torch.long, device=device)
-    to, of = torch.tensor(target, dtype=torch.long), torch.tensor(source, dtype=torch.long)
-    result = dict(padded)
-    for name, values in padded.items():
-        if values.ndim:
-            pool = gather(values[mine])
-            own = values.index_fill(0, given, 0) if name in _ZEROED else values
-            result[name] = own.index_copy(0, to.to(device), pool[of.to(device)])
-    return result
+    device, mine = batch["kondo_keep"].device, widths[ranks.rank]
+    padded = _common_width(batch, ranks, per_row)
+    with_rows = {name: values for name, values in padded.items() if values.ndim}
+    given = torch.tensor(_kept(mine), dtype=torch.int64, device=device)
+    targets = in_turn(widths, block=block)
+    moved = move(ranks, rows.take(with_rows, given), targets).nest
+    # Rows arrive in the order of the processes they come from, each in the order of its own.
+    taken = [
+        row // block
+        for own, to in zip(widths, targets, strict=True)
+        for row, target in zip(_kept(own), to.tolist(), strict=True)
+        if target == ranks.rank
+    ]
+    slots = [iter(_slots(mine, start, block)) for start in range(0, len(mine), block)]
+    index = torch.tensor([next(slots[which]) for which in taken], dtype=torch.int64, device=device)
+    for name, values in with_rows.items():
+        own = values.index_fill(0, given, 0) if name in _ZEROED else values
+        padded[name] = own.index_copy(0, index, moved[name])
+    return padded
+
+
+def _kept(widths: Sequence[int]) -> list[int]:
+    return [row for row, width in enumerate(widths) if width]
 
 
 def _slots(widths: Sequence[int], start: int, block: int) -> list[int]:
@@ -107,13 +117,13 @@ def _slots(widths: Sequence[int], start: int, block: int) -> list[int]:
 
 
 def _common_width(
-    batch: dict[str, Tensor], gather: Callable[[Tensor], Tensor], per_row: Collection[str]
+    batch: dict[str, Tensor], ranks: Ranks, per_row: Collection[str]
 ) -> dict[str, Tensor]:
     """Pad prompts and completions to the widest of all processes."""
     prompt, completion = (batch[name].shape[1] for name in ("prompt_ids", "completion_ids"))
-    own = torch.tensor([[prompt, completion]], device=batch["prompt_ids"].device)
-    widest_prompt, widest_completion = gather(own).amax(dim=0).tolist()
-    left, right = (widest_prompt - prompt, 0), (0, widest_completion - completion)
+    own = torch.tensor([prompt, completion], device=batch["prompt_ids"].device)
+    widest = torch.stack(ranks.gather(own, [2] * ranks.size)).amax(dim=0).tolist()
+    left, right = (widest[0] - prompt, 0), (0, widest[1] - completion)
 
     def pad(name: str, values: Tensor) -> Tensor:
         if name in ("prompt_ids", "prompt_mask"):

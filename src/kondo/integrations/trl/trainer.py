@@ -44,6 +44,7 @@ from kondo.integrations.trl.grpo_inputs import (
 )
 from kondo.integrations.trl.micro_steps import Part, steps_needed, widths_of
 from kondo.integrations.trl.row_exchange import exchange
+from kondo.ranks.communicator import Ranks
 
 _logger = logging.getLogger(__name__)
 
@@ -250,8 +251,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
                 batch,
                 widths,
                 block=block,
-                process=self.accelerator.process_index,
-                gather=self._gather_rows,
+                ranks=Ranks(),
                 per_row=self._per_row_inputs(),
             )
         active = [
@@ -273,12 +273,6 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         if self.accelerator.distributed_type.value in _MAY_IDLE:
             return steps_needed(most, size)
         return steps if most else 0
-
-    def _gather_rows(self, values: Tensor) -> Tensor:
-        """Gather tensors of any type; collectives know no bool."""
-        if values.dtype == torch.bool:
-            return self.accelerator.gather(values.to(torch.uint8)).bool()
-        return self.accelerator.gather(values.contiguous())
 
     def _per_row_inputs(self) -> tuple[str, ...]:
         by_row = self.use_vllm and self.vllm_importance_sampling_mode.startswith("sequence")
