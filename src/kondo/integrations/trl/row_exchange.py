@@ -6,7 +6,6 @@ skipped rows matter to a loss by their number alone. (Not to `bnpo`, nor to an e
 divide by the tokens at hand: see `KondoGRPOTrainer`.)
 """
 
-import itertools
 from collections.abc import Collection, Sequence
 
 import torch
@@ -57,12 +56,9 @@ def in_turn(widths: Sequence[Sequence[int]], *, block: int) -> list[Tensor]:
         for row, width in enumerate(own)
         if width
     )
-    target = {}
-    for _, together in itertools.groupby(kept, key=lambda place: place[0]):
-        for number, (_, _, process, row) in enumerate(together):
-            target[process, row] = number % len(widths)
+    turn = {(process, row): number for number, (_, _, process, row) in enumerate(kept)}
     return [
-        torch.tensor([target[process, row] for row in _kept(own)], dtype=torch.int64)
+        torch.tensor([turn[process, row] for row in _kept(own)], dtype=torch.int64) % len(widths)
         for process, own in enumerate(widths)
     ]
 
