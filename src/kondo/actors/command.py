@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TASKS = "kondo.actors"
 """Entry-point group: short names of functions that return a `Setup`."""
 INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 
 
 def add_parser(commands: "Commands") -> None:
