@@ -1,4 +1,4 @@
-"""Drop-in for the PyPI package `kondo-gate` 0.1.0: change the import, and the training step skips.
+"""Drop-in for the PyPI package `kondo-gate` 0.1.0 whose training step really skips rows.
 
     from kondo.integrations.kondo_gate import KondoGate, KondoTrainer  # was: from kondo_gate import
 
@@ -93,11 +93,7 @@ class KondoGate(nn.Module):
     def __init__(self, config: KondoGateConfig | None = None):
         super().__init__()
         self.config = config or KondoGateConfig()
-        rate, price, temperature = (
-            self.config.gate_rate,
-            self.config.price,
-            self.config.temperature,
-        )
+        rate, price = self.config.gate_rate, self.config.price
         if (rate is None) == (price is None):
             raise ValueError(
                 f"give either gate_rate or price, got gate_rate={rate}, price={price}; set the "
@@ -105,9 +101,10 @@ class KondoGate(nn.Module):
             )
         if rate is not None and not 0.0 < rate <= 1.0:
             raise ValueError(f"gate_rate must be in (0, 1], got {rate}; 0.03 keeps 3%.")
-        if not temperature > 0:
+        if not self.config.temperature > 0:
             raise ValueError(
-                f"temperature must be > 0, got {temperature}; hard=True is the hard gate."
+                f"temperature must be > 0, got {self.config.temperature}; hard=True is the hard "
+                f"gate."
             )
 
     def compute_delight(self, log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -250,11 +247,8 @@ class KondoTrainer:
 
     Args:
         model: called as model(input_ids=..., attention_mask=...).
-        gate_rate: see `KondoGateConfig`; ignored where price is given.
-        temperature: see `KondoGateConfig`.
-        price: see `KondoGateConfig`.
-        hard: see `KondoGateConfig`.
-        deterministic: see `KondoGateConfig`.
+        gate_rate, temperature, price, hard, deterministic: see `KondoGateConfig`; gate_rate is
+            ignored where price is given.
         lr: learning rate of the default optimizer.
         optimizer: Adam on all parameters if None.
     """
@@ -274,15 +268,8 @@ class KondoTrainer:
         optimizer: torch.optim.Optimizer | None = None,
     ):
         self.model = model
-        self.gate = KondoGate(
-            KondoGateConfig(
-                gate_rate=gate_rate if price is None else None,
-                price=price,
-                temperature=temperature,
-                hard=hard,
-                deterministic=deterministic,
-            )
-        )
+        rate = gate_rate if price is None else None
+        self.gate = KondoGate(KondoGateConfig(rate, price, temperature, hard, deterministic))
         if optimizer is None:
             optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         self.optimizer = optimizer

@@ -181,11 +181,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             known = self._gather(whole(log_probs.float())).cpu()
         if gate is None:
             gate = Prechosen(counted if self.args.kondo_unit == "token" else counted.any(dim=1))
-        if self.args.delight_eta is not None and gate.signal is not kondo.delight:
-            raise ValueError(
-                f"delight_eta must be None for a gate by another signal than delight, got "
-                f"{self.args.delight_eta} and {gate!r}; it weighs what is trained by delight."
-            )
+        self._check_signal(gate)
         chosen = select(
             known,
             kondo.advantage.group_mean(
@@ -203,6 +199,15 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         keep, weight = self._local_decision(chosen, mask.shape[0])
         columns = slice(prompt, prompt + mask.shape[1])
         return keep[:, columns], weight[:, columns]
+
+    def _check_signal(self, gate: kondo.BaseGate) -> None:
+        """Refuse to weigh by values that are not delight."""
+        eta = self.args.delight_eta
+        if eta is not None and gate.signal is not kondo.delight:
+            raise ValueError(
+                f"delight_eta must be None for a gate by another signal than delight, got {eta} "
+                f"and {gate!r}; it weighs what is trained by delight."
+            )
 
     def _gather(self, values: Tensor) -> Tensor:
         """Gather [n, T] of every process, T being each process's own, into [N, largest T]."""
