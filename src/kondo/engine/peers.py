@@ -67,9 +67,9 @@ class Alone:
         facts = inputs.gate.row_facts(inputs.rows.batch)
         return inputs.gate if facts is None else inputs.gate.bind(facts)
 
-    def count(self, chosen: Selection, clock: StageClock) -> Counts:
-        """Return what all saw and kept together."""
-        return chosen.counts
+    def count(self, chosen: Selection, rows_screened: int, clock: StageClock) -> Counts:
+        """Return what all screened, saw and kept together."""
+        return chosen.counts._replace(rows_screened=rows_screened)
 
     def train(
         self, inputs: Inputs, chosen: Selection, counts: Counts, clock: StageClock
@@ -111,7 +111,6 @@ class Alone:
         """Say what was done."""
         return Report(
             **report_fields(counts, trained),
-            rows_screened=0 if screened is None else screened.num_rows,
             rows_trained=trained.rows_trained,
             calls=trained.calls,
             _late=partial(_late, trained, clock),
@@ -133,6 +132,7 @@ def report_fields(counts: Counts, trained: Trained) -> dict[str, Any]:
         "rate": counts.rate,
         "price": counts.price,
         "rows_seen": counts.rows,
+        "rows_screened": counts.rows_screened,
         "tokens_seen": dense_elements or counts.elements,
     }
 

@@ -37,6 +37,8 @@ class Counts(NamedTuple):
     """Rows with a kept element."""
     hidden_nan: int
     """Elements with a NaN that the mask hides."""
+    rows_screened: int
+    """Rows that entered a screening forward; the screen tells."""
     price: float
     rate: float
 
@@ -137,6 +139,7 @@ def select(
         rows=log_probs.shape[0],
         rows_kept=rows_kept,
         hidden_nan=hidden_nan,
+        rows_screened=0,
         price=price,
         rate=rate,
     )
@@ -215,6 +218,7 @@ def everything(num_rows: int, mask: Tensor | None, device: torch.device) -> Sele
         rows=num_rows,
         rows_kept=rows_kept,
         hidden_nan=0,
+        rows_screened=0,
         price=-math.inf,
         rate=float(elements > 0),
     )

@@ -337,7 +337,8 @@ class KondoTrainer:
             log_probs = log_prob(rows.take(batch, slice(row, row + 1)))
             torch.autograd.backward(log_probs, torch.zeros_like(log_probs))
             tokens = log_probs.numel() if mask is None else int((mask[row] != 0).sum())
-            report = dataclasses.replace(report, rows_trained=1, tokens_trained=tokens, calls=1)
+            late = report.late._replace(tokens_trained=tokens)
+            report = dataclasses.replace(report, rows_trained=1, calls=1, _late=lambda: late)
         self.last_report = report
         return gate.result, report.loss
 
