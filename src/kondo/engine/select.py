@@ -97,59 +97,97 @@ def select(
         ValueError: shapes that do not fit the unit, NaN in a unit that counts, or a kept unit with
             an infinite value, whose gradient would not be finite.
     """
-    check_unit(unit, log_probs)
-    check_float("advantages", advantages)
-    valid = check_mask(mask, log_probs.shape)
-    if valid is None:
-        valid = torch.ones_like(log_probs, dtype=torch.bool)
-    expand_rows("advantages", advantages, log_probs.shape)  # refuses other shapes
-    checked = hasattr(gate.signal, "unchecked")  # ours: needs log-probs that are at most 0
-    faults = _faults(log_probs, advantages, valid if checked else None)
-    values, unit_mask = unit_values(gate.signal, log_probs, advantages, valid, unit)
-    elements = valid.sum(dim=1) if unit == "sequence" else valid
-    if values.is_cuda and values.numel() <= FEW_UNITS:
-        faults, values, unit_mask, elements = _on_host(faults, values, unit_mask, elements)
-    inputs = (log_probs, advantages, valid)
-    if gate.remembers or not values.is_cuda:  # a broken batch must not enter its running state
-        hidden_nan = _refuse_inputs(faults.tolist(), *inputs)
-    choice = gate.choose_all(values, unit_mask, generator)
-    _check_shapes(choice, unit_mask)
+    valid = _check_inputs(log_probs, advantages, unit, mask)
+    units = _units(gate.signal, log_probs, advantages, valid, unit)
+    early = gate.remembers or not units.values.is_cuda
+    if early:  # a broken batch must not enter a running state
+        hidden_nan = _refuse_inputs(units.faults.tolist(), log_probs, advantages, valid)
+    choice = gate.choose_all(units.values, units.mask, generator)
+    _check_shapes(choice, units.mask)
     # A sequence that counts has an element that counts, so its unit is kept where its row is.
     kept_rows = choice.keep.any(dim=1) if unit == "token" else choice.keep
-    outside = choice.keep > unit_mask  # on masks, "and not" in one kernel
-    unknown = values.isnan() & unit_mask
-    bought = torch.where(choice.keep, values, 0.0)
-    sums = (outside, unknown, bought, unit_mask, choice.keep, elements, elements * choice.keep)
-    numbers = [part.sum(dtype=torch.float64) for part in (*sums, kept_rows)]
-    # float64 holds every count below 2^53.
-    found = torch.stack([*numbers, *(one.to(values.device) for one in (choice.price, choice.rate))])
-    read = torch.cat([faults, found]).tolist()
-    (num_outside, num_unknown, worth), (*sizes, price, rate) = read[3:6], read[6:]
-    if values.is_cuda:
-        hidden_nan = _refuse_inputs(read[:3], *inputs)
-    if num_outside or num_unknown or not math.isfinite(worth):
-        _refuse_choice(choice, values, outside, unknown)
-    units, units_kept, num_elements, elements_kept, rows_kept = (int(size) for size in sizes)
+    read = _read(units, choice, kept_rows)
+    if not early:
+        hidden_nan = _refuse_inputs(read[:3], log_probs, advantages, valid)
+    _refuse_choice(read[3:6], choice, units)
+    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[6:11])
     index = kept_rows.nonzero_static(size=rows_kept).squeeze(1)  # of known size: no read
     counts = Counts(
-        units=units,
-        units_kept=units_kept,
-        elements=num_elements,
+        units=counted,
+        units_kept=kept,
+        elements=elements,
         elements_kept=elements_kept,
         rows=log_probs.shape[0],
         rows_kept=rows_kept,
         hidden_nan=hidden_nan,
         rows_screened=0,
-        price=price,
-        rate=rate,
+        price=read[11],
+        rate=read[12],
     )
     rows, weight, keep = copy_together((index, choice.weight, choice.keep), log_probs.device)
     if unit == "sequence":
         keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
-    host = None if index.is_cuda else index
     return Selection(
-        values, unit_mask, choice, valid, weight, keep, rows, counts, False, unit != "token", host
+        values=units.values,
+        unit_mask=units.mask,
+        choice=choice,
+        mask=valid,
+        weight=weight,
+        keep=keep,
+        rows=rows,
+        counts=counts,
+        by_row=unit != "token",
+        host_rows=None if index.is_cuda else index,
     )
+
+
+class _Units(NamedTuple):
+    """What a gate chooses from: on the CPU where there are few, else on the device."""
+
+    faults: Tensor
+    """[3], see `_faults`."""
+    values: Tensor
+    mask: Tensor
+    elements: Tensor
+    """Of each unit that count, like mask."""
+
+
+def _check_inputs(log_probs: Tensor, advantages: Tensor, unit: Unit, mask: Tensor | None) -> Tensor:
+    """Return which elements count, after checking shapes and dtypes."""
+    check_unit(unit, log_probs)
+    check_float("advantages", advantages)
+    valid = check_mask(mask, log_probs.shape)
+    expand_rows("advantages", advantages, log_probs.shape)  # refuses other shapes
+    return torch.ones_like(log_probs, dtype=torch.bool) if valid is None else valid
+
+
+def _units(
+    signal: Signal, log_probs: Tensor, advantages: Tensor, valid: Tensor, unit: Unit
+) -> _Units:
+    # Our own signals need log-probs that are at most 0; others may be given densities.
+    faults = _faults(log_probs, advantages, valid if hasattr(signal, "unchecked") else None)
+    values, unit_mask = unit_values(signal, log_probs, advantages, valid, unit)
+    elements = valid.sum(dim=1) if unit == "sequence" else valid
+    units = _Units(faults, values, unit_mask, elements)
+    few = values.is_cuda and values.numel() <= FEW_UNITS
+    return _Units._make(_on_host(*units)) if few else units
+
+
+def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
+    """Return what the host must know, [13], after one read.
+
+    Three faults of the inputs, three of the choice (see `_refuse_choice`), five sizes, price, rate.
+    """
+    outside = choice.keep > units.mask  # on masks, "and not" in one kernel
+    unknown = units.values.isnan() & units.mask
+    bought = torch.where(choice.keep, units.values, 0.0)
+    kept_elements = units.elements * choice.keep
+    parts = (outside, unknown, bought, units.mask, choice.keep, units.elements, kept_elements)
+    numbers = [part.sum(dtype=torch.float64) for part in (*parts, kept_rows)]
+    numbers += [number.to(bought.device) for number in (choice.price, choice.rate)]
+    # float64 holds every count below 2^53.
+    read: list[float] = torch.cat([units.faults, torch.stack(numbers)]).tolist()
+    return read
 
 
 def _on_host(*parts: Tensor) -> list[Tensor]:
@@ -298,22 +336,31 @@ def _refuse_inputs(
     return int(((log_probs.isnan() | spread.isnan()) & ~valid).sum())
 
 
-def _refuse_choice(choice: Choice, values: Tensor, outside: Tensor, unknown: Tensor) -> None:
+def _refuse_choice(faults: list[float], choice: Choice, units: _Units) -> None:
     """Raise if a value is NaN, or a unit is kept that does not count or has an infinite value.
 
     A skipped unit of infinite value is fine.
+
+    Args:
+        faults: units kept that do not count, NaN in units that count, sum of the kept values.
+        choice: what the gate chose.
+        units: what it chose from.
     """
-    if bool(outside.any()):
+    num_outside, num_unknown, worth = faults
+    if not (num_outside or num_unknown) and math.isfinite(worth):
+        return
+    outside, unknown = choice.keep & ~units.mask, units.values.isnan() & units.mask
+    if num_outside:
         raise ValueError(
             f"gate must not keep units that the mask leaves out, got {first_unit(outside)}; "
             f"multiply its keep by the mask."
         )
-    if bool(unknown.any()):
+    if num_unknown:
         raise ValueError(
             f"signal must not return NaN for a unit that counts, got it in {first_unit(unknown)} "
             f"({int(unknown.sum())} in all)."
         )
-    broken = choice.keep & ~values.isfinite()
+    broken = choice.keep & ~units.values.isfinite()
     if bool(broken.any()):
         raise ValueError(
             f"the gate's signal must be finite in kept units, got {first_unit(broken)} with a "

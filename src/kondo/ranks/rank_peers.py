@@ -35,7 +35,6 @@ from kondo.ranks.placement import Placed
 from kondo.ranks.rank_report import RankClock, RankReport
 from kondo.ranks.rebalance import structure
 
-
 # Fields of `Counts` that are sums over ranks: all but price and rate.
 _SUMMED = len(Counts._fields) - 2
 
@@ -145,12 +144,12 @@ class RankPeers(Alone):
         if self._gate is not None:
             decided = (_to_word(own.price), self._gate.num_kept, self._gate.digest)
         with clock.stage("wait"):
-            told = self._ranks.say(*own[:_SUMMED], *decided)
+            told = self._ranks.say(*(int(number) for number in own[:_SUMMED]), *decided)
         if any(theirs[_SUMMED:] != told[0][_SUMMED:] for theirs in told):
+            prices = [_to_float(theirs[_SUMMED]) for theirs in told]
             raise RuntimeError(
-                f"gate decided differently on different ranks: prices "
-                f"{[_to_float(theirs[_SUMMED]) for theirs in told]}; it must depend on nothing but the "
-                f"values, the mask and the generator it is given."
+                f"gate decided differently on different ranks: prices {prices}; it must depend on "
+                f"nothing but the values, the mask and the generator it is given."
             )
         self._kept_rows = [theirs[5] for theirs in told]
         sums = [sum(column) for column in zip(*(each[:_SUMMED] for each in told), strict=True)]
