@@ -1,5 +1,7 @@
 """kondo.advantage: one baseline per function, centred only."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -178,6 +180,8 @@ def test_bad_rewards_are_refused(name):
 @pytest.mark.parametrize("shape", [(0,), (), (2, 2)])
 @pytest.mark.parametrize("name", sorted(EVERY.keys() - {"normalise_by_std"}))
 def test_rewards_are_one_per_sample(name, shape):
+    if name == "group_mean" and len(shape) == 2:
+        pytest.skip("leading dimensions are batches of their own")
     with pytest.raises(ValueError, match=r"rewards must have shape \[N\]"):
         EVERY[name](torch.ones(shape))
 
@@ -229,3 +233,28 @@ def test_bad_expected_rewards_are_named():
 def test_one_advantage_has_no_standard_deviation():
     with pytest.raises(ValueError, match="at least two values, got 1"):
         kondo.advantage.normalise_by_std(torch.ones(1))
+
+
+def test_leading_dimensions_are_batches_of_their_own():
+    rewards = torch.randn(3, 2, 12, generator=torch.Generator().manual_seed(0))
+    found = kondo.advantage.group_mean(rewards, 4)
+    for member in range(3):
+        for batch in range(2):
+            expected = kondo.advantage.group_mean(rewards[member, batch], 4)
+            assert torch.equal(found[member, batch], expected)
+
+
+def test_a_group_size_and_the_groups_themselves_agree():
+    rewards = torch.randn(24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    by_size = kondo.advantage.group_mean(rewards, 6)
+    assert_close(by_size, kondo.advantage.group_mean(rewards, torch.arange(24) // 6))
+
+
+def test_a_reward_that_is_missing_leaves_the_mean_alone():
+    rewards = torch.tensor([1.0, math.nan, 0.0, 0.1, 0.1, math.nan])
+    found = kondo.advantage.group_mean(rewards, 3, skip_nan=True)
+    assert found.tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match="infinite one in unit 1"):
+        kondo.advantage.group_mean(torch.tensor([1.0, math.inf]), 2, skip_nan=True)
+    with pytest.raises(ValueError, match="skip_nan needs groups as a size"):
+        kondo.advantage.group_mean(rewards, torch.zeros(6, dtype=torch.int64), skip_nan=True)

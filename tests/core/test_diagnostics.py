@@ -159,7 +159,7 @@ def test_half_precision_and_gradients_are_taken_as_they_come():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"delight": torch.tensor([1, 2])}, "delight must be floating point"),
+        ({"values": torch.tensor([1, 2])}, "values must be floating point"),
         ({"mask": torch.ones(2)}, "mask must be a bool tensor"),
         ({"mask": torch.ones(3, dtype=torch.bool)}, r"mask must have shape \[2\]"),
         ({"eta": 0.0}, "eta must be > 0, got 0.0"),
@@ -167,7 +167,7 @@ def test_half_precision_and_gradients_are_taken_as_they_come():
 )
 def test_bad_input_is_named(arguments, message):
     delight = torch.tensor([1.0, 2.0])
-    good = {"delight": delight, "gate": kondo.Gate(rate=0.5)(delight)}
+    good = {"values": delight, "choice": kondo.Gate(rate=0.5)(delight)}
     with pytest.raises(ValueError, match=message):
         kondo.diagnostics(**(good | arguments))
 
@@ -179,3 +179,15 @@ def test_quantiles_of_a_large_batch_see_every_column():
     assert out["delight_q05"] == 1.0
     assert 8.0 <= out["delight_q50"] <= 9.0
     assert out["delight_q95"] == 16.0
+
+
+def test_values_that_are_not_delight_are_not_called_so():
+    values = torch.tensor([1.0, 2.0])
+    choice = kondo.Gate(rate=0.5)(values)
+    names, plain = (
+        kondo.diagnostics(values, choice, name="signal"),
+        kondo.diagnostics(values, choice),
+    )
+    assert {"signal_rms", "signal_q05"} <= names.keys()
+    assert not [name for name in names if "delight" in name]
+    assert list(names.values()) == list(plain.values())

@@ -91,7 +91,7 @@ def test_a_hard_gate_by_delight_raises_their_entropy(price, success):
 @pytest.mark.parametrize("success", SUCCESS)
 @pytest.mark.parametrize("price", [0.0, 0.05])
 def test_a_hard_gate_by_advantage_leaves_them_alone(price, success):
-    kept = (of_coins(kondo.priorities.advantage, success) > price).double()
+    kept = (of_coins(kondo.signals.advantage, success) > price).double()
     assert kept.sum() == len(LOGITS)
     assert_close(expected_gradient(kept, success), torch.zeros(4).double())
 
@@ -99,14 +99,14 @@ def test_a_hard_gate_by_advantage_leaves_them_alone(price, success):
 @pytest.mark.parametrize(("price", "sides"), [(0.05, 2), (0.6, 1)])
 @pytest.mark.parametrize("success", [0.3, 0.9])
 def test_a_hard_gate_by_the_size_of_the_advantage_leaves_them_alone(success, price, sides):
-    kept = (of_coins(kondo.priorities.abs_advantage, success) > price).double()
+    kept = (of_coins(kondo.signals.abs_advantage, success) > price).double()
     assert kept.sum() == sides * len(LOGITS)
     assert_close(expected_gradient(kept, success), torch.zeros(4).double())
 
 
 @pytest.mark.parametrize("price", [0.1, 0.5, 1.0])
 def test_a_gate_by_abs_delight_leaves_them_alone_where_the_advantage_is_symmetric(price):
-    kept = (of_coins(kondo.priorities.abs_delight) > price).double()
+    kept = (of_coins(kondo.signals.abs_delight) > price).double()
     assert kept.sum() > 0
     assert_close(expected_gradient(kept), torch.zeros(4).double())
 
@@ -126,5 +126,5 @@ def test_a_gate_by_abs_delight_leaves_them_alone_where_the_advantage_is_symmetri
     ],
 )
 def test_a_gate_by_abs_delight_moves_the_entropy_where_it_is_not(success, price, expected):
-    found = entropy_drift(kondo.priorities.abs_delight, price, success)
+    found = entropy_drift(kondo.signals.abs_delight, price, success)
     assert found.item() == pytest.approx(expected, abs=1e-4)

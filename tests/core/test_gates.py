@@ -332,8 +332,8 @@ def test_nan_in_a_unit_that_counts_is_an_error_that_names_it():
 @pytest.mark.parametrize(
     ("delight", "mask", "message"),
     [
-        ([1.0], None, "delight must be a floating-point tensor, got list"),
-        (torch.tensor([1]), None, "delight must be floating point"),
+        ([1.0], None, "values must be a floating-point tensor, got list"),
+        (torch.tensor([1]), None, "values must be floating point"),
         (torch.ones(2), torch.ones(2), "mask must be a bool tensor"),
         (torch.ones(2), torch.ones(3, dtype=torch.bool), r"mask must have shape \[2\]"),
     ],

@@ -216,7 +216,7 @@ def test_normalise_reads_price_and_temperature_in_units_of_scale():
 
 def test_relative_temperature_leaves_the_price_alone():
     delight, scale = torch.tensor([6.0, -8.0], dtype=torch.float64), math.sqrt(50)
-    gate = Gate(price=0.5, temperature=2.0, relative_temperature=True, soft=True)
+    gate = Gate(price=0.5, temperature=2.0, normalise="temperature", soft=True)
     out = gate(delight)
     expected = [oracle.sigmoid((chi - 0.5) / (2 * scale)) for chi in (6.0, -8.0)]
     assert_close(out.weight, torch.tensor(expected, dtype=torch.float64))
@@ -224,7 +224,7 @@ def test_relative_temperature_leaves_the_price_alone():
 
 
 def test_relative_temperature_ignores_the_scale_of_delight_at_a_rate():
-    gate = Gate(rate=0.2, temperature=0.3, relative_temperature=True, scale_decay=0.0)
+    gate = Gate(rate=0.2, temperature=0.3, normalise="temperature", scale_decay=0.0)
     delight = gaussian(60)
     assert_close(gate(1000 * delight).probability, gate(delight).probability, torch.float32)
 
@@ -234,7 +234,7 @@ def test_relative_temperature_ignores_the_scale_of_delight_at_a_rate():
     [
         Gate(price=0.5, normalise=True),
         Gate(price=0.5, temperature=1.0, normalise=True),
-        Gate(rate=0.5, temperature=1.0, relative_temperature=True),
+        Gate(rate=0.5, temperature=1.0, normalise="temperature"),
     ],
     ids=repr,
 )
@@ -336,13 +336,13 @@ def test_a_dead_stretch_does_not_make_the_next_batch_free(temperature):
 def test_a_call_without_units_is_not_a_past_call():
     gate = Gate(rate=0.5, window=4, warmup=1)
     gate(torch.ones(4), torch.zeros(4, dtype=torch.bool))
-    assert gate.state_dict()["past"]["valid"] == []
+    assert gate.state_dict()["past"]["valid"].tolist() == []
 
 
 def test_eta_is_the_temperature_in_units_of_delight():
     assert Gate(rate=0.5).eta == 0.0
     assert Gate(rate=0.5, temperature=0.3).eta == 0.3
-    gate = Gate(rate=0.5, temperature=0.5, relative_temperature=True, scale_decay=0.0)
+    gate = Gate(rate=0.5, temperature=0.5, normalise="temperature", scale_decay=0.0)
     gate(torch.tensor([3.0, -3.0]))  # root mean square 3
     assert_close(gate.eta, 1.5)
 
@@ -379,11 +379,8 @@ def test_eta_is_the_temperature_in_units_of_delight():
             {"rate": 0.1, "temperature": 1.0, "soft": True, "inverse_propensity": True},
             "inverse_propensity needs a draw",
         ),
-        ({"rate": 0.1, "relative_temperature": True}, "relative_temperature needs a temperature"),
-        (
-            {"rate": 0.1, "temperature": 1.0, "normalise": True, "relative_temperature": True},
-            "normalise already scales the temperature",
-        ),
+        ({"rate": 0.1, "normalise": "temperature"}, "needs a temperature > 0"),
+        ({"rate": 0.1, "temperature": 1.0, "normalise": "price"}, "normalise must be True, False"),
         ({"rate": 0.1, "normalise": True}, "normalise has no effect on a hard rate"),
         ({"price": 0.0, "window": 4}, "with a fixed price drop it"),
     ],

@@ -11,7 +11,7 @@ OPTIONS = {
     "window": {"rate": 0.2, "window": 5, "warmup": 2},
     "drawn_window": {"rate": 0.2, "window": 5, "temperature": 0.3},
     "normalise": {"price": 0.2, "temperature": 0.5, "normalise": True, "scale_decay": 0.9},
-    "relative": {"rate": 0.2, "temperature": 0.5, "relative_temperature": True},
+    "relative": {"rate": 0.2, "temperature": 0.5, "normalise": "temperature"},
     "everything": {
         "rate": 0.2,
         "temperature": 0.5,

@@ -11,7 +11,7 @@ import kondo
 import zoo
 from core.strategies import distinct_delights, masked, permutations, rates, signed, tensors
 from kondo import VarianceGate
-from kondo.core.pricing import lottery
+from kondo.core.rules import lottery
 from oracles import engine as dense
 from oracles.variance import (
     best_sets,
@@ -265,7 +265,7 @@ def test_a_rate_is_a_share(rate):
         (torch.tensor([[1.0, 2.0], [NAN, 1.0]]), r"must not be NaN .* in unit \(1, 0\)"),
         (torch.tensor([[1.0, INF], [2.0, 1.0]]), r"must be finite .* in unit \(0, 1\) \(1 in all"),
         (torch.tensor([1.0, -INF]), r"must be finite .* in unit 1"),
-        (torch.tensor([1, 2]), "delight must be floating point"),
+        (torch.tensor([1, 2]), "values must be floating point"),
     ],
 )
 def test_bad_values_are_named(values, message):
@@ -288,10 +288,10 @@ def test_the_gradient_is_that_of_the_masked_loss(name, rate):
     dtype = next(module.parameters()).dtype
     advantages, log_probs = advantages.to(dtype), log_prob(batch)
     mask = torch.ones_like(log_probs, dtype=torch.bool)
-    options = {"priority": kondo.priorities.advantage}
+    options = {"priority": kondo.signals.advantage}
     if mask.ndim == 2:
         mask = torch.arange(zoo.T) < torch.tensor([[1], [5], [4], [2], [5], [3], [1]])
-        options = {"priority": kondo.priorities.sequence_advantage, "unit": "sequence"}
+        options = {"priority": kondo.signals.sequence_advantage, "unit": "sequence"}
     (best,) = best_sets(advantages.tolist(), [True] * zoo.N, rate)
     keep = torch.tensor([row in best for row in range(zoo.N)])
     keep = keep if mask.ndim == 1 else keep[:, None] & mask

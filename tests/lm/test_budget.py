@@ -10,6 +10,7 @@ import kondo.lm
 from kondo.lm.budget import BudgetGate, _ranks, buy
 from kondo.lm.rows import TokenRows
 from lm.tiny import policy, token_rows
+from no_reads import NoReads
 from oracles import budget as oracle
 from tolerances import TOLERANCES, assert_close
 
@@ -339,7 +340,7 @@ def test_bad_rows_are_refused(rows, weight, match):
     [
         (torch.ones(3, 3), "shape of the rows this gate is bound to"),
         (torch.ones(3), "shape of the rows this gate is bound to"),
-        (torch.ones(2, 3, dtype=torch.long), "delight must be floating point"),
+        (torch.ones(2, 3, dtype=torch.long), "values must be floating point"),
         (torch.tensor([[1.0, 1, 1], [1, float("nan"), 1]]), r"NaN .* unit \(1, 1\)"),
         (torch.tensor([[1.0, 1, 1], [1, 1, float("inf")]]), r"infinite .* unit \(1, 2\)"),
     ],
@@ -427,9 +428,7 @@ def test_buy_takes_one_dear_row_that_neither_the_price_nor_the_top_token_leads_t
 def test_tokens_are_ranked_as_the_plain_gate_ranks_them(generator):
     worth = torch.randint(0, 3, (6, 5), generator=generator).float()  # ties everywhere
     worth[2] = 0
-    rows = (worth > 0).any(1).nonzero().squeeze(1)
-    rank = torch.full((6, 5), 99)
-    rank[rows] = _ranks(worth[rows], rows)
+    rank = _ranks(worth, torch.arange(30).view(6, 5))
     num_worth = int((worth > 0).sum())
     for count in range(1, num_worth + 1):
         assert torch.equal(rank < count, kondo.Gate(rate=count / 30)(worth).keep)
@@ -438,3 +437,44 @@ def test_tokens_are_ranked_as_the_plain_gate_ranks_them(generator):
 def test_its_repr_can_be_typed():
     assert repr(BudgetGate(budget=0.03)) == "BudgetGate(budget=0.03)"
     assert repr(BudgetGate(budget=0.03, whole=True)) == "BudgetGate(budget=0.03, whole=True)"
+
+
+@pytest.mark.parametrize("unit", ["token", "sequence"])
+def test_many_members_buy_as_each_would_alone(unit, generator):
+    delight = torch.randn(6, 10, 8, generator=generator, dtype=torch.float64)
+    delight[3] = -1.0
+    attention = torch.arange(8) < torch.randint(2, 9, (6, 10, 1), generator=generator)
+    mask = attention if unit == "token" else attention.any(2)
+    values = delight if unit == "token" else delight.sum(2)
+    gate = BudgetGate(budget=0.25)
+    together = gate.for_rows(attention)
+    out, bought = together.choose(values, mask), together.purchase
+    for member in range(6):
+        alone = gate.for_rows(attention[member])
+        assert torch.equal(alone(values[member], mask[member]).keep, out.keep[member])
+        for ours, theirs in zip(alone.purchase, bought, strict=True):
+            assert_close(ours.double(), theirs[member].double())
+
+
+def test_many_members_buy_without_reading_from_the_device(generator):
+    attention = torch.ones(3, 4, 5, dtype=torch.bool)
+    gate = BudgetGate(budget=0.3).for_rows(attention)
+    with NoReads():
+        out = gate.choose(torch.randn(3, 4, 5, generator=generator), attention)
+    assert out.keep.any()
+
+
+def test_the_masks_of_rows_are_all_it_is_bound_to(generator):
+    rows = token_rows(generator, 12)
+    gate = BudgetGate(budget=0.3)
+    facts = gate.row_facts(rows)
+    assert facts.shape == rows.attention_mask.shape
+    assert not facts.is_floating_point()
+    delight = torch.randn(facts.shape, generator=generator)
+    by_facts, by_rows = gate.bind(facts), gate.for_rows(rows)
+    for values, mask in ((delight, rows.completion_mask), (delight.sum(1), None)):
+        assert torch.equal(by_facts(values, mask).keep, by_rows(values, mask).keep)
+    padded = gate.bind(torch.nn.functional.pad(facts, (0, 3)))
+    assert torch.equal(padded(delight.sum(1)).keep, by_rows(delight.sum(1)).keep)
+    assert gate.row_facts(torch.ones(3, 4)) is None
+    assert by_rows.row_facts(rows) is None

@@ -5,10 +5,12 @@ here divides by a standard deviation except `normalise_by_std`, which says why i
 delight. Nothing is differentiated: every result is detached, float32 or float64.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float
+from kondo.core._checks import at_least_float32, check_float, first_unit
 
 
 def _rewards(rewards: Tensor) -> Tensor:
@@ -123,20 +125,45 @@ def batch_mean(rewards: Tensor) -> Tensor:
     return rewards - rewards.mean()
 
 
-def group_mean(rewards: Tensor, groups: Tensor | int) -> Tensor:
+def group_mean(rewards: Tensor, groups: Tensor | int, *, skip_nan: bool = False) -> Tensor:
     """Return U = R - mean(R of the same group): several samples of one prompt form a group.
 
+    Exactly 0 where all rewards of a group are equal. With a group size nothing is read from the
+    device, and leading dimensions are separate batches.
+
     Args:
-        rewards: [N] float.
+        rewards: [N] float; [..., N] where `groups` is a size.
         groups: [N] integer group of each sample, or an int: the size of consecutive groups.
+        skip_nan: leave a NaN reward (no reward function applied) out of the mean and give it an
+            advantage of 0. With a group size.
+
+    Raises:
+        ValueError: an infinite reward, with `skip_nan`.
 
     Example:
         >>> import torch, kondo
         >>> kondo.advantage.group_mean(torch.tensor([1.0, 0.0, 3.0, 3.0]), 2)
         tensor([ 0.5000, -0.5000,  0.0000,  0.0000])
+        >>> kondo.advantage.group_mean(torch.tensor([1.0, 0.0, 0.1, torch.nan]), 2, skip_nan=True)
+        tensor([ 0.5000, -0.5000,  0.0000,  0.0000])
     """
-    rewards, totals, sizes = _group_totals(_rewards(rewards), groups)
-    return rewards - totals / sizes
+    if not isinstance(groups, int):
+        if skip_nan:
+            raise ValueError("skip_nan needs groups as a size, got a tensor; give an int.")
+        rewards, totals, sizes = _group_totals(_rewards(rewards), groups)
+        return rewards - totals / sizes
+    by_group = _by_group(rewards, groups)
+    if not skip_nan:
+        above = by_group - by_group.amin(-1, keepdim=True)
+        return (above - above.mean(-1, keepdim=True)).flatten(-2)
+    if bool(by_group.isinf().any()):
+        where = by_group.isinf().flatten(-2)
+        raise ValueError(
+            f"rewards must be finite or NaN, got an infinite one in {first_unit(where)}; clip it "
+            f"in the reward function, or return None for a sample without a reward."
+        )
+    above = by_group - by_group.nan_to_num(nan=math.inf).amin(-1, keepdim=True)
+    return (above - above.nanmean(-1, keepdim=True)).nan_to_num(nan=0.0).flatten(-2)
 
 
 def leave_one_out(rewards: Tensor, groups: Tensor | int) -> Tensor:
@@ -154,6 +181,10 @@ def leave_one_out(rewards: Tensor, groups: Tensor | int) -> Tensor:
 
     Reference: https://arxiv.org/abs/2402.14740
     """
+    if isinstance(groups, int):
+        groups = torch.arange(len(_rewards(rewards)), device=rewards.device) // _size(
+            rewards, groups
+        )
     rewards, totals, sizes = _group_totals(_rewards(rewards), groups)
     if bool((sizes < 2).any()):
         raise ValueError(
@@ -190,19 +221,29 @@ def normalise_by_std(advantages: Tensor, *, epsilon: float = 1e-6) -> Tensor:
     return advantages / (advantages.std() + epsilon)
 
 
-def _group_totals(rewards: Tensor, groups: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+def _by_group(rewards: Tensor, size: int) -> Tensor:
+    """Check and detach rewards, and split [..., N] into consecutive groups, [..., G, size]."""
+    rewards = at_least_float32(check_float("rewards", rewards).detach())
+    if rewards.ndim == 0 or rewards.numel() == 0:
+        _rewards(rewards)
+    return rewards.reshape(*rewards.shape[:-1], -1, _size(rewards, size))
+
+
+def _size(rewards: Tensor, size: int) -> int:
+    if size < 1 or rewards.shape[-1] % size:
+        raise ValueError(
+            f"groups as a size must divide the number of rewards, {rewards.shape[-1]}, got "
+            f"{size}; give a divisor, or a tensor with each sample's group."
+        )
+    return size
+
+
+def _group_totals(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return each sample's reward above its group's lowest, their group total, and group size.
 
     Measured from the lowest, equal rewards sum to exactly 0: a group without a difference has an
     advantage of exactly 0 and costs nothing, where n * R / n would miss R by rounding.
     """
-    if isinstance(groups, int):
-        if groups < 1 or rewards.numel() % groups:
-            raise ValueError(
-                f"groups as a size must divide the number of rewards, {rewards.numel()}, got "
-                f"{groups}; give a divisor, or a tensor with each sample's group."
-            )
-        groups = torch.arange(rewards.numel(), device=rewards.device) // groups
     if not isinstance(groups, Tensor):
         raise ValueError(
             f"groups must be an integer tensor or an int, got {type(groups).__name__}; wrap it "

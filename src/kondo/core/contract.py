@@ -23,9 +23,10 @@ from kondo.core.delight import delight
 Signal = Callable[..., Tensor]
 """(log_probs, advantages, *, mask=None) -> values like log_probs, detached; see `kondo.signals`.
 
-Two optional attributes: `needs_log_probs = False` where it reads nothing of log_probs but their
-shape; `of_sequences`, a function with the same arguments that returns one value per row, [N], for
-unit "sequence" instead of the sum over a row's tokens.
+Optional attributes: `needs_log_probs = False` where it reads nothing of log_probs but their shape;
+`of_sequences`, a function with the same arguments that returns one value per row, [N], for unit
+"sequence" instead of the sum over a row's tokens; `unchecked`, the same function without the check
+that log-probs are at most 0, which the step makes together with its own.
 """
 
 
@@ -45,15 +46,22 @@ class Choice(NamedTuple):
     """float [..., M]: chance that the unit was kept; 0 or 1 where nothing was drawn."""
 
     @classmethod
-    def of(cls, keep: Tensor, mask: Tensor, price: Tensor | float = -math.inf) -> "Choice":
+    def of(
+        cls,
+        keep: Tensor,
+        mask: Tensor,
+        price: Tensor | float = -math.inf,
+        dtype: torch.dtype | None = None,
+    ) -> "Choice":
         """Return the choice that keeps these units, each with weight 1 and nothing drawn.
 
         Args:
             keep: [..., M] bool.
             mask: [..., M] bool, the units that count.
             price: [...] float, or one number for all.
+            dtype: of the weights; the default one if None.
         """
-        weight = keep.to(torch.get_default_dtype())
+        weight = keep.to(dtype or torch.get_default_dtype())
         rate = keep.sum(-1, dtype=torch.float64) / mask.sum(-1).clamp(min=1)
         if not isinstance(price, Tensor):
             price = torch.full_like(rate, price)
@@ -83,6 +91,8 @@ class BaseGate(ABC):
     """What a unit is worth."""
     draws: bool = False
     """Whether `choose` reads its generator. Ranks then share rank 0's."""
+    remembers: bool = False
+    """Whether `choose` changes a running state. The step then checks its inputs first."""
     one_price: bool = False
     """Whether one price (or one rate) decides every unit by itself. Ranks with too many units to
     gather then agree on a price from a sketch of all values."""
@@ -119,7 +129,7 @@ class BaseGate(ABC):
     def choose_all(
         self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
     ) -> Choice:
-        """Choose once among all units of checked values, whatever their shape; the step calls it."""
+        """Choose once among all units of checked values, of any shape; the step calls it."""
         choice = self.choose(values.reshape(-1), mask.reshape(-1), generator)
         return choice.reshape(values.shape)
 
@@ -132,6 +142,10 @@ class BaseGate(ABC):
 
     def bind(self, facts: Tensor) -> "BaseGate":
         """Return this gate for the rows that `facts`, by `row_facts`, describe."""
+        return self
+
+    def take(self, rows: Tensor) -> "BaseGate":
+        """Return this gate for some, int64 [R], of the rows that it is bound to."""
         return self
 
     def positives_needed(self, num_valid: int) -> int | None:
@@ -194,10 +208,7 @@ class CallableGate(BaseGate):
 
     def fingerprint(self) -> str:
         """Return the function's name: the same on every rank."""
-        function: Any = self.function
-        while isinstance(function, functools.partial):
-            function = function.func
-        return str(getattr(function, "__qualname__", type(function).__qualname__))
+        return name_of(self.function)
 
 
 def as_gate(gate: Any) -> BaseGate:
@@ -230,6 +241,14 @@ def needs_log_probs(signal: Signal) -> bool:
     while isinstance(signal, functools.partial) and not hasattr(signal, "needs_log_probs"):
         signal = signal.func
     return hasattr(signal, "__wrapped__") or bool(getattr(signal, "needs_log_probs", True))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a signal or gate function, the same in every process."""
+    if isinstance(function, functools.partial):
+        options = "".join(f", {name}={value!r}" for name, value in function.keywords.items())
+        return f"partial({name_of(function.func)}{options})"
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def check_units(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import at_least_float32, check_float, check_mask
-from kondo.core.gates import GateOutput
+from kondo.core.contract import Choice
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -18,7 +18,12 @@ _NEUTRAL = 0.1
 
 @torch.no_grad()
 def diagnostics(
-    delight: Tensor, gate: GateOutput, *, mask: Tensor | None = None, eta: float = 1.0
+    values: Tensor,
+    choice: Choice,
+    *,
+    mask: Tensor | None = None,
+    eta: float = 1.0,
+    name: str = "delight",
 ) -> dict[str, float]:
     """Summarise one gated batch as plain numbers, over the units that count.
 
@@ -26,25 +31,26 @@ def diagnostics(
 
     | key                    | meaning                                                           |
     |------------------------|-------------------------------------------------------------------|
-    | `rate`, `price`        | realised rate; price in units of delight                          |
-    | `delight_q05` ... `q95`| quantiles of delight                                              |
-    | `delight_rms`          | its scale, for choosing eta                                       |
+    | `rate`, `price`        | realised rate; price in the signal's units                        |
+    | `delight_q05` ... `q95`| quantiles of the values                                           |
+    | `delight_rms`          | their scale, for choosing eta                                     |
     | `gate_spread`          | standard deviation of w: near 0, DG is plain PG at another rate   |
     | `off_neutral`          | share of units with w further than 0.1 from 1/2                   |
-    | `positive_share`       | share of units with positive delight                              |
-    | `positives_kept`       | share of the positive-delight units that were kept                |
-    | `kept_positive_share`  | share of the kept units whose delight is positive; 1: only        |
+    | `positive_share`       | share of units of positive value                                  |
+    | `positives_kept`       | share of the units of positive value that were kept               |
+    | `kept_positive_share`  | share of the kept units whose value is positive; 1: only          |
     |                        | successes are trained on                                          |
-    | `zero_share`           | share of units with delight exactly 0 (zero-advantage groups)     |
+    | `zero_share`           | share of units of value exactly 0 (zero-advantage groups)         |
     | `nan_count`            | NaN units hidden by the mask; a NaN that counts is an error       |
 
     Shares of nothing are NaN.
 
     Args:
-        delight: [...] float.
-        gate: what the gate returned for it.
-        mask: like delight, bool.
+        values: [...] float, delight or what another signal returned.
+        choice: what the gate returned for them.
+        mask: like values, bool.
         eta: temperature at which w is judged.
+        name: what the values are, the prefix of the keys of their quantiles and scale.
 
     Example:
         >>> import torch, kondo
@@ -55,10 +61,10 @@ def diagnostics(
     """
     if not eta > 0:
         raise ValueError(f"eta must be > 0, got {eta}; it is the temperature w is judged at.")
-    chi = at_least_float32(check_float("delight", delight).detach())
-    mask = check_mask(mask, delight.shape)
+    chi = at_least_float32(check_float("values", values).detach())
+    mask = check_mask(mask, values.shape)
     nan_count = int(chi.isnan().sum())
-    keep = gate.keep
+    keep = choice.keep
     if mask is not None:
         chi, keep = chi[mask], keep[mask]
     chi, keep = chi.reshape(-1), keep.reshape(-1)
@@ -67,7 +73,7 @@ def diagnostics(
     kept_positive = (keep & positive).sum()
     finite = chi[chi.isfinite()]
     numbers = {
-        "delight_rms": finite.square().mean().sqrt(),
+        f"{name}_rms": finite.square().mean().sqrt(),
         "gate_spread": (soft - soft.mean()).square().mean().sqrt(),
         "off_neutral": ((soft - 0.5).abs() > _NEUTRAL).double().mean(),
         "positive_share": positive.double().mean(),
@@ -75,18 +81,18 @@ def diagnostics(
         "kept_positive_share": kept_positive / keep.sum(),
         "zero_share": (chi == 0).double().mean(),
     }
-    values = torch.stack([v.double() for v in numbers.values()]).tolist()
+    measured = torch.stack([v.double() for v in numbers.values()]).tolist()
     return {
-        "rate": float(gate.rate),
-        "price": float(gate.price),
-        **_quantiles(chi),
-        **dict(zip(numbers, values, strict=True)),
+        "rate": float(choice.rate),
+        "price": float(choice.price),
+        **_quantiles(chi, name),
+        **dict(zip(numbers, measured, strict=True)),
         "nan_count": float(nan_count),
     }
 
 
-def _quantiles(chi: Tensor) -> dict[str, float]:
-    names = [f"delight_q{round(100 * q):02d}" for q in QUANTILES]
+def _quantiles(chi: Tensor, name: str) -> dict[str, float]:
+    names = [f"{name}_q{round(100 * q):02d}" for q in QUANTILES]
     if chi.numel() == 0:
         return dict.fromkeys(names, float("nan"))
     if chi.numel() > _MAX_SORTED:

@@ -1,87 +1,64 @@
-"""The Kondo gate: delight -> which units are worth a backward pass.
+"""The Kondo gate: values -> which units are worth a backward pass.
 
-In: delight of any shape and a mask. Out: keep, weight, price and rate. Nothing is differentiated.
-A unit that does not count, or whose delight is exactly zero, is never kept: it has no advantage, or
-the policy was already certain of it.
+In: values (delight, or another signal) and a mask, [..., M]. Out: keep, weight, price and rate.
+Nothing is differentiated. A unit that does not count, or whose value is exactly zero, is never
+kept: it has no advantage, or the policy was already certain of it.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, check_mask, first_unit
-from kondo.core.pricing import RollingWindow, count_for, lottery, solve_price, top
+from kondo.core import rules, signals
+from kondo.core.contract import BaseGate, Choice, Signal, name_of
+from kondo.core.delight import delight
 
-# Up to this many units a CUDA batch is decided on the CPU: a gate's dozen small operations cost
-# microseconds there, on a GPU a launch each and often a wait.
-_FEW_UNITS = 65_536
-
-
-class GateOutput(NamedTuple):
-    """What a gate decided. Tensors have delight's shape; price and rate are 0-d."""
-
-    keep: Tensor
-    """bool: the unit is worth a backward pass."""
-    weight: Tensor
-    """float: factor of the unit's loss; 0 where not kept."""
-    price: Tensor
-    """0-d float64, in units of delight: below it a unit is skipped. Infinite if a rate finds
-    nothing worth keeping; minus infinity where a gate has no price."""
-    rate: Tensor
-    """0-d float64: kept units / units that count. 0 if nothing counts."""
-    probability: Tensor
-    """float: chance that the unit was kept; 0 or 1 where nothing was drawn."""
+# Spreads the lots of successive calls apart: ties at a rolling price fall anew each time.
+_CALL_STRIDE = 0x9E3779B1
 
 
-class _Choice(NamedTuple):
-    """A decision over the M units that can be bought."""
-
-    keep: Tensor
-    probability: Tensor
-    price: float
-
-
-class Gate:
+class Gate(BaseGate):
     """Decide which units are worth a backward pass. Give exactly one of `rate` and `price`.
 
     | arguments                       | keeps                                                     |
     |---------------------------------|-----------------------------------------------------------|
-    | `rate=0.03`                     | exactly round(rate * units that count) of highest delight |
-    | `price=0.0`                     | delight > price                                           |
+    | `rate=0.03`                     | exactly round(rate * units that count) of highest value   |
+    | `price=0.0`                     | value > price                                             |
     | `rate=0.03, temperature=0.1`    | Bernoulli(sigmoid((chi - price) / eta)), price solved so  |
     |                                 | that the expected rate is the one asked for               |
     | `price=0.0, temperature=0.1`    | the same draw at that price                               |
     | `..., temperature=1, soft=True` | everything, weighted by that sigmoid (price 0: DG)        |
 
-    A hard rate keeps at least one unit where any has non-zero delight. No gate keeps one with zero
-    delight, so fewer than the rate are kept where the others run out. Ties: see
-    `kondo.core.pricing.top`.
+    The value of a unit is its delight, or that of another `signal`. A hard rate keeps at least one
+    unit where any value is not zero. No unit of value zero is ever kept, so fewer than the rate are
+    kept where the others run out. Ties: see `kondo.core.rules.highest`.
 
     Args:
         rate: fraction of the units that count to keep, in (0, 1].
-        price: delight a unit must exceed.
+        price: value a unit must exceed.
         temperature: eta >= 0, softness of the gate; 0 is hard and draws nothing.
         soft: weight every unit by its sigmoid instead of drawing. Saves no backward pass.
         reserve: fraction of the kept units drawn uniformly from those the price would skip, so
             that no unit is invisible for ever; at least one where two or more are kept. With
             `rate` and temperature 0.
-        negative_quota: fraction of the kept units taken from those with negative delight (negative
-            advantage), highest delight first: at a low rate a gate otherwise trains on successes
+        negative_quota: fraction of the kept units taken from those of negative value (negative
+            advantage), highest value first: at a low rate a gate otherwise trains on successes
             only. With `rate` and temperature 0.
         inverse_propensity: weight kept units by 1 / probability: unbiased for the dense gradient,
             at the price of variance. Needs a draw: temperature > 0 or reserve > 0.
-        normalise: read `price` and `temperature` as multiples of delight's running scale. The
-            scale is the root mean square of non-zero delight; it is never centred, since that
-            would move the sign, which carries the meaning.
-        relative_temperature: read `temperature` alone as a multiple of the running scale.
+        normalise: read `price` and `temperature` as multiples of the values' running scale;
+            "temperature" reads the temperature alone so. The scale is the root mean square of
+            values that are not zero; it is never centred, since that would move the sign, which
+            carries the meaning.
         scale_decay: decay of the running scale per call; 0 uses the current call alone.
         window: take the price for `rate` from this many past calls instead of from the current
             one, for batches too small to hold a rate. Then the count varies and may be zero.
         warmup: past calls needed before the window sets the price; until then, and where the
-            window holds less non-zero delight than the rate buys, the current call does. By
+            window holds fewer values other than zero than the rate buys, the current call does. By
             default a quarter of the window.
+        signal: what a unit is worth; see `kondo.signals`.
 
     Example:
         >>> import torch, kondo
@@ -103,27 +80,26 @@ class Gate:
         reserve: float = 0.0,
         negative_quota: float = 0.0,
         inverse_propensity: bool = False,
-        normalise: bool = False,
-        relative_temperature: bool = False,
+        normalise: bool | Literal["temperature"] = False,
         scale_decay: float = 0.99,
         window: int = 0,
         warmup: int | None = None,
+        signal: Signal = delight,
     ):
         self.rate, self.price, self.temperature = rate, price, temperature
         self.soft, self.reserve, self.negative_quota = soft, reserve, negative_quota
-        self.inverse_propensity = inverse_propensity
-        self.normalise, self.relative_temperature = normalise, relative_temperature
+        self.inverse_propensity, self.normalise = inverse_propensity, normalise
         self.scale_decay, self.window = scale_decay, window
         self.warmup = max(1, window // 4) if warmup is None else warmup
+        self.signal = signal
         self._check_options()
         if warmup is not None and not 1 <= warmup <= window:
             raise ValueError(
                 f"warmup must lie between 1 and window ({window}), got {warmup}; it counts past "
                 f"calls of the window."
             )
-        self._past = RollingWindow(window)
-        self._mean_square = 0.0
-        self._scale_calls = 0
+        self._past = rules.RollingPrice(window)
+        self._scale = _RunningScale(scale_decay)
         self._calls = 0
 
     def _check_options(self) -> None:
@@ -136,7 +112,7 @@ class Gate:
         if self.rate is not None and not 0.0 < self.rate <= 1.0:
             raise ValueError(f"rate must lie in (0, 1], got {self.rate}; 0.03 keeps 3%.")
         if self.price is not None and math.isnan(self.price):
-            raise ValueError("price must be a number, got nan; 0.0 keeps positive delight.")
+            raise ValueError("price must be a number, got nan; 0.0 keeps positive values.")
         if not (self.temperature >= 0.0 and math.isfinite(self.temperature)):
             raise ValueError(
                 f"temperature must be finite and >= 0, got {self.temperature}; 0 is the hard gate."
@@ -144,6 +120,10 @@ class Gate:
         for name in ("reserve", "negative_quota"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
+        if self.normalise not in (False, True, "temperature"):
+            raise ValueError(
+                f'normalise must be True, False or "temperature", got {self.normalise!r}.'
+            )
         if not 0.0 <= self.scale_decay < 1.0:
             raise ValueError(f"scale_decay must lie in [0, 1), got {self.scale_decay}.")
         if self.window < 0:
@@ -154,7 +134,6 @@ class Gate:
 
     def _contradictions(self) -> list[tuple[bool, str]]:
         split = self.reserve > 0 or self.negative_quota > 0
-        draws = (self.temperature > 0 and not self.soft) or self.reserve > 0
         return [
             (
                 self.soft and self.temperature == 0,
@@ -166,84 +145,160 @@ class Gate:
                 "temperature and window at 0.",
             ),
             (
-                self.inverse_propensity and not draws,
+                self.inverse_propensity and not self.draws,
                 "inverse_propensity needs a draw: give temperature > 0 without soft, or "
                 "reserve > 0; a deterministic choice has no probability to divide by.",
             ),
             (
-                self.relative_temperature and self.temperature == 0,
-                "relative_temperature needs a temperature > 0, got 0.",
+                self.normalise == "temperature" and self.temperature == 0,
+                'normalise="temperature" needs a temperature > 0, got 0.',
             ),
             (
-                self.normalise and self.relative_temperature,
-                "normalise already scales the temperature; give only one of normalise and "
-                "relative_temperature.",
-            ),
-            (
-                self.normalise and self.rate is not None and self.temperature == 0,
-                "normalise has no effect on a hard rate, which depends on the order of delight "
+                self.normalise is True and self.rate is not None and self.temperature == 0,
+                "normalise has no effect on a hard rate, which depends on the order of values "
                 "alone; drop it, or give price or temperature.",
             ),
             (
                 self.window > 0 and self.rate is None,
-                "window turns past delight into a price for rate; with a fixed price drop it.",
+                "window turns past values into a price for rate; with a fixed price drop it.",
             ),
         ]
 
-    @torch.no_grad()
-    def __call__(
-        self,
-        delight: Tensor,
-        mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> GateOutput:
-        """Gate one batch. Updates the running scale and window, which `state_dict` saves.
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        """Whether units are drawn: by their sigmoid, or for the reserve."""
+        return (self.temperature > 0 and not self.soft) or self.reserve > 0
+
+    @property
+    def one_price(self) -> bool:  # type: ignore[override]
+        """Whether a rate or a price alone decides every unit by itself."""
+        split = self.reserve > 0 or self.negative_quota > 0
+        return not (self.temperature > 0 or split or self.normalise or self.window > 0)
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        """Whether a choice changes the running scale or the window."""
+        return bool(self.normalise) or self.window > 0
+
+    def choose(
+        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> Choice:
+        """Choose among M units. Updates the running scale and window, which `state_dict` saves.
 
         Args:
-            delight: [...] float, from `kondo.delight` or a function of `kondo.priorities`.
-            mask: like delight, bool, True means "counts".
-            generator: for Bernoulli draws and the reserve; the default generator if None.
-
-        Raises:
-            ValueError: NaN in a unit that counts.
+            values: [..., M] float32 or float64, no NaN where the mask is True.
+            mask: [..., M] bool, True means "counts".
+            generator: for Bernoulli draws and the reserve; the default generator if None. Or the
+                draws themselves, [..., M] in [0, 1).
         """
-        chi, valid = flat_units(delight, mask)
-        index = (valid & (chi != 0)).nonzero().squeeze(1)
-        chi = chi[index]
-        num_valid = int(valid.sum())
-        self._observe_scale(chi)
-        choice = self._choose(chi, index, num_valid, generator)
-        if self.window and num_valid:
-            self._past.push(chi, num_valid)
-        self._calls += 1
+        able, num_valid = mask & (values != 0), mask.sum(-1, keepdim=True)
+        if self.normalise:
+            self._scale.observe(values, able)
+        if self.window:
+            self._past.prepare(values)
+        if self.temperature > 0:
+            keep, probability, price = self._sigmoid_choice(values, able, num_valid, generator)
+        elif self.rate is None:
+            price = self._fixed_price(values)
+            keep = able & (values > price.to(values.dtype))
+            probability = keep.to(values.dtype)
+        else:
+            keep, probability, price = self._counted_choice(values, able, num_valid, generator)
+        if self.rate is not None:
+            price = torch.where(able.any(-1, keepdim=True), price, math.inf)
+        if self.window:
+            self._past.push(values, able, num_valid)
+        self.count_call()
 
-        weight, probability = choice.keep.to(chi.dtype), choice.probability
+        weight = keep.to(values.dtype)
         if self.soft:
             weight, probability = probability, weight  # nothing was drawn
         elif self.inverse_propensity:
-            weight = torch.where(choice.keep, 1 / probability, 0.0)
-        rate = int(choice.keep.sum()) / num_valid if num_valid else 0.0
+            weight = torch.where(keep, 1 / probability, 0.0)
+        rate = keep.sum(-1, dtype=torch.float64) / num_valid.squeeze(-1).clamp(min=1)
+        return Choice(keep, weight, price.squeeze(-1).double(), rate, probability)
 
-        found = torch.stack([weight, probability])
-        flat = found.new_zeros(2, valid.numel()).index_copy_(1, index, found)
-        weight, probability = to_device(flat, delight.device).view(2, *delight.shape)
-        return GateOutput(
-            keep=weight != 0,  # whatever is kept has a weight
-            weight=weight,
-            price=torch.tensor(choice.price, dtype=torch.float64),
-            rate=torch.tensor(rate, dtype=torch.float64),
-            probability=probability,
+    def _fixed_price(self, values: Tensor) -> Tensor:
+        """Return `price` in the signal's units, [..., 1] float64."""
+        shape = (*values.shape[:-1], 1)
+        price = torch.full(shape, self.price or 0.0, dtype=torch.float64, device=values.device)
+        return price * self._scale.latest() if self.normalise is True else price
+
+    def _sigmoid_choice(
+        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return keep, probability and price of a gate with a temperature."""
+        scaled = bool(self.normalise)
+        eta = self.temperature * self._scale.latest() if scaled else self.temperature
+        if self.rate is None:
+            price = self._fixed_price(values)
+        else:
+            price = rules.solve_price(values, able, self.rate * num_valid.double(), eta)
+            if self.window:
+                pool, weight = self._past.pooled()
+                past = rules.solve_price(
+                    pool, weight > 0, self._past.budget(self.rate), eta, weight=weight
+                )
+                price = torch.where(self._past.is_ready(self.rate, self.warmup), past, price)
+        if isinstance(eta, Tensor):
+            eta = eta.to(values.dtype)
+        gate = torch.sigmoid((values - price.to(values.dtype)) / eta)
+        # An infinite value is worth, or not worth, any price; inf - inf would be NaN.
+        gate = torch.where(values.isinf(), (values > 0).to(values.dtype), gate)
+        gate = torch.where(able, gate, 0.0)
+        keep = gate > 0 if self.soft else rules.uniform(gate, generator) < gate
+        return keep, gate, price
+
+    def _counted_choice(
+        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return keep, probability and price of a hard rate."""
+        assert self.rate is not None
+        count = rules.count_for(self.rate, num_valid)
+        if self.reserve > 0 or self.negative_quota > 0:
+            return self._split_count(values, able, count, generator)
+        keep, price = rules.highest(values, able, count)
+        if self.window:
+            past, share = self._past.quantile_price(self.rate)
+            assert self._past.calls is not None
+            position = torch.arange(values.shape[-1], device=values.device)
+            lots = rules.lottery(position + self._past.calls * _CALL_STRIDE, salt=past)
+            lucky = (lots.double() / 2.0**64 + 0.5) < share
+            rolled = able & ((values > past) | ((values == past) & lucky))
+            ready = self._past.is_ready(self.rate, self.warmup)
+            keep, price = torch.where(ready, rolled, keep), torch.where(ready, past, price)
+        return keep, keep.to(values.dtype), price
+
+    def _split_count(
+        self, values: Tensor, able: Tensor, count: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keep exactly `count`: the negatives' quota, then the top, then the random reserve."""
+        count = torch.minimum(count, able.sum(-1, keepdim=True))
+        num_reserve = _share(self.reserve, count)
+        if self.reserve > 0:
+            # Rounded to none, a reserve would leave units invisible, and 1 / probability biased.
+            least = count > (0 if self.inverse_propensity else 1)
+            num_reserve = torch.maximum(num_reserve, least.long())
+        negative = able & (values < 0)
+        num_negative = torch.minimum(
+            _share(self.negative_quota, count), negative.sum(-1, keepdim=True)
         )
+        num_negative = torch.minimum(num_negative, count - num_reserve)
+        quota, _ = rules.highest(values, negative, num_negative)
+        top, price = rules.highest(values, able & ~quota, count - num_reserve - num_negative)
+        keep = quota | top
+        probability = keep.to(values.dtype)
+        if self.reserve > 0:
+            rest = able & ~keep
+            draws = rules.uniform(values, generator)
+            drawn, _ = rules.highest(-draws, rest, num_reserve)
+            chance = num_reserve.double() / rest.sum(-1, keepdim=True).clamp(min=1)
+            probability = torch.where(rest, chance.to(values.dtype), probability)
+            keep = keep | drawn
+        return keep, probability, price
 
     def positives_needed(self, num_valid: int) -> int | None:
-        """Return how many units of positive delight settle the decision; None if all units matter.
-
-        Delight has the sign of the advantage. With that many positive units in the batch, nothing
-        with advantage <= 0 can be kept, and its log-probs need not be known: a screen may leave it
-        out.
-
-        Args:
-            num_valid: units that count.
+        """Return how many units of positive value settle the choice; None if all units matter.
 
         Example:
             >>> import kondo
@@ -254,147 +309,53 @@ class Gate:
             >>> kondo.Gate(rate=0.03, reserve=0.1).positives_needed(100) is None
             True
         """
-        looks_at_all = (
-            self.temperature > 0
-            or self.reserve > 0
-            or self.negative_quota > 0
-            or self.window > 0
-            or self.normalise
-        )
-        if looks_at_all or (self.price is not None and self.price < 0):
+        if self.signal not in (delight, signals.advantage, signals.unit_advantage):
+            return None  # the sign may not be the advantage's
+        if not self.one_price or (self.price is not None and self.price < 0):
             return None
-        return 0 if self.rate is None else count_for(self.rate, num_valid)
+        return 0 if self.rate is None else rules.count_for(self.rate, num_valid)
 
     @property
     def eta(self) -> float:
-        """The temperature in units of delight: with a running scale, at its present value."""
-        scaled = self.normalise or self.relative_temperature
-        return self.temperature * (self.scale if scaled and self._scale_calls else 1.0)
+        """The temperature in the signal's units: with a running scale, at its present value."""
+        scale = self.scale if self.normalise else 1.0
+        return self.temperature * (1.0 if math.isnan(scale) else scale)
 
     @property
     def scale(self) -> float:
-        """Running root mean square of non-zero delight; NaN before any was seen."""
-        if self._scale_calls == 0:
-            return math.nan
-        unbiased = self._mean_square / (1 - self.scale_decay**self._scale_calls)
-        return math.sqrt(unbiased)
+        """Running root mean square of values other than zero; NaN before any was seen."""
+        return self._scale.number()
 
-    def _observe_scale(self, chi: Tensor) -> None:
-        if not (self.normalise or self.relative_temperature):
-            return
-        finite = chi[chi.isfinite()]
-        if finite.numel() == 0:
-            return
-        decay, mean_square = self.scale_decay, float(finite.double().square().mean())
-        self._mean_square = decay * self._mean_square + (1 - decay) * mean_square
-        self._scale_calls += 1
+    def count_call(self) -> None:
+        """Note a choice that was made elsewhere for this gate, as by a sketch over ranks."""
+        self._calls += 1
+        if self.window:
+            self._past.count_call()
 
-    def _choose(
-        self, chi: Tensor, index: Tensor, num_valid: int, generator: torch.Generator | None
-    ) -> _Choice:
-        # Before any finite delight there is no scale, and no need of one: infinite delight is
-        # worth any price, or none.
-        scale = self.scale if self._scale_calls else 1.0
-        temperature = self.eta
-        fixed = None if self.price is None else self.price * (scale if self.normalise else 1.0)
-        if chi.numel() == 0:
-            return _Choice(chi > 0, chi, math.inf if fixed is None else fixed)
-        rolling = self.rate is not None and self._window_is_ready(self.rate)
-        if temperature > 0:
-            price = (
-                self._solved_price(chi, num_valid, temperature, rolling) if fixed is None else fixed
-            )
-            return self._sigmoid_choice(chi, price, temperature, generator)
-        if fixed is not None:
-            return _certain(chi > fixed, chi, fixed)
-        assert self.rate is not None
-        if rolling:
-            price, share = self._past.quantile_price(self.rate)
-            lot = lottery(index + self._calls * 0x9E3779B1, salt=chi.new_tensor(price)).double()
-            lucky = (lot / 2.0**64 + 0.5) < share
-            return _certain((chi > price) | ((chi == price) & lucky), chi, price)
-        count = min(count_for(self.rate, num_valid), chi.numel())
-        return self._split_count(chi, index, count, generator)
-
-    def _window_is_ready(self, rate: float) -> bool:
-        """Past calls with next to no delight say nothing of a price: this call then sets its own,
-        or the first batch after a dead stretch would be kept whole."""
-        return self.window > 0 and len(self._past) >= self.warmup and self._past.holds(rate)
-
-    def _solved_price(
-        self, chi: Tensor, num_valid: int, temperature: float, rolling: bool
-    ) -> float:
-        assert self.rate is not None
-        if rolling:
-            pool, weight = self._past.pooled()
-            return float(
-                solve_price(pool, self.rate * sum(self._past.valid), temperature, weight=weight)
-            )
-        return float(solve_price(chi, self.rate * num_valid, temperature))
-
-    def _sigmoid_choice(
-        self, chi: Tensor, price: float, temperature: float, generator: torch.Generator | None
-    ) -> _Choice:
-        gate = torch.sigmoid((chi - price) / temperature)
-        # An infinite delight is worth, or not worth, any price; inf - inf would be NaN.
-        gate = torch.where(chi.isinf(), (chi > 0).to(chi.dtype), gate)
-        if self.soft:
-            return _Choice(gate > 0, gate, price)
-        return _Choice(_uniform(gate, generator) < gate, gate, price)
-
-    def _split_count(
-        self, chi: Tensor, index: Tensor, count: int, generator: torch.Generator | None
-    ) -> _Choice:
-        """Keep exactly `count`: the negatives' quota, then the top, then the random reserve."""
-        if self.reserve == self.negative_quota == 0:
-            keep, lowest = top(chi, count, position=index)
-            return _certain(keep, chi, float(lowest))
-        num_reserve = round(self.reserve * count)
-        if self.reserve > 0 and (count > 1 or self.inverse_propensity):
-            # Rounded to none, a reserve would leave units invisible, and 1 / probability biased.
-            num_reserve = max(1, num_reserve)
-        keep = torch.zeros_like(chi, dtype=torch.bool)
-        negative = (chi < 0).nonzero().squeeze(1)
-        num_negative = min(round(self.negative_quota * count), negative.numel())
-        num_negative = min(num_negative, count - num_reserve)
-        price = math.inf
-        if num_negative:
-            quota, _ = top(chi[negative], num_negative, position=index[negative])
-            keep[negative[quota]] = True
-        if num_top := count - num_reserve - num_negative:
-            rest = (~keep).nonzero().squeeze(1)
-            best, lowest = top(chi[rest], num_top, position=index[rest])
-            keep[rest[best]] = True
-            price = float(lowest)
-        choice = _certain(keep, chi, price)
-        if num_reserve:
-            rest = (~keep).nonzero().squeeze(1)
-            drawn = _uniform(chi[rest], generator).argsort()[:num_reserve]
-            keep[rest[drawn]] = True
-            choice.probability[rest] = num_reserve / rest.numel()
-        return choice
+    def fingerprint(self) -> str:
+        """Return options and where the running state is: its counters, not every past value."""
+        scale = f"scale {self.scale:.17g} of {self._scale.calls_made()}"
+        return f"{self!r} after {self._calls} calls ({scale}, window {self._past.valid()})"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running scale and the window: plain tensors and numbers."""
         return {
             "past": self._past.state_dict(),
-            "mean_square": self._mean_square,
-            "scale_calls": self._scale_calls,
+            "scale": self._scale.state_dict(),
             "calls": self._calls,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        expected = self.state_dict().keys()
+        expected = {"past", "scale", "calls"}
         if state.keys() != expected:
             raise ValueError(
                 f"state must have the keys {sorted(expected)}, got {sorted(state)}; "
                 f"give what Gate.state_dict() returned."
             )
-        self._past.load_state_dict(state["past"])
-        self._mean_square = float(state["mean_square"])
-        self._scale_calls = int(state["scale_calls"])
         self._calls = int(state["calls"])
+        self._past.load_state_dict(state["past"], self._calls)
+        self._scale.load_state_dict(state["scale"])
 
     def __repr__(self) -> str:
         defaults = Gate(rate=1.0).__dict__
@@ -405,41 +366,65 @@ class Gate:
         }
         if not self.window:
             shown.pop("warmup", None)
-        inside = ", ".join(f"{k}={v!r}" for k, v in shown.items() if v is not None)
-        return f"Gate({inside})"
+        signal = shown.pop("signal", None)
+        inside = [f"{name}={value!r}" for name, value in shown.items() if value is not None]
+        inside += [f"signal={name_of(signal)}"] if signal is not None else []
+        return f"Gate({', '.join(inside)})"
 
 
-def flat_units(delight: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return flat delight and which units count, after checking that those hold no NaN."""
-    chi = at_least_float32(check_float("delight", delight).detach())
-    mask = check_mask(mask, delight.shape)
-    valid = torch.ones_like(chi, dtype=torch.bool) if mask is None else mask
-    if chi.is_cuda and chi.numel() <= _FEW_UNITS:
-        chi, valid = chi.cpu(), valid.cpu()
-    broken = chi.isnan() & valid
-    if bool(broken.any()):
-        raise ValueError(
-            f"delight must not be NaN where the mask is True, got NaN in {first_unit(broken)} "
-            f"({int(broken.sum())} in all); find the NaN log-prob or advantage, or mask the unit."
-        )
-    return chi.reshape(-1), valid.reshape(-1)
+class _RunningScale:
+    """Running root mean square of values that are able, of every leading dimension.
+
+    Before any finite value there is no scale, and no need of one: an infinite value is worth any
+    price, or none. `latest` is then 1.
+    """
+
+    def __init__(self, decay: float):
+        self.decay = decay
+        self._mean_square: Tensor | None = None  # [..., 1] float64
+        self._calls: Tensor  # [..., 1] int64: calls with a finite value
+
+    def observe(self, values: Tensor, able: Tensor) -> None:
+        """Add the values of one call."""
+        able = able & values.isfinite()
+        number = able.sum(-1, keepdim=True)
+        squares = torch.where(able, values, 0.0).double().square().sum(-1, keepdim=True)
+        if self._mean_square is None:
+            self._mean_square = torch.zeros_like(squares)
+            self._calls = torch.zeros_like(number)
+        old = self._mean_square = self._mean_square.to(values.device)
+        self._calls = self._calls.to(values.device)
+        new = self.decay * old + (1 - self.decay) * (squares / number.clamp(min=1))
+        old.copy_(torch.where(number > 0, new, old))
+        self._calls.add_(number > 0)
+
+    def latest(self) -> Tensor:
+        """Return the scale, [..., 1] float64; 1 where nothing was seen."""
+        assert self._mean_square is not None
+        seen = self._calls > 0
+        unbiased = self._mean_square / (1 - self.decay ** self._calls.clamp(min=1).double())
+        return torch.where(seen, unbiased.sqrt(), 1.0)
+
+    def number(self) -> float:
+        """Return the scale as a number, NaN where nothing was seen."""
+        return float(self.latest()) if self.calls_made() else math.nan
+
+    def calls_made(self) -> int:
+        """Return how many calls are in the scale."""
+        return 0 if self._mean_square is None else int(self._calls.max())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain tensors; empty before the first call."""
+        if self._mean_square is None:
+            return {}
+        return {"mean_square": self._mean_square.clone(), "calls": self._calls.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._mean_square = state["mean_square"].clone() if state else None
+        if state:
+            self._calls = state["calls"].clone()
 
 
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device, without waiting for it."""
-    if device.type == "cuda" and not values.is_cuda:
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
-
-
-def _certain(keep: Tensor, chi: Tensor, price: float) -> _Choice:
-    return _Choice(keep, keep.to(chi.dtype), price)
-
-
-def _uniform(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw U[0, 1) in like's shape on its device, from a generator of any device."""
-    device = like.device if generator is None else generator.device
-    # float64: a float32 draw is exactly 0 once in 2^24, below any probability however small.
-    return torch.rand(like.shape, generator=generator, dtype=torch.float64, device=device).to(
-        like.device
-    )
+def _share(share: float, count: Tensor) -> Tensor:
+    return (share * count.double()).round().long()

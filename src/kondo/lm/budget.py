@@ -15,19 +15,21 @@ and the mu that minimises D leaves at most the row at the margin undecided, wher
 What is left of the budget is filled in greedily. D - sum V bounds what was missed.
 
     delight, mask, rows -> curves c and V -> price mu -> fill in -> cuts -> keep
+
+The search works on tensors over leading dimensions. For one batch it stops as soon as nothing
+changes, which it reads from the device once a round; for many members at once, as in a CUDA graph,
+it makes every round and reads nothing.
 """
 
 import copy
-import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, check_mask, first_unit
-from kondo.core.gates import GateOutput
-from kondo.core.pricing import lottery
+from kondo.core._checks import check_float, check_mask, first_unit
+from kondo.core.contract import BaseGate, Choice, check_units
+from kondo.core.rules import lottery
 
 # The search for mu ends by itself after about a dozen rounds; rounding must not keep it going.
 _MOST_ROUNDS = 64
@@ -44,10 +46,10 @@ _ROUNDING = 1e-9
 
 
 class Purchase(NamedTuple):
-    """What a budget bought. Tensors are 0-d float64 but for `cut`."""
+    """What a budget bought. Tensors are [...] float64, 0-d for one batch, but for `cut`."""
 
     cut: Tensor
-    """[N] int64: tokens 0 .. cut-1 of the row are trained; 0 skips the row."""
+    """[..., N] int64: tokens 0 .. cut-1 of the row are trained; 0 skips the row."""
     delight: Tensor
     """Sum of V: the delight bought."""
     bound: Tensor
@@ -70,30 +72,42 @@ class _Curves(NamedTuple):
     """Every choice of every row: column 0 skips it, column t + 1 cuts after token t."""
 
     cost: Tensor
-    """[N, S + 1] float64, 0 in column 0, not falling along a row."""
+    """[..., N, S + 1] float64, 0 in column 0, not falling along a row."""
     value: Tensor
-    """[N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget."""
+    """[..., N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget."""
 
 
-class _Choice(NamedTuple):
+class _Cuts(NamedTuple):
     """One cut per row, and what it comes to."""
 
     cut: Tensor
-    """[N] int64, a column of the curves."""
-    cost: float
-    value: float
+    """[..., N] int64, a column of the curves."""
+    cost: Tensor
+    """[...] float64."""
+    value: Tensor
+    """[...] float64."""
+
+    def where(self, condition: Tensor, other: "_Cuts") -> "_Cuts":
+        """Return these cuts where the condition, [...] bool, holds, the other ones elsewhere."""
+        return _Cuts(
+            torch.where(condition.unsqueeze(-1), self.cut, other.cut),
+            torch.where(condition, self.cost, other.cost),
+            torch.where(condition, self.value, other.value),
+        )
 
 
-class BudgetGate:
+class BudgetGate(BaseGate):
     """Keep the tokens, or the sequences, that buy the most delight for a budget of prefix tokens.
 
-    Bind it to the rows, whose prefixes are the costs, and use it as `gate=`:
+    The step binds it to the rows, whose prefixes are the costs:
 
-        kondo.lm.backward(lm, rows, advantages, gate=gate.for_rows(rows), unit="token")
+        kondo.backward(lm, rows, advantages, gate=BudgetGate(budget=0.03), unit="token")
+
+    Bind it with `for_rows` to give tokens other costs, or to call it alone.
 
     For unit "token" a row is cut at its best place and the tokens inside the cut whose delight
     exceeds `price` are kept. For unit "sequence" a row is bought whole or not at all, and costs its
-    tokens up to the last of the completion. `GateOutput.price` is mu, delight per token of prefix.
+    tokens up to the last of the completion. `Choice.price` is mu, delight per token of prefix.
     Where no cut fits the budget nothing is kept: the budget is never exceeded.
 
     Args:
@@ -148,7 +162,8 @@ class BudgetGate:
         """Return this gate bound to the costs of `rows`; the gate itself is left as it is.
 
         Args:
-            rows: `kondo.lm.TokenRows`, or an attention mask [N, S], bool.
+            rows: `kondo.lm.TokenRows`, or an attention mask [N, S], bool; [..., N, S] for many
+                members at once.
             weight: [N, S] float > 0, cost of each real token; 1 by default. The budget is then a
                 share of the total weight. Attention makes late tokens dearer: for width D,
                 `1 + place / (6 * D)` counts a transformer layer's floating-point operations.
@@ -160,11 +175,11 @@ class BudgetGate:
             per_token = torch.where(real, _check_weight(weight, real).double(), 0.0)
         bound = copy.copy(self)
         bound._weighted = weight is not None
-        bound._cost = per_token.cumsum(dim=1)
+        bound._cost = per_token.cumsum(dim=-1)
         ends = check_mask(getattr(rows, "completion_mask", None), real.shape)
         # Whatever follows the last completion token is cut from a whole row too.
         last = bound._cost if ends is None else torch.where(ends, bound._cost, 0.0)
-        bound._row_end = last.amax(dim=1)
+        bound._row_end = last.amax(dim=-1)
         return bound
 
     def take(self, rows: Tensor) -> "BudgetGate":
@@ -176,74 +191,102 @@ class BudgetGate:
         chosen._cost, chosen._row_end = self._cost[index], self._row_end[index]
         return chosen
 
+    def row_facts(self, batch: Any) -> Tensor | None:
+        """Return the masks of `TokenRows`, [N, S] uint8: 1 for real, 2 for completion tokens.
+
+        None where the gate is bound already, or where the batch is not one of tokens.
+        """
+        attention = getattr(batch, "attention_mask", None)
+        completion = getattr(batch, "completion_mask", None)
+        if self.is_bound or not (isinstance(attention, Tensor) and isinstance(completion, Tensor)):
+            return None
+        return attention.byte() + 2 * completion.byte()
+
+    def bind(self, facts: Tensor) -> "BudgetGate":
+        """Return this gate bound to the rows that the masks of `row_facts` describe."""
+        return self.for_rows(_Masks(facts % 2 == 1, facts >= 2))
+
     @torch.no_grad()
     def __call__(
         self,
-        delight: Tensor,
+        values: Tensor,
         mask: Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> GateOutput:
-        """Gate one batch: delight [N, S] for unit "token", [N] for unit "sequence".
-
-        Args:
-            delight: [N, S] or [N] float.
-            mask: like delight, bool, True means "counts".
-            generator: not used; nothing is drawn.
+    ) -> Choice:
+        """Check delight, [N, S] for unit "token" and [N] for unit "sequence", then choose.
 
         Raises:
             ValueError: the gate is not bound, or to rows of another shape; NaN, or infinite
                 delight, in a unit that counts; a unit that counts and lies in the padding.
         """
-        chi = at_least_float32(check_float("delight", delight).detach())
-        valid = check_mask(mask, delight.shape)
-        if valid is None:
-            valid = torch.ones_like(chi, dtype=torch.bool)
-        _check_values(chi, valid)
-        cost, total = self._costs(chi)
-        chi = torch.where(valid, chi, 0.0)
-        _check_inside((chi != 0) & (cost.view(chi.shape) == 0))
+        return self.choose_all(*check_units(values, mask), generator)
+
+    def choose_all(
+        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> Choice:
+        """Choose among the units of a batch that holds no NaN where the mask is True."""
+        infinite = (values == torch.inf) & mask
+        outside = mask & (values != 0) & (self._costs(values).view(values.shape) == 0)
+        if bool((infinite | outside).any()):
+            _refuse(infinite, outside)
+        return self.choose(values, mask)
+
+    def choose(
+        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
+    ) -> Choice:
+        """Choose among the units of the rows that this gate is bound to.
+
+        Args:
+            values: [..., N, S] or [..., N] float, finite or minus infinity where the mask is True.
+            mask: like values, bool.
+            generator: not used; nothing is drawn.
+        """
+        cost = self._costs(values)
+        chi = torch.where(mask, values, 0.0)
         worth = chi if self.whole else torch.where(chi > self.price, chi, 0.0)
-        by_token = chi if chi.ndim == 2 else chi.unsqueeze(1)
-        worth = worth.view(by_token.shape)
-        purchase = buy(worth, cost, self._in_cost(total))
+        worth = worth.reshape(*worth.shape[: self._lead], *cost.shape[self._lead :])
+        budget = self._in_cost()
+        purchase = buy(worth, cost, budget, patient=self._lead > 0)
         self._latest[:] = [purchase]
-
-        place = torch.arange(by_token.shape[1], device=chi.device)
-        inside = place < purchase.cut.unsqueeze(1)
+        place = torch.arange(worth.shape[-1], device=chi.device)
+        inside = place < purchase.cut.unsqueeze(-1)
         keep = (inside & (worth != 0)).view(chi.shape)
-        weight = keep.to(chi.dtype)
-        rate = keep.sum().double() / valid.sum().clamp_min(1)
-        return GateOutput(
-            keep=keep, weight=weight, price=purchase.price, rate=rate, probability=weight
-        )
+        flat, counted = keep.flatten(self._lead), mask.flatten(self._lead)
+        return Choice.of(flat, counted, purchase.price, chi.dtype).reshape(chi.shape)
 
-    def _costs(self, delight: Tensor) -> tuple[Tensor, float]:
-        """Return c for every cut, [N, S] or [N, 1], and the cost of all real tokens."""
+    def _costs(self, values: Tensor) -> Tensor:
+        """Return c for every cut, [..., N, S] or [..., N, 1]."""
         if self._cost is None or self._row_end is None:
             raise ValueError(
                 "a BudgetGate needs the prefix costs of its rows, got none; give "
                 "gate=gate.for_rows(rows)."
             )
-        whole_rows = delight.ndim == 1
-        if whole_rows and self.whole:
+        if values.shape == self._cost.shape:
+            return self._cost.to(values.device)
+        if values.shape != self._row_end.shape:
+            raise ValueError(
+                f"values must have the shape of the rows this gate is bound to, "
+                f"{list(self._cost.shape)} or {list(self._row_end.shape)}, got "
+                f"{list(values.shape)}; bind it to this batch with for_rows(rows)."
+            )
+        if self.whole:
             raise ValueError(
                 'whole is about tokens inside a cut; for unit "sequence", whose delight is [N], '
                 "rows are bought whole anyway: drop it."
             )
-        allowed = self._row_end.shape if whole_rows else self._cost.shape
-        if delight.shape != allowed:
-            raise ValueError(
-                f"delight must have the shape of the rows this gate is bound to, "
-                f"{list(self._cost.shape)} or [{self._cost.shape[0]}], got {list(delight.shape)}; "
-                f"bind it to this batch with for_rows(rows)."
-            )
-        cost = self._row_end.unsqueeze(1) if whole_rows else self._cost
-        return cost.to(delight.device), float(self._cost[:, -1].sum())
+        return self._row_end.unsqueeze(-1).to(values.device)
 
-    def _in_cost(self, total: float) -> float:
-        """Return the budget in units of cost; a part of a token buys nothing."""
-        budget = self.budget * total * (1 + _ROUNDING)
-        return budget if self._weighted else math.floor(budget)
+    @property
+    def _lead(self) -> int:
+        """How many dimensions stand before the rows: 0 for one batch."""
+        assert self._cost is not None
+        return self._cost.ndim - 2
+
+    def _in_cost(self) -> Tensor:
+        """Return the budget in units of cost, [...]; a part of a token buys nothing."""
+        assert self._cost is not None
+        budget = self.budget * self._cost[..., -1].sum(-1) * (1 + _ROUNDING)
+        return budget if self._weighted else budget.floor()
 
     def __repr__(self) -> str:
         options = {"budget": self.budget, "price": self.price, "whole": self.whole}
@@ -251,7 +294,14 @@ class BudgetGate:
         return f"BudgetGate({inside})"
 
 
-def buy(worth: Tensor, cost: Tensor, budget: float) -> Purchase:
+class _Masks(NamedTuple):
+    """The masks of `TokenRows`."""
+
+    attention_mask: Tensor
+    completion_mask: Tensor
+
+
+def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = False) -> Purchase:
     """Choose one cut per row: maximise the worth inside the cuts, sum of their costs <= budget.
 
     Three starts are filled in greedily, and the best is taken: the cuts at the price mu; those of
@@ -259,145 +309,159 @@ def buy(worth: Tensor, cost: Tensor, budget: float) -> Purchase:
     one row that is worth most, which together with the first guarantees half the optimum.
 
     Args:
-        worth: [N, S] float, finite or -inf: what token t adds to V(n, t).
-        cost: [N, S] float, c(n, t): not falling along a row, > 0 where worth is not 0.
-        budget: >= 0, in the units of cost.
+        worth: [..., N, S] float, finite or -inf: what token t adds to V(n, t).
+        cost: [..., N, S] float, c(n, t): not falling along a row, > 0 where worth is not 0.
+        budget: >= 0, in the units of cost; one number, or [...].
+        patient: make every round and read nothing from the device. Otherwise stop as soon as
+            nothing changes; for one batch, [N, S].
 
     Returns:
         The `Purchase`; its cut is on the device of worth.
     """
+    num_rows, width = worth.shape[-2:]
+    budget = torch.as_tensor(budget, dtype=torch.float64, device=worth.device)
+    budget = budget.expand(worth.shape[:-2])
+    affordable = cost <= budget[..., None, None]
     # A cut that the whole budget cannot pay for is no choice: it would only raise the price.
-    worth = torch.where(cost <= budget, worth, 0.0)
-    # Rows with nothing to gain, half of a batch with centred advantages, need no thought.
-    index = (worth > 0).any(dim=1).nonzero().squeeze(1)
-    cut = torch.zeros(worth.shape[0], dtype=torch.int64, device=worth.device)
-    worth, cost = worth[index], cost[index].double()
+    worth = torch.where(affordable, worth, 0.0)
+    position = torch.arange(num_rows * width, device=worth.device).view(num_rows, width)
+    index = None
+    if not patient:
+        # Rows with nothing to gain, half of a batch with centred advantages, need no thought.
+        index = (worth > 0).any(dim=1).nonzero().squeeze(1)
+        worth, cost, affordable, position = (
+            part[index] for part in (worth, cost, affordable, position)
+        )
     curves = _Curves(
-        cost=torch.nn.functional.pad(cost, (1, 0)),
+        cost=torch.nn.functional.pad(cost.double(), (1, 0)),
         value=torch.nn.functional.pad(
-            torch.where(cost <= budget, worth.double().cumsum(dim=1), -torch.inf), (1, 0)
+            torch.where(affordable, worth.double().cumsum(dim=-1), -torch.inf), (1, 0)
         ),
     )
-    best, mu, bound = _lagrangian(curves, budget)
-    if best.value < bound * (1 - _SAME):
-        others = (_top_cuts(worth, curves, index, budget), _single_row(curves))
-        filled = [_fill_in(curves, choice, budget) for choice in (best, *others)]
-        best = max(filled, key=lambda choice: choice.value)
-
-    assert best.value <= bound * (1 + _ROUNDING)
-    number = partial(torch.tensor, dtype=torch.float64)
-    return Purchase(
-        cut=cut.index_copy_(0, index, best.cut),
-        delight=number(best.value),
-        bound=number(max(bound, best.value)),
-        cost=number(best.cost),
-        budget=number(budget),
-        price=number(mu),
-    )
+    best, mu, bound = _lagrangian(curves, budget, patient)
+    if patient or bool((best.value < bound * (1 - _SAME)).any()):
+        best = _fill_in(curves, best, budget, patient)
+        for start in (_top_cuts(worth, curves, position, budget), _single_row(curves)):
+            other = _fill_in(curves, start, budget, patient)
+            best = other.where(other.value > best.value, best)
+    cut = best.cut
+    if index is not None:
+        cut = torch.zeros(num_rows, dtype=torch.int64, device=cut.device).index_copy_(0, index, cut)
+    return Purchase(cut, best.value, torch.maximum(bound, best.value), best.cost, budget, mu)
 
 
-def _choice(curves: _Curves, cut: Tensor) -> _Choice:
-    column = cut.unsqueeze(1)
-    sums = torch.stack([curve.gather(1, column).sum() for curve in curves])
-    cost, value = sums.tolist()  # one device sync
-    return _Choice(cut, cost, value)
+def _at(curve: Tensor, cut: Tensor) -> Tensor:
+    """Return [..., N]: the curve [..., N, cuts] of every row at its cut."""
+    return curve.gather(-1, cut.unsqueeze(-1)).squeeze(-1)
 
 
-def _at_price(curves: _Curves, mu: float) -> tuple[_Choice, float]:
+def _cuts(curves: _Curves, cut: Tensor) -> _Cuts:
+    return _Cuts(cut, *(_at(curve, cut).sum(-1) for curve in curves))
+
+
+def _at_price(curves: _Curves, mu: Tensor) -> tuple[_Cuts, Tensor]:
     """Return each row's best cut at mu per unit of cost, and sum of V - mu c there."""
-    choice = _choice(curves, (curves.value - mu * curves.cost).argmax(dim=1))
+    if curves.cost.shape[-2] == 0:
+        nothing = _cuts(curves, torch.zeros(curves.cost.shape[:-1], dtype=torch.int64))
+        return nothing, nothing.value
+    choice = _cuts(curves, (curves.value - mu[..., None, None] * curves.cost).argmax(dim=-1))
     return choice, choice.value - mu * choice.cost
 
 
-def _lagrangian(curves: _Curves, budget: float) -> tuple[_Choice, float, float]:
+def _lagrangian(curves: _Curves, budget: Tensor, patient: bool) -> tuple[_Cuts, Tensor, Tensor]:
     """Return the best affordable cuts some price mu gives, mu, and D(mu), which bounds all cuts.
 
     D is convex and piecewise linear, with slope budget - cost of the cuts at mu. Where the lines of
     a cheap and of a dear choice cross lies either the minimum, or a point whose choice replaces one
     of the two.
     """
-    dear, bound = _at_price(curves, 0.0)
-    if dear.cost <= budget:
-        return dear, 0.0, bound
-    cheap = _choice(curves, torch.zeros_like(dear.cut))
-    best_mu = 0.0
-    low, high = 0.0, float((curves.value / curves.cost.clamp_min(_TINY)).amax())
+    low = torch.zeros_like(budget)
+    dear, bound = _at_price(curves, low)
+    done = all_fits = dear.cost <= budget
+    best_mu, nothing = low, _cuts(curves, torch.zeros_like(dear.cut))
+    cheap = dear.where(all_fits, nothing)
+    density = curves.value / curves.cost.clamp_min(_TINY)
+    high = density.flatten(-2).amax(-1) if density.shape[-2] else low
     for turn in range(_MOST_ROUNDS):
+        if not patient and bool(done.all()):
+            break
         crossing = (dear.value - cheap.value) / (dear.cost - cheap.cost)
         # The crossing alone may creep along one side; every third turn halves the bracket.
         mu = (low + high) / 2 if turn % 3 == 2 else crossing
-        mu = min(max(mu, low), high)
+        mu = torch.minimum(torch.maximum(mu, low), high)
         found, surplus = _at_price(curves, mu)
-        if (at_mu := surplus + mu * budget) < bound:
-            best_mu, bound = mu, at_mu
+        at_mu = surplus + mu * budget
+        better = ~done & (at_mu < bound)
+        best_mu, bound = torch.where(better, mu, best_mu), torch.where(better, at_mu, bound)
         line = cheap.value + mu * (budget - cheap.cost)
-        is_minimum = mu == crossing and at_mu <= line * (1 + _SAME)
-        if found.cost <= budget:
-            cheap, high = found, mu
-        else:
-            dear, low = found, mu
-        if is_minimum:
-            break
+        is_minimum = (mu == crossing) & (at_mu <= line * (1 + _SAME))
+        fits = ~done & (found.cost <= budget)
+        exceeds = ~done & (found.cost > budget)
+        cheap, high = found.where(fits, cheap), torch.where(fits, mu, high)
+        dear, low = found.where(exceeds, dear), torch.where(exceeds, mu, low)
+        done = done | is_minimum
     return cheap, best_mu, bound
 
 
-def _fill_in(curves: _Curves, choice: _Choice, budget: float) -> _Choice:
+def _fill_in(curves: _Curves, choice: _Cuts, budget: Tensor, patient: bool) -> _Cuts:
     """Spend what is left: each row's best affordable step up, the most delight per cost first."""
     for _ in range(_MOST_FILLS):
-        column = choice.cut.unsqueeze(1)
-        extra = curves.cost - curves.cost.gather(1, column)
-        gain = curves.value - curves.value.gather(1, column)
-        left = budget - choice.cost
-        usable = (gain > 0) & (extra <= left)
+        left = (budget - choice.cost).unsqueeze(-1)
+        extra = curves.cost - _at(curves.cost, choice.cut).unsqueeze(-1)
+        gain = curves.value - _at(curves.value, choice.cut).unsqueeze(-1)
+        usable = (gain > 0) & (extra <= left.unsqueeze(-1))
         per_cost = torch.where(usable, gain / extra.clamp_min(_TINY), 0.0)
-        best, cut = per_cost.max(dim=1)
-        order = best.argsort(descending=True)
-        spent = extra.gather(1, cut.unsqueeze(1)).squeeze(1).clamp_min(0)[order]
-        fits = (best[order] > 0) & (spent.cumsum(dim=0) <= left)
-        rows = order[fits]
-        if rows.numel() == 0:
+        best, cut = per_cost.max(dim=-1)
+        best, order = best.sort(dim=-1, descending=True)
+        spent = _at(extra, cut).clamp_min(0).gather(-1, order).cumsum(dim=-1)
+        fits = torch.zeros_like(best, dtype=torch.bool)
+        fits = fits.scatter(-1, order, (best > 0) & (spent <= left))
+        if not patient and not bool(fits.any()):
             break
-        choice = _choice(curves, choice.cut.index_copy(0, rows, cut[rows]))
+        choice = _cuts(curves, torch.where(fits, cut, choice.cut))
     return choice
 
 
-def _top_cuts(worth: Tensor, curves: _Curves, rows: Tensor, budget: float) -> _Choice:
+def _top_cuts(worth: Tensor, curves: _Curves, position: Tensor, budget: Tensor) -> _Cuts:
     """Return the cuts of the top tokens, in `kondo.Gate`'s order, as many as the budget holds."""
-    rank = _ranks(worth, rows)
-    fits, too_many = 0, int((worth > 0).sum()) + 1
-    while too_many - fits > 1:
+    rank = _ranks(worth, position)
+    fits = torch.zeros_like(budget, dtype=torch.int64)
+    too_many = (worth > 0).sum((-2, -1)) + 1
+    for _ in range(worth.shape[-2:].numel().bit_length()):
         count = (fits + too_many) // 2
-        spent = float(torch.where(rank < count, curves.cost[:, 1:], 0.0).amax(dim=1).sum())
-        fits, too_many = (count, too_many) if spent <= budget else (fits, count)
-    place = torch.arange(1, worth.shape[1] + 1, device=worth.device)
-    return _choice(curves, torch.where(rank < fits, place, 0).amax(dim=1))
+        taken = torch.where(rank < count[..., None, None], curves.cost[..., 1:], 0.0)
+        enough = taken.amax(dim=-1).sum(-1) <= budget
+        fits, too_many = torch.where(enough, count, fits), torch.where(enough, too_many, count)
+    place = torch.arange(1, worth.shape[-1] + 1, device=worth.device)
+    return _cuts(curves, torch.where(rank < fits[..., None, None], place, 0).amax(dim=-1))
 
 
-def _ranks(worth: Tensor, rows: Tensor) -> Tensor:
-    """Return each token's place in descending worth, [R, S]; ties as `pricing.top` breaks them.
+def _ranks(worth: Tensor, position: Tensor) -> Tensor:
+    """Return each token's place in descending worth, [..., N, S]; ties as `rules.highest` does.
 
-    `rows` are the rows of the batch that worth holds, since ties depend on a token's position in
-    the batch. Tokens that are worth nothing come last, in no order.
+    Args:
+        worth: [..., N, S].
+        position: [N, S] int64, places in the batch, on which ties depend.
+
+    Returns:
+        int64 like worth. Tokens that are worth nothing come last, in no order.
     """
-    row, column = (worth > 0).nonzero(as_tuple=True)
-    values = worth[row, column]
-    lots = lottery(rows[row] * worth.shape[1] + column, salt=values).argsort()
-    order = lots[values[lots].argsort(descending=True, stable=True)]
-    rank = torch.full_like(worth, values.numel(), dtype=torch.int64)
-    place = torch.arange(values.numel(), device=worth.device)
-    return rank.index_put_((row[order], column[order]), place)
+    values = worth.clamp_min(0).flatten(-2)
+    lots = lottery(position.flatten(), salt=values).argsort(-1)
+    order = lots.gather(-1, values.gather(-1, lots).argsort(dim=-1, descending=True, stable=True))
+    place = torch.arange(values.shape[-1], device=worth.device).expand_as(order)
+    return torch.zeros_like(order).scatter(-1, order, place).view(worth.shape)
 
 
-def _single_row(curves: _Curves) -> _Choice:
+def _single_row(curves: _Curves) -> _Cuts:
     """Return the one cut of the one row that is worth most, every other row skipped."""
-    values, cuts = curves.value.max(dim=1)
-    row = values.argmax()
-    alone = torch.arange(cuts.numel(), device=cuts.device) == row
-    return _choice(curves, torch.where(alone, cuts, 0))
+    values, cuts = curves.value.max(dim=-1)
+    row = values.argmax(dim=-1, keepdim=True)
+    return _cuts(curves, torch.zeros_like(cuts).scatter(-1, row, cuts.gather(-1, row)))
 
 
 def _check_attention(attention: Any) -> Tensor:
-    if not isinstance(attention, Tensor) or attention.ndim != 2:
+    if not isinstance(attention, Tensor) or attention.ndim < 2:
         got = list(attention.shape) if isinstance(attention, Tensor) else type(attention).__name__
         raise ValueError(
             f"rows must be TokenRows or an attention mask of shape [N, S], got {got}; costs are "
@@ -423,20 +487,13 @@ def _check_weight(weight: Tensor, real: Tensor) -> Tensor:
     return weight
 
 
-def _check_inside(outside: Tensor) -> None:
-    if bool(outside.any()):
+def _refuse(infinite: Tensor, outside: Tensor) -> None:
+    if bool(infinite.any()):
         raise ValueError(
-            f"mask must lie inside the rows' real tokens, got {first_unit(outside)}, which has no "
-            f"real token up to it; give mask=rows.completion_mask, and the rows of this batch."
+            f"values must not be infinite where the mask is True, got {first_unit(infinite)} "
+            f"({int(infinite.sum())} in all); find its log-prob and advantage, or mask the unit."
         )
-
-
-def _check_values(chi: Tensor, valid: Tensor) -> None:
-    nan, infinite = chi.isnan() & valid, (chi == torch.inf) & valid
-    found = torch.stack([nan.any(), infinite.any()]).tolist()  # one device sync
-    for broken, bad, what in zip((nan, infinite), found, ("NaN", "infinite"), strict=True):
-        if bad:
-            raise ValueError(
-                f"delight must not be {what} where the mask is True, got {first_unit(broken)} "
-                f"({int(broken.sum())} in all); find its log-prob and advantage, or mask the unit."
-            )
+    raise ValueError(
+        f"mask must lie inside the rows' real tokens, got {first_unit(outside)}, which has no "
+        f"real token up to it; give mask=rows.completion_mask, and the rows of this batch."
+    )

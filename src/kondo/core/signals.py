@@ -1,11 +1,11 @@
-"""Signals to gate on other than delight, for comparison. All share delight's interface:
+"""Signals: what a unit is worth. All share the interface of `kondo.delight`:
 
-    priority(log_probs, advantages, *, mask=None) -> like log_probs, detached
+    signal(log_probs, advantages, *, mask=None) -> like log_probs, detached
 
-A unit whose priority is exactly 0 is never paid for, as with delight. Bind options with
-`functools.partial`, e.g. `partial(kondo.priorities.additive, alpha=0.3)`.
+A unit whose value is exactly 0 is never kept, as with delight. Bind options with
+`functools.partial`, e.g. `kondo.Gate(rate=0.1, signal=partial(kondo.signals.additive, alpha=0.3))`.
 
-A priority that looks at nothing of log_probs but their shape says so with an attribute,
+A signal that reads nothing of log_probs but their shape says so with an attribute,
 `needs_log_probs = False`; `kondo.backward` then makes no screening forward for it.
 """
 
@@ -18,12 +18,12 @@ from torch import Tensor
 from kondo.core import delight as _delight
 from kondo.core._checks import first_unit, prepare_units
 
-_Priority = TypeVar("_Priority", bound=Callable[..., Tensor])
+_Signal = TypeVar("_Signal", bound=Callable[..., Tensor])
 
 
-def _needs_no_log_probs(priority: _Priority) -> _Priority:
-    vars(priority)["needs_log_probs"] = False
-    return priority
+def _needs_no_log_probs(signal: _Signal) -> _Signal:
+    vars(signal)["needs_log_probs"] = False
+    return signal
 
 
 @_needs_no_log_probs
@@ -32,7 +32,7 @@ def advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = No
 
     Example:
         >>> import torch, kondo
-        >>> kondo.priorities.advantage(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
+        >>> kondo.signals.advantage(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
         tensor([ 0.5000, -0.5000])
     """
     return prepare_units(log_probs, advantages, mask)[1].clone()
@@ -44,7 +44,7 @@ def abs_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None 
 
     Example:
         >>> import torch, kondo
-        >>> kondo.priorities.abs_advantage(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
+        >>> kondo.signals.abs_advantage(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
         tensor([0.5000, 0.5000])
     """
     return prepare_units(log_probs, advantages, mask)[1].abs()
@@ -62,7 +62,7 @@ def sequence_advantage(
     Args:
         log_probs: [N, T] float, of which nothing but the shape is looked at.
         advantages: [N] float; or [N, T], the same at all tokens of a row that count.
-        mask: [N, T] or [N] bool. A row in which nothing counts has a priority of 0.
+        mask: [N, T] or [N] bool. A row in which nothing counts has a value of 0.
 
     Raises:
         ValueError: log_probs of another shape, or advantages that differ within a row.
@@ -72,15 +72,15 @@ def sequence_advantage(
         >>> log_probs, lengths = torch.full((3, 4), -0.5), torch.tensor([4, 1, 2])
         >>> mask = torch.arange(4) < lengths[:, None]
         >>> advantages = torch.tensor([0.75, -0.5, -0.25])
-        >>> kondo.priorities.sequence_advantage(log_probs, advantages, mask=mask)
+        >>> kondo.signals.sequence_advantage(log_probs, advantages, mask=mask)
         tensor([ 0.7500, -0.5000, -0.2500])
-        >>> kondo.priorities.advantage(log_probs, advantages, mask=mask).sum(1)  # not this
+        >>> kondo.signals.advantage(log_probs, advantages, mask=mask).sum(1)  # not this
         tensor([ 3.0000, -0.5000, -0.5000])
     """
     if isinstance(log_probs, Tensor) and log_probs.ndim != 2:
         raise ValueError(
             f"log_probs must have shape [N, T], got {list(log_probs.shape)}; for samples use "
-            f"kondo.priorities.advantage."
+            f"kondo.signals.advantage."
         )
     given = advantages
     log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
@@ -97,9 +97,27 @@ def sequence_advantage(
         raise ValueError(
             f"advantages must be the same at all tokens of a row, got {float(lowest[differs][0])} "
             f"and {float(highest[differs][0])} in {first_unit(differs)}; give one per row, or gate "
-            f'tokens: priority=kondo.priorities.advantage, unit="token".'
+            f'tokens: signal=kondo.signals.advantage, unit="token".'
         )
     return torch.where(mask.any(dim=1), highest, 0.0)
+
+
+@_needs_no_log_probs
+def unit_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Return U of every unit: `advantage` for samples and tokens, that of the row for sequences.
+
+    The signal of `kondo.VarianceGate`. Its attribute `of_sequences` is `sequence_advantage`, which
+    the step uses for unit "sequence" instead of a sum over tokens.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.signals.unit_advantage(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
+        tensor([ 0.5000, -0.5000])
+    """
+    return advantage(log_probs, advantages, mask=mask)
+
+
+vars(unit_advantage)["of_sequences"] = sequence_advantage
 
 
 def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -112,7 +130,7 @@ def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = 
 
     Example:
         >>> import torch, kondo
-        >>> kondo.priorities.abs_delight(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
+        >>> kondo.signals.abs_delight(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
         tensor([0.5000, 1.0000])
     """
     return _delight.delight(log_probs, advantages, mask=mask).abs()
@@ -123,7 +141,7 @@ def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = No
 
     Example:
         >>> import torch, kondo
-        >>> kondo.priorities.surprisal(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
+        >>> kondo.signals.surprisal(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
         tensor([1., 2.])
     """
     return _delight.surprisal(prepare_units(log_probs, advantages, mask)[0])
@@ -141,7 +159,7 @@ def uniform(
 
     Example:
         >>> import torch, kondo
-        >>> draw = kondo.priorities.uniform(torch.zeros(3), torch.ones(3))
+        >>> draw = kondo.signals.uniform(torch.zeros(3), torch.ones(3))
         >>> bool(((draw > 0) & (draw <= 1)).all())
         True
     """
@@ -162,7 +180,7 @@ def additive(
 
     Example:
         >>> import torch, kondo
-        >>> kondo.priorities.additive(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
+        >>> kondo.signals.additive(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
         tensor([0.7500, 0.7500])
 
     Reference: https://arxiv.org/abs/2603.20526, Proposition 2

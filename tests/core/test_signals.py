@@ -1,4 +1,4 @@
-"""kondo.priorities: rivals of delight behind delight's interface."""
+"""kondo.signals: rivals of delight behind delight's interface."""
 
 import math
 from functools import partial
@@ -17,12 +17,12 @@ INF, NAN = math.inf, math.nan
 
 FUNCTIONS = {
     "delight": kondo.delight,
-    "abs_delight": kondo.priorities.abs_delight,
-    "advantage": kondo.priorities.advantage,
-    "abs_advantage": kondo.priorities.abs_advantage,
-    "surprisal": kondo.priorities.surprisal,
-    "additive": partial(kondo.priorities.additive, alpha=0.25),
-    "uniform": kondo.priorities.uniform,
+    "abs_delight": kondo.signals.abs_delight,
+    "advantage": kondo.signals.advantage,
+    "abs_advantage": kondo.signals.abs_advantage,
+    "surprisal": kondo.signals.surprisal,
+    "additive": partial(kondo.signals.additive, alpha=0.25),
+    "uniform": kondo.signals.uniform,
 }
 ORACLES = {
     "delight": oracle.delight,
@@ -48,9 +48,9 @@ ORACLES = {
 )
 def test_literals(name, expected, device):
     log_probs = torch.tensor([[-1.0, -3.0], [-1.0, -3.0]], device=device)
-    priority = FUNCTIONS[name](log_probs, torch.tensor([2.0, -1.0], device=device))
-    assert_close(priority, torch.tensor(expected))
-    assert priority.device.type == device.type
+    signal = FUNCTIONS[name](log_probs, torch.tensor([2.0, -1.0], device=device))
+    assert_close(signal, torch.tensor(expected))
+    assert signal.device.type == device.type
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -59,13 +59,13 @@ def test_against_the_oracle(name, unit):
     log_probs, advantages, mask = unit
     rows = zip(log_probs.tolist(), advantages.tolist(), mask.tolist(), strict=True)
     expected = [ORACLES[name](lp, u) if counts else 0.0 for lp, u, counts in rows]
-    priority = FUNCTIONS[name](log_probs, advantages, mask=mask)
-    assert_close(priority, torch.tensor(expected, dtype=torch.float64))
+    signal = FUNCTIONS[name](log_probs, advantages, mask=mask)
+    assert_close(signal, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", ORACLES)
 @given(unit=units(), data=st.data())
-def test_permuting_units_permutes_priorities(name, unit, data):
+def test_permuting_units_permutes_signals(name, unit, data):
     order = data.draw(permutations(unit[0].numel()))
     log_probs, advantages, mask = (t[order] for t in unit)
     permuted = FUNCTIONS[name](log_probs, advantages, mask=mask)
@@ -91,10 +91,10 @@ def test_masked_entries_do_not_matter(name, unit, bad_log_prob, bad_advantage):
 def test_detached_and_at_least_float32(name, dtype):
     log_probs = torch.tensor([-1.0, -2.0], dtype=dtype, requires_grad=True)
     advantages = torch.tensor([1.0, -2.0], dtype=dtype, requires_grad=True)
-    priority = FUNCTIONS[name](log_probs, advantages)
-    assert not priority.requires_grad
-    assert priority.dtype == torch.float32
-    priority.add_(1)  # its own storage
+    signal = FUNCTIONS[name](log_probs, advantages)
+    assert not signal.requires_grad
+    assert signal.dtype == torch.float32
+    signal.add_(1)  # its own storage
     assert advantages.tolist() == [1.0, -2.0]
 
 
@@ -116,49 +116,47 @@ def test_bad_input_is_named(name, arguments, message):
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, NAN])
 def test_additive_alpha_lies_between_its_ends(alpha):
     with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\]"):
-        kondo.priorities.additive(torch.zeros(1), torch.zeros(1), alpha=alpha)
+        kondo.signals.additive(torch.zeros(1), torch.zeros(1), alpha=alpha)
 
 
 @given(units())
 def test_the_ends_of_additive_are_advantage_and_surprisal(unit):
     log_probs, advantages, mask = unit
-    one = kondo.priorities.additive(log_probs, advantages, alpha=1.0, mask=mask)
-    assert torch.equal(one, kondo.priorities.advantage(log_probs, advantages, mask=mask))
-    none = kondo.priorities.additive(log_probs, advantages, alpha=0.0, mask=mask)
-    assert torch.equal(none, kondo.priorities.surprisal(log_probs, advantages, mask=mask))
+    one = kondo.signals.additive(log_probs, advantages, alpha=1.0, mask=mask)
+    assert torch.equal(one, kondo.signals.advantage(log_probs, advantages, mask=mask))
+    none = kondo.signals.additive(log_probs, advantages, alpha=0.0, mask=mask)
+    assert torch.equal(none, kondo.signals.surprisal(log_probs, advantages, mask=mask))
 
 
 def test_no_share_of_an_infinite_surprisal_is_nothing():
     # 0 x inf = 0, as everywhere: with alpha = 1 the surprisal has no say.
     impossible, advantages = torch.tensor([-INF, -INF]), torch.tensor([2.0, -1.0])
-    priority = kondo.priorities.additive(impossible, advantages, alpha=1.0)
-    assert priority.tolist() == [2.0, -1.0]
-    assert kondo.priorities.additive(impossible, advantages, alpha=0.5).tolist() == [INF, INF]
+    signal = kondo.signals.additive(impossible, advantages, alpha=1.0)
+    assert signal.tolist() == [2.0, -1.0]
+    assert kondo.signals.additive(impossible, advantages, alpha=0.5).tolist() == [INF, INF]
 
 
 def test_uniform_draws_from_zero_excluded_to_one(device):
     generator = torch.Generator().manual_seed(3)
     log_probs = torch.full((1000, 7), -1.0, device=device)
-    draw = kondo.priorities.uniform(
-        log_probs, torch.zeros(1000, device=device), generator=generator
-    )
+    draw = kondo.signals.uniform(log_probs, torch.zeros(1000, device=device), generator=generator)
     assert draw.device.type == device.type
     assert ((draw > 0) & (draw <= 1)).all()
     # The mean of n uniforms has standard deviation 1 / sqrt(12 n).
     assert abs(draw.mean().item() - 0.5) < 5 / math.sqrt(12 * draw.numel())
     again = torch.Generator().manual_seed(3)
-    assert torch.equal(draw, kondo.priorities.uniform(log_probs, log_probs, generator=again))
+    assert torch.equal(draw, kondo.signals.uniform(log_probs, log_probs, generator=again))
 
 
 def test_uniform_never_draws_zero_which_would_mean_worthless():
     # torch.rand gives exactly 0 once in 2^24 draws; seed 34 does so at its 298,484th.
     units, generator = torch.zeros(300_000), torch.Generator().manual_seed(34)
-    assert (kondo.priorities.uniform(units, units, generator=generator) > 0).all()
+    assert (kondo.signals.uniform(units, units, generator=generator) > 0).all()
 
 
 def test_uniform_draws_nothing_where_nothing_counts():
     mask = torch.tensor([True, False, True])
-    draw = kondo.priorities.uniform(torch.tensor([-1.0, NAN, -1.0]), torch.ones(3), mask=mask)
+    draw = kondo.signals.uniform(torch.tensor([-1.0, NAN, -1.0]), torch.ones(3), mask=mask)
     assert (draw > 0).tolist() == mask.tolist()
 
 
@@ -172,22 +170,22 @@ def test_the_advantage_of_a_sequence_does_not_grow_with_its_length(device):
     advantages = torch.tensor([0.5, -2.0, 7.0], device=device)
     expected = torch.tensor([0.5, -2.0, 0.0])  # the last has nothing that counts
     for given_as in (advantages, advantages[:, None], advantages[:, None].expand(3, 3)):
-        found = kondo.priorities.sequence_advantage(log_probs, given_as, mask=mask)
+        found = kondo.signals.sequence_advantage(log_probs, given_as, mask=mask)
         assert torch.equal(found.cpu(), expected)
         assert found.device.type == device.type
-    every = kondo.priorities.sequence_advantage(log_probs, advantages)
+    every = kondo.signals.sequence_advantage(log_probs, advantages)
     assert torch.equal(every, advantages)
-    by_row = kondo.priorities.sequence_advantage(log_probs, advantages, mask=mask.any(1))
+    by_row = kondo.signals.sequence_advantage(log_probs, advantages, mask=mask.any(1))
     assert torch.equal(by_row.cpu(), expected)
 
 
 def test_what_a_sequence_does_not_count_has_no_say_in_its_advantage():
     advantages = torch.where(RAGGED, torch.tensor([[0.5], [-2.0], [1.0]]), NAN)
     log_probs = torch.where(RAGGED, -1.0, NAN)
-    found = kondo.priorities.sequence_advantage(log_probs, advantages, mask=RAGGED)
+    found = kondo.signals.sequence_advantage(log_probs, advantages, mask=RAGGED)
     assert found.tolist() == [0.5, -2.0, 0.0]
     advantages[1, 0] = NAN  # one that counts is for a gate to refuse
-    found = kondo.priorities.sequence_advantage(log_probs, advantages, mask=RAGGED)
+    found = kondo.signals.sequence_advantage(log_probs, advantages, mask=RAGGED)
     assert found.isnan().tolist() == [False, True, False]
 
 
@@ -195,28 +193,28 @@ def test_a_sequence_has_one_advantage():
     advantages = torch.tensor([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.5]])
     log_probs = torch.zeros(3, 3)
     with pytest.raises(ValueError, match=r"same at all tokens .* got 0.0 and 2.0 in unit 1; "):
-        kondo.priorities.sequence_advantage(log_probs, advantages)
-    kondo.priorities.sequence_advantage(log_probs, advantages, mask=RAGGED)
+        kondo.signals.sequence_advantage(log_probs, advantages)
+    kondo.signals.sequence_advantage(log_probs, advantages, mask=RAGGED)
     with pytest.raises(ValueError, match=r"log_probs must have shape \[N, T\], got \[3\]"):
-        kondo.priorities.sequence_advantage(log_probs[0], advantages[:, 0])
+        kondo.signals.sequence_advantage(log_probs[0], advantages[:, 0])
     with pytest.raises(ValueError, match="log_probs must be floating point"):
-        kondo.priorities.sequence_advantage(log_probs.long(), advantages[:, 0])
+        kondo.signals.sequence_advantage(log_probs.long(), advantages[:, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_advantage_of_a_sequence_is_detached_and_at_least_float32(dtype):
     advantages = torch.tensor([1.0, -2.0], dtype=dtype, requires_grad=True)
-    found = kondo.priorities.sequence_advantage(torch.zeros(2, 3), advantages)
+    found = kondo.signals.sequence_advantage(torch.zeros(2, 3), advantages)
     assert not found.requires_grad
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def test_a_gate_takes_any_priority():
+def test_a_gate_takes_any_signal():
     # Surprisal ranks the failure first, delight the success.
     log_probs, advantages = torch.tensor([-1.0, -3.0]), torch.tensor([2.0, -1.0])
     gate = kondo.Gate(rate=0.5)
     assert gate(kondo.delight(log_probs, advantages)).keep.tolist() == [True, False]
-    surprise = kondo.priorities.surprisal(log_probs, advantages)
+    surprise = kondo.signals.surprisal(log_probs, advantages)
     assert gate(surprise).keep.tolist() == [False, True]
 
 
@@ -225,10 +223,10 @@ def test_a_rows_advantage_does_not_depend_on_where_its_tokens_stand():
     for mask in (torch.arange(4) < 2, torch.arange(4) >= 2, torch.arange(4) == 3):
         mask = mask.expand(3, 4).clone()
         mask[1] = False
-        found = kondo.priorities.sequence_advantage(log_probs, advantages, mask=mask)
+        found = kondo.signals.sequence_advantage(log_probs, advantages, mask=mask)
         assert found.tolist() == [0.5, 0.0, 0.75]
         wide = advantages[:, None].expand(3, 4)
-        again = kondo.priorities.sequence_advantage(log_probs, wide, mask=mask)
+        again = kondo.signals.sequence_advantage(log_probs, wide, mask=mask)
         assert again.tolist() == found.tolist()
-    nothing = kondo.priorities.sequence_advantage(log_probs[:, :0], advantages)
+    nothing = kondo.signals.sequence_advantage(log_probs[:, :0], advantages)
     assert nothing.tolist() == [0.0, 0.0, 0.0]

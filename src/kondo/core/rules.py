@@ -1,0 +1,457 @@
+"""Rules that choose units by their values: each is written once, here.
+
+    count_for        rate -> number of units
+    highest          that many of the highest values, ties by lot
+    solve_price      the price at which a gate with a temperature keeps that many in expectation
+    most_variance    that many whose values vary most
+    RollingPrice     a price from past calls
+
+Units stand in the last dimension, [..., M]; leading dimensions are separate choices. Nothing is
+read back from the device and no shape depends on data, so that one batch, a population of many
+members and a CUDA graph call the same functions. `able` says which units can be chosen at all.
+"""
+
+import math
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+_Count = TypeVar("_Count", int, Tensor)
+
+# Odd multipliers of the splitmix64 finaliser, as signed 64-bit integers.
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+
+_LAST_LOT = torch.iinfo(torch.int64).max
+
+# A call stores at most this many values in the rolling window; beyond it, evenly spaced order
+# statistics stand for the rest, each with the weight of the values it replaces.
+MAX_VALUES_PER_STEP = 1024
+
+# Above this many units in CPU memory an order statistic is searched for instead of sorted for. The
+# search needs its place as a number, which costs nothing to read there.
+_MANY_UNITS = 65_536
+
+# Halvings of a price's bracket: float64 resolves nothing beyond these.
+_HALVINGS = 60
+
+# Relative distance at which two variances are the same number.
+_SAME = 1e-9
+
+
+def count_for(rate: float, num_units: _Count) -> _Count:
+    """Return the number of units a rate buys: round(rate * num_units), half to even, at least 1."""
+    if isinstance(num_units, Tensor):
+        return (rate * num_units.double()).round().clamp(min=1).long()
+    return max(1, round(rate * num_units))
+
+
+def lottery(position: Tensor, *, salt: Tensor) -> Tensor:
+    """Return a fixed pseudo-random int64 per position: splitmix64 of position and salt.
+
+    The salt is a float, or one per position; its bits enter the hash, so different tied values draw
+    different lots.
+    """
+    bits = salt.double().view(torch.int64)
+    return mix_bits((position + bits) * GOLDEN)
+
+
+def mix_bits(bits: Tensor) -> Tensor:
+    """Return splitmix64's finaliser of int64 bits: each bit of the result depends on all of them.
+
+    Multiples of GOLDEN, one per place, become independent-looking numbers.
+    """
+    bits = (bits ^ _shift_right(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift_right(bits, 27)) * _MIX_2
+    return bits ^ _shift_right(bits, 31)
+
+
+def _shift_right(bits: Tensor, places: int) -> Tensor:
+    # int64 >> repeats the sign bit: the last step above would then clear it, and no lot would ever
+    # fall in the lower half.
+    return (bits >> places) & ((1 << (64 - places)) - 1)
+
+
+def highest(
+    values: Tensor, able: Tensor, count: Tensor | int, position: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Keep exactly `count` units of highest value, fewer where those that are able run out.
+
+    Ties at the price are broken by a fixed hash of each unit's position and of the tied value:
+    the same input always gives the same choice, no random generator is touched, and every
+    position has the same standing, the first no better than the last.
+
+    Args:
+        values: [..., M] float, no NaN where able.
+        able: [..., M] bool.
+        count: how many to keep, >= 0; one number, or [..., 1] int64.
+        position: [..., M] int64, what the hash is taken of; by default 0 .. M-1.
+
+    Returns:
+        keep [..., M] bool, and the price [..., 1]: the lowest value kept, infinite if none is.
+
+    Example:
+        >>> import torch
+        >>> from kondo.core.rules import highest
+        >>> values = torch.tensor([0.1, 3.0, -1.0, 2.0])
+        >>> highest(values, torch.ones(4, dtype=torch.bool), 2)
+        (tensor([False,  True, False,  True]), tensor([2.]))
+    """
+    num_units = values.shape[-1]
+    if num_units == 0:
+        return able, values.new_full((*values.shape[:-1], 1), math.inf)
+    worth = torch.where(able, values, -math.inf)
+    place = _as_count(count, worth)
+    edge = -_kth_smallest(-worth, place.clamp(1, num_units))
+    above = worth > edge
+    tied = able & (worth == edge) & (place > 0)
+    missing = place - above.sum(-1, keepdim=True)
+    if position is None:
+        position = torch.arange(num_units, device=values.device)
+    # No two positions draw the same lot, so the `missing` lowest are exactly that many.
+    lots = torch.where(tied, lottery(position, salt=edge), _LAST_LOT)
+    last = _kth_smallest(lots, missing.clamp(1, num_units))
+    keep = (above & (place > 0)) | (tied & (lots <= last))
+    return keep, torch.where(keep, values, math.inf).amin(-1, keepdim=True)
+
+
+def _as_count(count: Tensor | int, like: Tensor) -> Tensor:
+    if isinstance(count, Tensor):
+        return count
+    return torch.full((*like.shape[:-1], 1), count, dtype=torch.int64, device=like.device)
+
+
+def _kth_smallest(values: Tensor, k: Tensor) -> Tensor:
+    """Return the k-th smallest, 1 <= k <= M, [..., 1]."""
+    if values.device.type == "cpu" and values.ndim == 1 and values.numel() > _MANY_UNITS:
+        return values.kthvalue(int(k), keepdim=True).values
+    # On CUDA kthvalue searches a row with one block: 220 ms for 30 million, sort 1.4 ms.
+    return values.sort(-1).values.gather(-1, k - 1)
+
+
+def solve_price(
+    values: Tensor,
+    able: Tensor,
+    count: Tensor | float,
+    temperature: Tensor | float,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Return the price at which a gate keeps `count` units in expectation.
+
+    Solves  sum_i weight_i * sigmoid((chi_i - lambda) / eta) = count  for lambda. The plain
+    (1 - rate)-quantile does not: asked for 3% with eta = 1 and std(chi) = 0.1 it keeps 45%.
+
+    The sum falls as lambda rises: a bracket that surely holds the root is halved in float64.
+
+    Args:
+        values: [..., M] float, no NaN where able; infinities are kept or skipped at any price.
+        able: [..., M] bool.
+        count: expected number to keep; one number, or [..., 1].
+        temperature: eta > 0; one number, or [..., 1].
+        weight: [..., M] float, how many units each value stands for; 1 by default.
+
+    Returns:
+        lambda, [..., 1] float64. Minus infinity where all that is able does not exceed count: keep
+        everything. Infinite where infinite values alone make up the count.
+
+    Example:
+        >>> import torch
+        >>> from kondo.core.rules import solve_price
+        >>> price = solve_price(torch.zeros(10), torch.ones(10, dtype=torch.bool), 5.0, 1.0)
+        >>> abs(float(price)) < 1e-9  # sigmoid(-price) = 5/10
+        True
+    """
+    chi = values.double()
+    each = able.double() if weight is None else torch.where(able, weight.double(), 0.0)
+    finite = able & chi.isfinite()
+    certain = torch.where(chi == math.inf, each, 0.0).sum(-1, keepdim=True)
+    each = torch.where(finite, each, 0.0)
+    total, count = each.sum(-1, keepdim=True), count - certain
+    eta = temperature.double() if isinstance(temperature, Tensor) else temperature
+    if chi.shape[-1] == 0:
+        return torch.where(total <= count, -math.inf, math.inf)
+    # At chi_max - eta * logit(count / total) every gate is at most count / total.
+    offset = eta * torch.logit((count / total).clamp(1e-300, 1 - 1e-12))
+    low = torch.where(finite, chi, math.inf).amin(-1, keepdim=True) - offset
+    high = torch.where(finite, chi, -math.inf).amax(-1, keepdim=True) - offset
+    chi = torch.where(finite, chi, 0.0)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        expected = (each * torch.sigmoid((chi - middle) / eta)).sum(-1, keepdim=True)
+        over = expected > count
+        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
+    price = torch.where(count <= 0, math.inf, (low + high) / 2)
+    return torch.where(total <= count, -math.inf, price)
+
+
+def most_variance(values: Tensor, able: Tensor, count: Tensor | int, lots: Tensor) -> Tensor:
+    """Choose the `count` able units whose values have the largest variance.
+
+    They are the k highest and the count - k lowest for some k: all k are tried. Of several k that
+    do equally well, the one nearest count / 2 is taken, the larger of two.
+
+    Args:
+        values: [..., M] float, no NaN where able.
+        able: [..., M] bool.
+        count: how many to keep, at most as many as are able; one number, or [..., 1] int64.
+        lots: like values; of equal values those with a high lot go with the highest.
+
+    Returns:
+        [..., M] bool, exactly `count` True in each row.
+
+    Example:
+        >>> import torch
+        >>> from kondo.core.rules import most_variance
+        >>> rewards, lots = torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.tensor([0.1, 0.2, 0.9, 0.5])
+        >>> most_variance(rewards, torch.ones(4, dtype=torch.bool), 2, lots).int().tolist()
+        [1, 1, 0, 0]
+
+    Reference: https://arxiv.org/abs/2504.13818
+    """
+    num_units = values.shape[-1]
+    if num_units == 0:
+        return able
+    by_lot = lots.argsort(-1)
+    # NaN sorts last, behind infinity: what is not able is out of the way.
+    worth = torch.where(able, values, math.nan)
+    order = by_lot.gather(-1, worth.gather(-1, by_lot).argsort(dim=-1, stable=True))
+    wanted, number = _as_count(count, values), able.sum(-1, keepdim=True)
+    num_high = _num_high(worth.gather(-1, order), wanted, number)
+    place = torch.arange(num_units, device=values.device)
+    chosen = (place < wanted - num_high) | ((place >= number - num_high) & (place < number))
+    return torch.zeros_like(chosen).scatter(-1, order, chosen)
+
+
+def _num_high(rising: Tensor, count: Tensor, number: Tensor) -> Tensor:
+    """Return k, [..., 1]: the k highest and the count - k lowest of ascending values vary most.
+
+    Var = E[x^2] - E[x]^2 for every k, from sums over the lowest 0 .. count and the highest.
+
+    Args:
+        rising: [..., M] float, of which the first `number` are values, ascending.
+        count: [..., 1] int64.
+        number: [..., 1] int64.
+    """
+    place = torch.arange(rising.shape[-1], device=rising.device)
+    inside = place < number
+    most = torch.finfo(torch.float64).max
+    rising = torch.where(inside, rising.double().clamp(-most, most), 0.0)
+    # Squares that neither overflow nor vanish; equal values are exactly 1, and vary exactly 0.
+    largest = rising.abs().amax(-1, keepdim=True)
+    rising = rising / torch.where(largest > 0, largest, 1.0)
+    mean = rising.sum(-1, keepdim=True) / number.clamp(min=1)
+    rising = torch.where(inside, rising - mean, 0.0)  # an offset would leave few digits
+    falling = torch.where(inside, rising.gather(-1, (number - 1 - place).clamp(min=0)), 0.0)
+    sums = torch.stack([rising, falling, rising.square(), falling.square()])
+    low, high, low_square, high_square = torch.nn.functional.pad(running_sum(sums), (1, 0)).unbind()
+    num_high = torch.arange(rising.shape[-1] + 1, device=rising.device)
+    num_low = (count - num_high).clamp(min=0)
+    size = count.clamp(min=1)
+    mean = (low.gather(-1, num_low) + high) / size
+    variance = (low_square.gather(-1, num_low) + high_square) / size - mean.square()
+    possible = num_high <= count
+    variance = torch.where(possible, variance, -math.inf)
+    as_good = possible & (variance >= (1 - _SAME) * variance.amax(-1, keepdim=True))
+    # Twice the distance from the middle, plus one for the smaller of two at the same distance.
+    distance = 2 * (2 * num_high - count).abs() + (2 * num_high < count)
+    return torch.where(as_good, distance, _LAST_LOT).argmin(-1, keepdim=True)
+
+
+def running_sum(values: Tensor) -> Tensor:
+    """Return the sums of the first 1, ..., M values along the last dimension, the same every time.
+
+    On CUDA `cumsum` adds floats in an order that varies from run to run.
+    """
+    if not values.is_cuda:
+        return values.cumsum(-1)
+    step = 1
+    while step < values.shape[-1]:
+        values = values + torch.nn.functional.pad(values[..., :-step], (step, 0))
+        step *= 2
+    return values
+
+
+def uniform(like: Tensor, generator: "torch.Generator | Tensor | None") -> Tensor:
+    """Draw U[0, 1) in like's shape on its device, from a generator of any device.
+
+    Args:
+        like: [..., M].
+        generator: the default one if None; or the draws themselves, like `like`.
+    """
+    if isinstance(generator, Tensor):
+        return generator
+    device = like.device if generator is None else generator.device
+    # float64: a float32 draw is exactly 0 once in 2^24, below any probability however small.
+    draws = torch.rand(like.shape, generator=generator, dtype=torch.float64, device=device)
+    return draws.to(like.device)
+
+
+class RollingPrice:
+    """Values of past calls, from which a price is taken when one batch is too small for a rate.
+
+    Holds the newest `size` calls in tensors that are updated in place. A call with more than
+    MAX_VALUES_PER_STEP units is summarised by that many evenly spaced order statistics, so memory
+    is bounded whatever the batch. Calls may differ in size; leading dimensions may not.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self.calls: Tensor | None = None
+        """0-d int64: choices made, from which ties at the price draw their lots."""
+        self._calls_before = 0  # until `calls` is there
+        self._values: Tensor | None = None  # [..., size, W], NaN where nothing is; newest last
+        self._stands_for: Tensor  # [..., size] float64: units that each value of a call stands for
+        self._valid: Tensor  # [..., size] int64: units that counted, zeros included; 0: no call
+
+    def prepare(self, values: Tensor) -> None:
+        """Make room for a call like `values`, [..., M]: everything below then has its shape."""
+        width = min(values.shape[-1], MAX_VALUES_PER_STEP)
+        lead = values.shape[:-1]
+        if self._values is None:
+            self._values = values.new_full((*lead, self.size, width), math.nan)
+            shape, device = (*lead, self.size), values.device
+            self._stands_for = torch.ones(shape, dtype=torch.float64, device=device)
+            self._valid = torch.zeros(shape, dtype=torch.int64, device=device)
+        if self._values.shape[:-2] != lead:
+            raise ValueError(
+                f"values must have the leading dimensions of earlier calls, "
+                f"{list(self._values.shape[:-2])}, got {list(lead)}; a window belongs to them."
+            )
+        if self.calls is None:
+            self.calls = torch.full((), self._calls_before, device=values.device)
+        self._stands_for, self._valid, self.calls = (
+            part.to(values.device) for part in (self._stands_for, self._valid, self.calls)
+        )
+        dtype = torch.promote_types(self._values.dtype, values.dtype)
+        self._values = self._values.to(values.device, dtype)
+        if (more := width - self._values.shape[-1]) > 0:
+            self._values = torch.nn.functional.pad(self._values, (0, more), value=math.nan)
+
+    def push(self, values: Tensor, able: Tensor, num_valid: Tensor) -> None:
+        """Add one call, where any unit counted.
+
+        Args:
+            values: [..., M] float.
+            able: [..., M] bool, the units that can be chosen.
+            num_valid: [..., 1] int64, how many units counted.
+        """
+        self.prepare(values)
+        past = self._values
+        assert past is not None
+        new = torch.where(able, values, math.nan).to(past.dtype)
+        stands_for = torch.ones_like(num_valid, dtype=torch.float64)
+        if new.shape[-1] > MAX_VALUES_PER_STEP:
+            number = able.sum(-1, keepdim=True)
+            many = number > MAX_VALUES_PER_STEP
+            stands_for = torch.where(many, number / MAX_VALUES_PER_STEP, 1.0).double()
+            place = torch.arange(MAX_VALUES_PER_STEP, device=values.device)
+            spots = ((place + 0.5) * stands_for.float()).long()
+            new = new.sort(-1).values.gather(-1, torch.where(many, spots, place))
+        new = torch.nn.functional.pad(new, (0, past.shape[-1] - new.shape[-1]), value=math.nan)
+        counts = num_valid > 0
+        past.copy_(_shifted(past, new.unsqueeze(-2), -2, counts.unsqueeze(-1)))
+        self._stands_for.copy_(_shifted(self._stands_for, stands_for, -1, counts))
+        self._valid.copy_(_shifted(self._valid, num_valid, -1, counts))
+
+    def count_call(self) -> None:
+        """Count one choice."""
+        if self.calls is None:
+            self._calls_before += 1
+        else:
+            self.calls.add_(1)
+
+    def pooled(self) -> tuple[Tensor, Tensor]:
+        """Return all values, ascending, and how many units each stands for; both [..., V].
+
+        Where nothing is, the value is NaN and stands for 0 units.
+        """
+        assert self._values is not None
+        pool = self._values.flatten(-2).sort(-1)
+        weight = self._stands_for.unsqueeze(-1).expand(self._values.shape).flatten(-2)
+        # float64: float32 sums of many millions of units miss the total by whole units.
+        weight = weight.gather(-1, pool.indices)
+        return pool.values, torch.where(pool.values.isnan(), 0.0, weight)
+
+    def budget(self, rate: float) -> Tensor:
+        """Return how many units the rate buys over the window, [..., 1] float64."""
+        return rate * self._valid.sum(-1, keepdim=True).double()
+
+    def is_ready(self, rate: float, warmup: int) -> Tensor:
+        """Return where the window holds enough calls, and more values than the rate buys.
+
+        Past calls with next to no values say nothing of a price: the first batch after them would
+        be kept whole.
+
+        Returns:
+            [..., 1] bool.
+        """
+        assert self._values is not None
+        held = (~self._values.isnan()).sum(-1) * self._stands_for
+        filled = (self._valid > 0).sum(-1, keepdim=True)
+        return (filled >= warmup) & (held.sum(-1, keepdim=True) > self.budget(rate))
+
+    def quantile_price(self, rate: float) -> tuple[Tensor, Tensor]:
+        """Return the price for `rate`, and the share of units exactly at the price to keep.
+
+        Keeping every unit above the price and that share of those at it is, over the window,
+        rate * valid units; without the share, discrete rewards would overshoot or starve.
+
+        Returns:
+            Both [..., 1]; minus infinity and 1 where the window holds no more than the rate buys.
+        """
+        budget = self.budget(rate)
+        pool, weight = self.pooled()
+        above = running_sum(weight.flip(-1)).flip(-1) - weight  # of later order statistics
+        place = (above >= budget).sum(-1, keepdim=True).clamp(max=max(pool.shape[-1] - 1, 0))
+        price = pool.gather(-1, place) if pool.shape[-1] else torch.full_like(budget, math.nan)
+        over = torch.where(pool > price, weight, 0.0).sum(-1, keepdim=True)
+        tied = torch.where(pool == price, weight, 0.0).sum(-1, keepdim=True)
+        share = ((budget - over) / tied).clamp(max=1.0)
+        everything = weight.sum(-1, keepdim=True) <= budget
+        return torch.where(everything, -math.inf, price), torch.where(everything, 1.0, share)
+
+    def valid(self) -> list[Any]:
+        """Return the units that counted in each past call, oldest first; reads the device."""
+        return [] if self._values is None else self._valid[..., self._first() :].tolist()
+
+    def _first(self) -> int:
+        """Return the oldest slot that any member has filled."""
+        filled = int((self._valid > 0).sum(-1).max()) if self._valid.numel() else 0
+        return self.size - filled
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain tensors and numbers, loadable with weights_only=True."""
+        if self._values is None:
+            return {}
+        first = self._first()
+        return {
+            "values": self._values[..., first:, :].clone(),
+            "stands_for": self._stands_for[..., first:].clone(),
+            "valid": self._valid[..., first:].clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], calls: int = 0) -> None:
+        """Restore what `state_dict` saved, keeping the newest `size` calls.
+
+        Args:
+            state: from `state_dict`.
+            calls: choices made until then.
+        """
+        self.calls, self._calls_before, self._values = None, calls, None
+        if not state or not self.size:
+            return
+        kept = min(self.size, state["valid"].shape[-1])
+        more = self.size - kept
+        pad = torch.nn.functional.pad
+        start = state["valid"].shape[-1] - kept
+        self._values = pad(state["values"][..., start:, :], (0, 0, more, 0), value=math.nan).clone()
+        self._stands_for = pad(state["stands_for"][..., start:], (more, 0), value=1.0).clone()
+        self._valid = pad(state["valid"][..., start:], (more, 0)).clone()
+
+
+def _shifted(past: Tensor, new: Tensor, dim: int, where: Tensor) -> Tensor:
+    """Return the past with its oldest entry dropped and `new` appended, where it is to be."""
+    rest = past.narrow(dim, 1, past.shape[dim] - 1)
+    return torch.where(where, torch.cat([rest, new.to(past.dtype)], dim), past)
