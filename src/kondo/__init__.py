@@ -1,9 +1,10 @@
 """Policy-gradient training that pays only for the backward passes that are worth it."""
 
-from kondo.core import advantage, losses, priorities
+from kondo.core import advantage, losses, signals
+from kondo.core.contract import BaseGate, Choice
 from kondo.core.delight import delight, surprisal
 from kondo.core.diagnostics import diagnostics
-from kondo.core.gates import Gate, GateOutput
+from kondo.core.gates import Gate
 from kondo.core.variance import VarianceGate
 from kondo.engine.planner import Plan, plan
 from kondo.engine.report import Report
@@ -12,8 +13,9 @@ from kondo.engine.step import backward
 __version__ = "0.2.0"
 
 __all__ = [
+    "BaseGate",
+    "Choice",
     "Gate",
-    "GateOutput",
     "Plan",
     "Report",
     "VarianceGate",
@@ -23,6 +25,6 @@ __all__ = [
     "diagnostics",
     "losses",
     "plan",
-    "priorities",
+    "signals",
     "surprisal",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kondo.core.pricing import GOLDEN, mix_bits
+from kondo.core.rules import GOLDEN, mix_bits
 
 
 class Draws:

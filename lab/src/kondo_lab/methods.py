@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kondo.core import losses
-from kondo.core.gates import Gate, GateOutput
+from kondo.core.contract import Choice as GateOutput
+from kondo.core.gates import Gate
 from kondo.engine.differentiate import Loss
 from kondo.engine.select import GateLike
 

@@ -21,7 +21,7 @@ from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
 from kondo.actors.prices import Array, Price, PriceWindow, sketch, unit_delight
 from kondo.actors.setup import Settings, Setup, process_seed
-from kondo.core.gates import GateOutput
+from kondo.core.contract import Choice as GateOutput
 from kondo.engine.step import backward
 
 QUARANTINE = "quarantine"

@@ -22,7 +22,7 @@ from datasketches import req_floats_sketch
 from torch import Tensor
 
 from kondo.core.delight import delight as delight_of
-from kondo.core.pricing import lottery
+from kondo.core.rules import lottery
 from kondo.engine.select import Unit
 
 Array = npt.NDArray[Any]

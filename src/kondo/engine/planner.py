@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import at_least_float32
-from kondo.core.pricing import count_for
+from kondo.core.rules import count_for
 from kondo.engine import rows
 from kondo.engine.screen import LogProb, devices_of, no_trace
 

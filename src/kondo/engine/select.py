@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kondo.core import delight as delights
 from kondo.core._checks import check_float, check_mask, expand_rows, first_unit
-from kondo.core.gates import GateOutput
+from kondo.core.contract import Choice as GateOutput
 
 Unit = Literal["sample", "token", "sequence"]
 GateLike = Callable[..., GateOutput]
@@ -20,12 +20,12 @@ Priority = Callable[..., Tensor]
 def needs_log_probs(priority: Priority) -> bool:
     """Return whether a priority looks at log-probs; it does unless it says that it does not.
 
-    See `kondo.priorities`. Options that were bound with `functools.partial` change nothing. Of what
+    See `kondo.signals`. Options that were bound with `functools.partial` change nothing. Of what
     wraps another function (`functools.wraps` copies attributes) nothing is believed.
 
     Example:
         >>> import kondo
-        >>> needs_log_probs(kondo.delight), needs_log_probs(kondo.priorities.advantage)
+        >>> needs_log_probs(kondo.delight), needs_log_probs(kondo.signals.advantage)
         (True, False)
     """
     while isinstance(priority, partial) and not hasattr(priority, "needs_log_probs"):
@@ -134,14 +134,14 @@ def _check_of_advantages(priority: Priority, unit: Unit, values: Tensor) -> None
     if priority is delights.delight:
         raise ValueError(
             "priority must be an advantage for a gate by variance, got kondo.delight, the default; "
-            'give priority=kondo.priorities.sequence_advantage for unit "sequence", or '
-            "kondo.priorities.advantage."
+            'give priority=kondo.signals.sequence_advantage for unit "sequence", or '
+            "kondo.signals.advantage."
         )
     if unit == "sequence" and values.ndim == 2:
         raise ValueError(
             "priority must return one value per row, [N], for a gate by variance and unit "
             f'"sequence", got {list(values.shape)}, whose sums would favour long rows; give '
-            "priority=kondo.priorities.sequence_advantage."
+            "priority=kondo.signals.sequence_advantage."
         )
 
 

@@ -69,7 +69,7 @@ def backward(
             to whatever requires grad inside. A row's log-probs must not depend on other rows.
         batch: any nest (dict, list, tuple, dataclass, TensorDict) of tensors with N rows.
         advantages: [N] or [N, T] float, not differentiated; centred only.
-        gate: `kondo.Gate`, or any callable (delight, mask, generator) -> `kondo.GateOutput`.
+        gate: `kondo.Gate`, or any callable (delight, mask, generator) -> `kondo.Choice`.
         mask: [N] or [N, T] bool, True means "counts".
         screen: None for a no-grad forward; [N] or [N, T] log-probs that already exist; or a draft
             to call instead of log_prob. With None and a priority that needs no log-probs, as those
@@ -86,7 +86,7 @@ def backward(
         generator: for the gate's draws.
         loss_inputs: further tensors with N rows that the loss takes by name, e.g.
             {"old_log_probs": ...}; gathered with the rows, not differentiated.
-        priority: what the gate looks at, delight by default; see `kondo.priorities`.
+        priority: what the gate looks at, delight by default; see `kondo.signals`.
         screen_chunk: rows per screening forward; by default four micro-batches.
         screen_rows: "promising" leaves out of a screening forward the rows that have no positive
             advantage, wherever the gate says that they cannot be kept (a hard rate or price). What

@@ -377,7 +377,7 @@ class _EngineGate:
 
     def __call__(
         self, delight: Tensor, mask: Tensor, generator: torch.Generator | None
-    ) -> kondo.GateOutput:
+    ) -> kondo.Choice:
         """Return the decision `priority` made on this delight."""
         result = self.result
         if bool(result.price.isnan()):
@@ -390,7 +390,7 @@ class _EngineGate:
             useful = useful.any(dim=1)
         keep = (result.gate_weights > 0) & useful
         weight = keep.to(result.gate_weights.dtype)
-        return kondo.GateOutput(
+        return kondo.Choice(
             keep=keep,
             weight=weight,
             price=result.price.double(),

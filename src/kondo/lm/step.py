@@ -44,11 +44,11 @@ def backward(
         lm: the policy.
         rows: N rows of S tokens.
         advantages: [N] or [N, S] float, not differentiated; centred only.
-        gate: `kondo.Gate`, or any callable (delight, mask, generator) -> `kondo.GateOutput`.
+        gate: `kondo.Gate`, or any callable (delight, mask, generator) -> `kondo.Choice`.
         unit: "sequence" keeps or skips whole completions; "token" single tokens, which pay for
             the tokens before them.
         screen: None for a no-grad forward, unless the priority needs no log-probs (see
-            `kondo.priorities`); [N, S] log-probs that already exist (the rollout's); or a draft,
+            `kondo.signals`); [N, S] log-probs that already exist (the rollout's); or a draft,
             rows -> [N, S].
         loss: (log_probs, advantages, **loss_inputs) -> one value per token. It is given the kept
             tokens of a pack in one dimension, [K].
@@ -56,7 +56,7 @@ def backward(
         loss_inputs: further tensors of the loss by name, each [N] or [N, S].
         generator: for the gate's draws.
         priority: what the gate looks at, delight by default. For `kondo.VarianceGate` it is
-            `kondo.priorities.sequence_advantage`.
+            `kondo.signals.sequence_advantage`.
         screen_rows: "promising" makes no screening forward for rows that cannot be kept; see
             `kondo.backward`. By default so, unless there is another priority.
         backward_fn: how to differentiate a loss; see `kondo.backward`.

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import first_unit
-from kondo.core.gates import Gate, GateOutput
-from kondo.core.pricing import GOLDEN, count_for, lottery, mix_bits
+from kondo.core.contract import Choice as GateOutput
+from kondo.core.gates import Gate
+from kondo.core.rules import GOLDEN, count_for, lottery, mix_bits
 from kondo.engine.select import GateLike
 from kondo.lm.budget import BudgetGate
 from kondo.lm.rows import TokenRows

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kondo.core import losses
-from kondo.core.pricing import count_for
+from kondo.core.rules import count_for
 from kondo_lab.draws import Draws
 from kondo_lab.language.selection import buy, most_variance, top
 from kondo_lab.population import choice

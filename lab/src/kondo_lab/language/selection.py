@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from kondo.core.pricing import lottery
+from kondo.core.rules import lottery
 
 # Halvings of the bracket of a budget's price: float64 has nothing more to say after these.
 _HALVINGS = 50

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from kondo.core.pricing import count_for, lottery
+from kondo.core.rules import count_for, lottery
 
 TIE_TOLERANCE = 1e-6
 """Priorities this close to the quantile count as ties, as in the author's code."""

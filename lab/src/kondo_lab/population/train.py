@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core.pricing import count_for
+from kondo.core.rules import count_for
 from kondo_lab.draws import Draws
 from kondo_lab.population import choice, frictions, screens
 from kondo_lab.population.graphs import Captured

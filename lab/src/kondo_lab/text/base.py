@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from kondo.core.pricing import GOLDEN, mix_bits
+from kondo.core.rules import GOLDEN, mix_bits
 from kondo_lab.draws import Draws
 from kondo_lab.text.alphabet import CHARACTERS, END, PAD, move_right, write
 

@@ -14,11 +14,11 @@ from kondo.engine.select import GateLike, Priority
 
 def _keep_all(
     delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-) -> kondo.GateOutput:
+) -> kondo.Choice:
     """Keep every unit that counts, also those with zero delight: they may have a KL term."""
     everything = mask.to(delight.dtype)
     minus_infinity, one = torch.tensor([-math.inf, 1.0], dtype=torch.float64)
-    return kondo.GateOutput(mask, everything, minus_infinity, one, everything)
+    return kondo.Choice(mask, everything, minus_infinity, one, everything)
 
 
 def _option(default: Any, text: str) -> Any:
@@ -146,4 +146,4 @@ class KondoGRPOConfig(GRPOConfig):
     def make_priority(self) -> Priority:
         """Return what the gate looks at."""
         by_variance = self.kondo_by == "variance"
-        return kondo.priorities.sequence_advantage if by_variance else kondo.delight
+        return kondo.signals.sequence_advantage if by_variance else kondo.delight

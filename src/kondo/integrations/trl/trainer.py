@@ -69,7 +69,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
     everything skipped left out of the numerators.
 
     Attributes:
-        gate: decides; any callable (delight, mask, generator) -> `kondo.GateOutput` may replace it.
+        gate: decides; any callable (delight, mask, generator) -> `kondo.Choice` may replace it.
         empty_steps: optimizer steps that kept nothing. Neither the optimizer nor the learning-rate
             schedule moved in them.
 

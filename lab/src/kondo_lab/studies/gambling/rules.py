@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import kondo
-from kondo.core.pricing import count_for
+from kondo.core.rules import count_for
 
 
 class Samples(NamedTuple):
