@@ -41,32 +41,46 @@ def surprisal(log_probs: Tensor, *, mode_log_probs: Tensor | None = None) -> Ten
 
     Reference: https://arxiv.org/abs/2603.14608
     """
-    return _surprisal(log_probs, mode_log_probs)[0]
+    return _surprisal(log_probs, mode_log_probs)
 
 
-def _surprisal(log_probs: Tensor, mode_log_probs: Tensor | None) -> tuple[Tensor, bool]:
-    """Return the surprisal, and whether all of it is finite. One device sync."""
+def _surprisal(log_probs: Tensor, mode_log_probs: Tensor | None) -> Tensor:
+    """Return the surprisal of log-probs that exceed their ceiling by rounding only."""
     log_probs = check_float("log_probs", log_probs).detach()
-    allowed = ROUNDING.get(log_probs.dtype, 1e-2)
-    ceiling: Tensor | float = 0.0
+    ceiling: Tensor | None = None
     if mode_log_probs is not None:
-        ceiling = at_least_float32(_check_modes(mode_log_probs, log_probs.shape).detach())
-    unlikely = ceiling - at_least_float32(log_probs)
-    if not unlikely.numel():
-        return unlikely, True
-    least, most = torch.stack(unlikely.aminmax()).tolist()
-    broken = least < -allowed
-    if math.isnan(least):  # hides what is below it
-        broken = bool((unlikely < -allowed).any())
-    if broken:
-        what = "0" if mode_log_probs is None else "mode_log_probs"
-        worst = -float(unlikely.nan_to_num().min())
+        ceiling = _check_modes(mode_log_probs, log_probs.shape).detach()
+    check_excess(log_probs, ceiling)
+    return _clamped(log_probs, ceiling)
+
+
+def _clamped(log_probs: Tensor, ceiling: Tensor | None = None) -> Tensor:
+    top = 0.0 if ceiling is None else at_least_float32(ceiling)
+    return (top - at_least_float32(log_probs)).clamp_min(0)
+
+
+def excess(log_probs: Tensor, ceiling: Tensor | None = None) -> Tensor:
+    """Return by how much log-probs exceed their ceiling beyond rounding, 0-d; NaN if any is."""
+    if not log_probs.numel():
+        return log_probs.new_zeros(())
+    above = log_probs if ceiling is None else log_probs - ceiling
+    return at_least_float32(above).amax() - ROUNDING.get(log_probs.dtype, 1e-2)
+
+
+def check_excess(log_probs: Tensor, ceiling: Tensor | None = None) -> None:
+    """Raise a ValueError for log-probs above their ceiling. One device sync, more on failure."""
+    above = float(excess(log_probs, ceiling))
+    if math.isnan(above):  # hides what is beside it
+        bare = torch.nan_to_num(log_probs, nan=-math.inf, neginf=-math.inf)
+        above = float(excess(bare, ceiling))
+    if above > 0:
+        worst = above + ROUNDING.get(log_probs.dtype, 1e-2)
+        what = "0" if ceiling is None else "mode_log_probs"
         raise ValueError(
             f"log_probs must not exceed {what}, got an excess of {worst:.4g}. If these are "
             f"densities (continuous actions) give mode_log_probs, the log-density at the policy's "
             f"mode; if they are probabilities, compute the log-softmax in float32."
         )
-    return unlikely.clamp_min(0), math.isfinite(most)
 
 
 def _check_modes(mode_log_probs: Tensor, shape: torch.Size) -> Tensor:
@@ -112,8 +126,18 @@ def delight(
     log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
     if mask is not None and mode_log_probs is not None:
         mode_log_probs = torch.where(mask, _check_modes(mode_log_probs, log_probs.shape), 0.0)
-    unlikely, is_finite = _surprisal(log_probs, mode_log_probs)
-    if not is_finite:
-        # 0 x inf would be NaN; 0 x NaN must stay NaN, since it is somebody's bug.
-        unlikely = torch.where((advantages == 0) & unlikely.isinf(), 0.0, unlikely)
-    return advantages * unlikely
+    return _product(advantages, _surprisal(log_probs, mode_log_probs))
+
+
+def _unchecked(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Return delight of log-probs that somebody else holds to be at most 0: nothing is read."""
+    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
+    return _product(advantages, _clamped(log_probs))
+
+
+def _product(advantages: Tensor, unlikely: Tensor) -> Tensor:
+    # 0 x inf would be NaN; 0 x NaN must stay NaN, since it is somebody's bug.
+    return advantages * torch.where((advantages == 0) & unlikely.isinf(), 0.0, unlikely)
+
+
+vars(delight)["unchecked"] = _unchecked

@@ -335,14 +335,18 @@ class Gate(BaseGate):
     def fingerprint(self) -> str:
         """Return options and where the running state is: its counters, not every past value."""
         scale = f"scale {self.scale:.17g} of {self._scale.calls_made()}"
-        return f"{self!r} after {self._calls} calls ({scale}, window {self._past.valid()})"
+        return f"{self!r} after {self._num_calls()} calls ({scale}, window {self._past.valid()})"
+
+    def _num_calls(self) -> int:
+        """Return how many choices were made; a CUDA graph counts only those of the window."""
+        return self._calls if self._past.calls is None else int(self._past.calls)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running scale and the window: plain tensors and numbers."""
         return {
             "past": self._past.state_dict(),
             "scale": self._scale.state_dict(),
-            "calls": self._calls,
+            "calls": self._num_calls(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

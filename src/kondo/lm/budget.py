@@ -341,7 +341,7 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
     best, mu, bound = _lagrangian(curves, budget, patient)
     if patient or bool((best.value < bound * (1 - _SAME)).any()):
         best = _fill_in(curves, best, budget, patient)
-        for start in (_top_cuts(worth, curves, position, budget), _single_row(curves)):
+        for start in (_top_cuts(worth, curves, position, budget, patient), _single_row(curves)):
             other = _fill_in(curves, start, budget, patient)
             best = other.where(other.value > best.value, best)
     cut = best.cut
@@ -422,9 +422,11 @@ def _fill_in(curves: _Curves, choice: _Cuts, budget: Tensor, patient: bool) -> _
     return choice
 
 
-def _top_cuts(worth: Tensor, curves: _Curves, position: Tensor, budget: Tensor) -> _Cuts:
+def _top_cuts(
+    worth: Tensor, curves: _Curves, position: Tensor, budget: Tensor, patient: bool
+) -> _Cuts:
     """Return the cuts of the top tokens, in `kondo.Gate`'s order, as many as the budget holds."""
-    rank = _ranks(worth, position)
+    rank = _ranks(worth, position, patient)
     fits = torch.zeros_like(budget, dtype=torch.int64)
     too_many = (worth > 0).sum((-2, -1)) + 1
     for _ in range(worth.shape[-2:].numel().bit_length()):
@@ -436,21 +438,30 @@ def _top_cuts(worth: Tensor, curves: _Curves, position: Tensor, budget: Tensor) 
     return _cuts(curves, torch.where(rank < fits[..., None, None], place, 0).amax(dim=-1))
 
 
-def _ranks(worth: Tensor, position: Tensor) -> Tensor:
+def _ranks(worth: Tensor, position: Tensor, patient: bool = False) -> Tensor:
     """Return each token's place in descending worth, [..., N, S]; ties as `rules.highest` does.
 
     Args:
         worth: [..., N, S].
         position: [N, S] int64, places in the batch, on which ties depend.
+        patient: rank every token, since the number of those worth something would be read.
 
     Returns:
         int64 like worth. Tokens that are worth nothing come last, in no order.
     """
-    values = worth.clamp_min(0).flatten(-2)
-    lots = lottery(position.flatten(), salt=values).argsort(-1)
+    values, places = worth.clamp_min(0).flatten(-2), position.flatten()
+    index = None if patient else values.nonzero().squeeze(1)
+    if index is not None:
+        values, places = values[index], places[index]
+    lots = lottery(places, salt=values).argsort(-1)
     order = lots.gather(-1, values.gather(-1, lots).argsort(dim=-1, descending=True, stable=True))
     place = torch.arange(values.shape[-1], device=worth.device).expand_as(order)
-    return torch.zeros_like(order).scatter(-1, order, place).view(worth.shape)
+    rank = torch.zeros_like(order).scatter(-1, order, place)
+    if index is not None:
+        rank = torch.full((worth.numel(),), len(index), device=worth.device).index_copy(
+            0, index, rank
+        )
+    return rank.view(worth.shape)
 
 
 def _single_row(curves: _Curves) -> _Cuts:
