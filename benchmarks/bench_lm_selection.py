@@ -31,7 +31,7 @@ from torch import Tensor
 import kondo
 import kondo.lm
 from harness import Row, environment, peak_bytes_cpu, peak_bytes_cuda, percentile, synchronise
-from kondo.core.gates import GateOutput
+from kondo.core.contract import Choice as GateOutput
 from kondo.engine.screen import LogProb, screen_log_probs
 from kondo.lm import CausalLM, TokenRows, screens
 from kondo.lm.budget import BudgetGate

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kondo_lab import frictions
+from kondo_lab.population.losses import ImportanceWeighted
 from kondo_lab.population.member import Frictions, Update
 from lab.population import toys
 from tolerances import assert_close
@@ -89,5 +90,5 @@ def test_a_policy_that_is_not_finite_has_diverged_and_names_no_label(bad):
 def test_importance_weighted_pg_is_named_by_its_cap():
     assert frictions.capped(math.inf) == "IS-PG"
     assert frictions.capped(10.0) == "IS-PG cap 10"
-    assert frictions.importance_weighted().max_weight == math.inf
-    assert frictions.importance_weighted(10.0) == Update(loss="is_pg", max_weight=10.0)
+    assert frictions.importance_weighted().loss.max_weight == math.inf
+    assert frictions.importance_weighted(10.0) == Update(loss=ImportanceWeighted(10.0))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kondo.core import rules, signals
-from kondo.core.contract import BaseGate, Choice, Signal, name_of
+from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 from kondo.core.delight import delight
 
 # Spreads the lots of successive calls apart: ties at a rolling price fall anew each time.
@@ -180,9 +180,7 @@ class Gate(BaseGate):
         """Whether a choice changes the running scale or the window."""
         return bool(self.normalise) or self.window > 0
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among M units. Updates the running scale and window, which `state_dict` saves.
 
         Args:
@@ -225,7 +223,7 @@ class Gate(BaseGate):
         return price * self._scale.latest() if self.normalise is True else price
 
     def _sigmoid_choice(
-        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: torch.Generator | None
+        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: Randomness
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return keep, probability and price of a gate with a temperature."""
         scaled = bool(self.normalise)
@@ -250,7 +248,7 @@ class Gate(BaseGate):
         return keep, gate, price
 
     def _counted_choice(
-        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: torch.Generator | None
+        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: Randomness
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return keep, probability and price of a hard rate."""
         assert self.rate is not None
@@ -270,7 +268,7 @@ class Gate(BaseGate):
         return keep, keep.to(values.dtype), price
 
     def _split_count(
-        self, values: Tensor, able: Tensor, count: Tensor, generator: torch.Generator | None
+        self, values: Tensor, able: Tensor, count: Tensor, generator: Randomness
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Keep exactly `count`: the negatives' quota, then the top, then the random reserve."""
         count = torch.minimum(count, able.sum(-1, keepdim=True))

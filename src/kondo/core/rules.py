@@ -292,7 +292,7 @@ def running_sum(values: Tensor) -> Tensor:
     return values
 
 
-def uniform(like: Tensor, generator: "torch.Generator | Tensor | None") -> Tensor:
+def uniform(like: Tensor, generator: torch.Generator | Tensor | None) -> Tensor:
     """Draw U[0, 1) in like's shape on its device, from a generator of any device.
 
     Args:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import check_float, check_mask, first_unit
-from kondo.core.contract import BaseGate, Choice, check_units
+from kondo.core.contract import BaseGate, Choice, Randomness, check_units
 from kondo.core.rules import lottery
 
 # The search for mu ends by itself after about a dozen rounds; rounding must not keep it going.
@@ -221,9 +221,7 @@ class BudgetGate(BaseGate):
         """
         return self.choose_all(*check_units(values, mask), generator)
 
-    def choose_all(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose_all(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among the units of a batch that holds no NaN where the mask is True."""
         infinite = (values == torch.inf) & mask
         outside = mask & (values != 0) & (self._costs(values).view(values.shape) == 0)
@@ -231,9 +229,7 @@ class BudgetGate(BaseGate):
             _refuse(infinite, outside)
         return self.choose(values, mask)
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among the units of the rows that this gate is bound to.
 
         Args:

@@ -22,7 +22,7 @@ from kondo.core import losses
 from kondo.core.rules import count_for
 from kondo_lab.draws import Draws
 from kondo_lab.language.selection import buy, most_variance, top
-from kondo_lab.population import choice
+from kondo_lab.population import choice_old as choice
 
 LossName = Literal["pg", "grpo"]
 GateName = Literal["dense", "soft", "top", "filter", "variance", "budget"]

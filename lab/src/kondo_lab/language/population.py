@@ -37,7 +37,7 @@ from kondo_lab.language.contenders import (
 from kondo_lab.language.model import StackedLM
 from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.warm import HeldOut, StackedAdam, Start
-from kondo_lab.population import choice
+from kondo_lab.population import choice_old as choice
 from kondo_lab.population.graphs import Captured
 from kondo_lab.population.run import CHECKPOINT_SECONDS, LOOK_EVERY, records
 from kondo_lab.population.train import save

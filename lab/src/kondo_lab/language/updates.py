@@ -64,7 +64,7 @@ class Everything:
 
     def __call__(
         self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> kondo.GateOutput:
+    ) -> kondo.Choice:
         """Keep whatever the mask says; nothing is drawn."""
         weight = torch.ones_like(delight) if self.eta is None else (delight / self.eta).sigmoid()
         return _decision(mask, weight * mask, mask)
@@ -82,14 +82,14 @@ class Prechosen:
 
     def __call__(
         self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> kondo.GateOutput:
+    ) -> kondo.Choice:
         """Keep them, where they count; nothing is drawn."""
         keep = self.keep & mask
         return _decision(keep, keep.to(delight.dtype), mask)
 
 
-def _decision(keep: Tensor, weight: Tensor, mask: Tensor) -> kondo.GateOutput:
-    return kondo.GateOutput(
+def _decision(keep: Tensor, weight: Tensor, mask: Tensor) -> kondo.Choice:
+    return kondo.Choice(
         keep=keep,
         weight=weight,
         price=torch.tensor(-math.inf, dtype=torch.float64),
@@ -201,9 +201,9 @@ def _priority(
     if name == "delight":
         return kondo.delight
     if name == "abs_delight":
-        return kondo.priorities.abs_delight
+        return kondo.signals.abs_delight
     if name == "surprisal":
-        return kondo.priorities.surprisal
+        return kondo.signals.surprisal
 
     def other(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
         num_rows, num_columns = log_probs.shape
@@ -216,7 +216,7 @@ def _priority(
         if name == "uniform":
             drawn = draws.uniform("priority", step, num_rows, num_columns - prompt_length)[0]
             return pad(drawn, (prompt_length, 0)).where(mask, 0.0)
-        signal: Tensor = getattr(kondo.priorities, name)(log_probs, advantages, mask=mask)
+        signal: Tensor = getattr(kondo.signals, name)(log_probs, advantages, mask=mask)
         return signal
 
     return other

@@ -1,0 +1,94 @@
+"""Gates that are compared with those of `kondo`, under the same contract."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
+from kondo.core.delight import delight
+from kondo.core.rules import count_for
+
+TIE_TOLERANCE = 1e-6
+"""Values this close to the quantile count as ties, as in the author's code."""
+
+
+class QuantileGate(BaseGate):
+    """Keep values >= the batch's (1 - rate)-quantile: ties are kept, zeros take their places.
+
+    The papers' gate. Units of value zero count when the quantile is taken, and are then not paid
+    for: their gradient is zero. With few distinct rewards it keeps more than the rate.
+
+    Args:
+        rate: share of the units that count, in (0, 1].
+        signal: what a unit is worth.
+
+    Example:
+        >>> import torch
+        >>> from kondo_lab.gates import QuantileGate
+        >>> QuantileGate(rate=0.5)(torch.tensor([2.0, 1.0, 1.0, -1.0])).keep
+        tensor([ True,  True,  True, False])
+    """
+
+    def __init__(self, *, rate: float, signal: Signal = delight):
+        if not 0.0 < rate <= 1.0:
+            raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.03 keeps 3%.")
+        self.rate, self.signal = rate, signal
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Choose among M units; nothing is drawn."""
+        place = count_for(self.rate, mask.sum(-1, keepdim=True)) - 1
+        worth = torch.where(mask, values, -math.inf)
+        price = worth.sort(-1, descending=True).values.gather(-1, place)
+        keep = mask & (values >= price - TIE_TOLERANCE) & (values != 0)
+        return Choice.of(keep, mask, price.squeeze(-1), values.dtype)
+
+    def __repr__(self) -> str:
+        other = self.signal is not delight
+        return f"QuantileGate(rate={self.rate!r}{f', signal={name_of(self.signal)}' * other})"
+
+
+class Everything(BaseGate):
+    """Keep all units that count: dense, or DG with a temperature.
+
+    Unlike `kondo.Gate(rate=1)` it also keeps units of value zero: an ordinary training loop pays
+    for them, and so must the dense baseline.
+
+    Args:
+        eta: weigh units by sigmoid(delight / eta); None weighs all by 1.
+    """
+
+    def __init__(self, eta: float | None = None):
+        if eta is not None and not eta > 0:
+            raise ValueError(f"eta must be > 0, got {eta}; None weighs all units alike.")
+        self.temperature = eta
+
+    @property
+    def eta(self) -> float:
+        """Temperature of the weights; 0 without one."""
+        return self.temperature or 0.0
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Keep whatever the mask says; nothing is drawn."""
+        choice = Choice.of(mask, mask, dtype=values.dtype)
+        if self.temperature is None:
+            return choice
+        return choice._replace(weight=torch.sigmoid(values / self.temperature) * mask)
+
+    def __repr__(self) -> str:
+        return f"Everything({'' if self.temperature is None else f'eta={self.temperature!r}'})"
+
+
+class Prechosen(BaseGate):
+    """Keep the units it was told to, whatever their value.
+
+    Args:
+        keep: bool, like the values it will be shown.
+    """
+
+    def __init__(self, keep: Tensor):
+        self.keep = keep
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Keep them, where they count; nothing is drawn."""
+        return Choice.of(self.keep.reshape(mask.shape) & mask, mask, dtype=values.dtype)
