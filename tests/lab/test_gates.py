@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kondo
-from kondo_lab.gates import Everything, Prechosen, QuantileGate
-from kondo_lab.population.programs import kept_first, unchecked
+from kondo_lab.gates import Everything, Prechosen, QuantileGate, kept_first, unchecked
 from no_reads import NoReads
 from tolerances import assert_close
 

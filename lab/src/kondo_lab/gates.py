@@ -1,10 +1,12 @@
 """Gates that are compared with those of `kondo`, under the same contract."""
 
+import functools
 import math
 
 import torch
 from torch import Tensor
 
+from kondo.core import rules, signals
 from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 from kondo.core.delight import delight
 from kondo.core.rules import count_for
@@ -79,6 +81,46 @@ class Everything(BaseGate):
         return f"Everything({'' if self.temperature is None else f'eta={self.temperature!r}'})"
 
 
+class DrawnVarianceGate(BaseGate):
+    """`kondo.VarianceGate` whose ties between equal rewards fall by draw, anew at every step.
+
+    Args:
+        rate: share of the units that count, in (0, 1].
+        group: None chooses among all units. A number is PODS as published: of each prompt's `group`
+            answers, side by side, the round(rate * group) whose rewards vary most, at least two.
+    """
+
+    draws = True
+    signal = staticmethod(signals.unit_advantage)
+
+    def __init__(self, *, rate: float, group: int | None = None):
+        if not 0.0 < rate <= 1.0:
+            raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.03 keeps 3%.")
+        self.rate, self.group = rate, group
+        if group is not None and round(rate * group) < 2:
+            raise ValueError(
+                f"rate must buy at least two answers of every group of {group}, got {rate}; one "
+                f"answer has no variance: give group=None."
+            )
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Choose among M units."""
+        size = values.shape[-1] if self.group is None else self.group
+        each, counted, lots = (
+            part.reshape(*values.shape[:-1], -1, size)
+            for part in (values, mask, rules.uniform(values, generator))
+        )
+        able = counted & (each != 0)
+        count = rules.count_for(self.rate, counted.sum(-1, keepdim=True))
+        count = torch.minimum(count, able.sum(-1, keepdim=True))
+        keep = rules.most_variance(each, able, count, lots).reshape(mask.shape)
+        return Choice.of(keep, mask, dtype=values.dtype)
+
+    def __repr__(self) -> str:
+        within = "" if self.group is None else f", group={self.group}"
+        return f"DrawnVarianceGate(rate={self.rate!r}{within})"
+
+
 class Prechosen(BaseGate):
     """Keep the units it was told to, whatever their value.
 
@@ -92,3 +134,15 @@ class Prechosen(BaseGate):
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Keep them, where they count; nothing is drawn."""
         return Choice.of(self.keep.reshape(mask.shape) & mask, mask, dtype=values.dtype)
+
+
+def unchecked(signal: Signal) -> Signal:
+    """Return a signal that reads nothing from the device: log-probs here are at most 0."""
+    if isinstance(signal, functools.partial):
+        return functools.partial(unchecked(signal.func), **signal.keywords)
+    return getattr(signal, "unchecked", signal)
+
+
+def kept_first(keep: Tensor) -> Tensor:
+    """Return the units' places [P, N], the kept ones first, otherwise in their order."""
+    return keep.byte().argsort(dim=1, descending=True, stable=True)

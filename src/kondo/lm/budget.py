@@ -37,6 +37,9 @@ _MOST_ROUNDS = 64
 # Each round of filling in buys something or is the last; at scale there is little left to buy.
 _MOST_FILLS = 16
 
+# Where every round is made whether it is needed or not.
+_PATIENT_ROUNDS, _PATIENT_FILLS = 32, 8
+
 # Relative distance at which two sums of float64 are the same number.
 _SAME = 1e-12
 _TINY = 1e-300
@@ -378,7 +381,7 @@ def _lagrangian(curves: _Curves, budget: Tensor, patient: bool) -> tuple[_Cuts, 
     cheap = dear.where(all_fits, nothing)
     density = curves.value / curves.cost.clamp_min(_TINY)
     high = density.flatten(-2).amax(-1) if density.shape[-2] else low
-    for turn in range(_MOST_ROUNDS):
+    for turn in range(_PATIENT_ROUNDS if patient else _MOST_ROUNDS):
         if not patient and bool(done.all()):
             break
         crossing = (dear.value - cheap.value) / (dear.cost - cheap.cost)
@@ -401,7 +404,7 @@ def _lagrangian(curves: _Curves, budget: Tensor, patient: bool) -> tuple[_Cuts, 
 
 def _fill_in(curves: _Curves, choice: _Cuts, budget: Tensor, patient: bool) -> _Cuts:
     """Spend what is left: each row's best affordable step up, the most delight per cost first."""
-    for _ in range(_MOST_FILLS):
+    for _ in range(_PATIENT_FILLS if patient else _MOST_FILLS):
         left = (budget - choice.cost).unsqueeze(-1)
         extra = curves.cost - _at(curves.cost, choice.cut).unsqueeze(-1)
         gain = curves.value - _at(curves.value, choice.cut).unsqueeze(-1)

@@ -9,7 +9,6 @@ each); log-probs, advantages and soft weights are [P, N, T], hard gates choose a
     loss     -> scalar      per rule, of its part of the outputs
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from kondo.core import signals
 from kondo.core.contract import BaseGate, Signal, needs_log_probs
 from kondo_lab.draws import Draws
+from kondo_lab.gates import kept_first, unchecked
 from kondo_lab.population.losses import inputs_of, is_of_labels
 from kondo_lab.population.member import Update
 from kondo_lab.population.networks import Parameters, StackedMLP, StackedTransformer, categorical
@@ -150,13 +150,6 @@ def decide(
     return Decision(advantages, weight, kept_first(chosen.keep), chosen.keep.sum(dim=1))
 
 
-def unchecked(signal: Signal) -> Signal:
-    """Return a signal that reads nothing from the device: log-probs here are at most 0."""
-    if isinstance(signal, functools.partial):
-        return functools.partial(unchecked(signal.func), **signal.keywords)
-    return getattr(signal, "unchecked", signal)
-
-
 def _of_rows(signal: Signal, values: Tensor, draws: Draws, step: Tensor) -> Tensor:
     """Return [p, N]: a row's delight is the sum over its actions or tokens, its advantage a mean.
 
@@ -165,11 +158,6 @@ def _of_rows(signal: Signal, values: Tensor, draws: Draws, step: Tensor) -> Tens
     if signal is signals.uniform:
         return draws.uniform("priority", step, values.shape[1])
     return values.sum(dim=2) if needs_log_probs(signal) else values.mean(dim=2)
-
-
-def kept_first(keep: Tensor) -> Tensor:
-    """Return the units' places [P, N], the kept ones first, otherwise in their order."""
-    return keep.byte().argsort(dim=1, descending=True, stable=True)
 
 
 def _add_noise(chi: Tensor, noise: float, draws: Draws, step: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor
 from kondo.core.delight import delight
 from kondo.core.gates import Gate
 from kondo.core.rules import count_for, highest
-from kondo_lab.gates import TIE_TOLERANCE
+from kondo_lab.gates import TIE_TOLERANCE, unchecked
 from kondo_lab.population.member import Member
-from kondo_lab.population.programs import Program, unchecked
+from kondo_lab.population.programs import Program
 from kondo_lab.population.train import Population
 
 
