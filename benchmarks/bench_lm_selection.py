@@ -31,7 +31,7 @@ from torch import Tensor
 import kondo
 import kondo.lm
 from harness import Row, environment, peak_bytes_cpu, peak_bytes_cuda, percentile, synchronise
-from kondo.core.contract import Choice as GateOutput
+from kondo.core.prechosen import Prechosen
 from kondo.engine.screen import LogProb, screen_log_probs
 from kondo.lm import CausalLM, TokenRows, screens
 from kondo.lm.budget import BudgetGate
@@ -104,21 +104,6 @@ class Choice(NamedTuple):
 # Selections
 
 
-class Fixed:
-    """A gate that keeps given rows, whatever their delight."""
-
-    def __init__(self, chosen: Tensor):
-        self._chosen = chosen
-
-    def __call__(
-        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> GateOutput:
-        keep = self._chosen & mask
-        weight = keep.to(delight.dtype)
-        number = torch.tensor(0.0, dtype=torch.float64)
-        return GateOutput(keep, weight, number, keep.double().mean(), weight)
-
-
 def tokens_trained(keep: Tensor, rows: TokenRows) -> int:
     """Return the tokens that enter the backward: each row up to its last kept token."""
     places = rows.attention_mask.cumsum(1)
@@ -166,7 +151,7 @@ def choices(batch: Batch, budget: float) -> list[Choice]:
         found.append(Choice("top", "sequence", kondo.Gate(rate=count / size)))
     if count := most_within(random_rows, size, rows, capacity):
         chosen = random_rows(count).any(1)
-        found.append(Choice("random", "sequence", Fixed(chosen)))
+        found.append(Choice("random", "sequence", Prechosen(chosen)))
     return found
 
 
@@ -410,7 +395,7 @@ def bench_steps(
 
     def step(batch: Batch, choice: Choice) -> kondo.Report:
         lm.module.zero_grad(set_to_none=True)
-        return kondo.lm.backward(
+        return kondo.backward(
             lm,
             batch.rows,
             batch.advantages,

@@ -37,7 +37,7 @@ from torch import Tensor
 
 import kondo
 from harness import Row, environment, percentile, synchronise, write_csv
-from kondo.lm import backward, screens
+from kondo.lm import screens
 from kondo.lm.graphs import shape_of
 from kondo.lm.pack import Pack, packs
 from lm_workloads import QUICK, SHAPES, LmWorkload, build_batch, build_model
@@ -153,15 +153,15 @@ def forward_step(work: LmWorkload) -> None:
 def gated_step(
     work: LmWorkload, rate: float, unit: Unit, screen: Screen, *, all_rows: bool = False
 ) -> kondo.Report:
-    """Do the step by `kondo.lm.backward`."""
-    return backward(
+    """Do the step by `kondo.backward`."""
+    return kondo.backward(
         work.lm,
         work.rows,
         work.advantages,
         gate=kondo.Gate(rate=rate),
         unit=unit,
         screen=screen,
-        screen_rows="all" if all_rows else "promising",
+        options=kondo.Options(screen_rows="all" if all_rows else "promising"),
     )
 
 

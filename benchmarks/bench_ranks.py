@@ -16,6 +16,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def contenders_for(work: Workload, rates: Sequence[float]) -> list[Contender]:
         Contender(name=FORWARD, rate=1.0, step=forward, limit=None),
     ]
     exact_limit, free_limit = (lambda f, rho: 1 / (f + rho)), (lambda f, rho: 1 / rho)
-    together = kondo.ranks.backward
+    together = partial(kondo.backward, group="world")
     for rate in rates:
         found += [
             Contender(

@@ -33,7 +33,7 @@ from harness import (
     summarise,
     write_csv,
 )
-from kondo.engine.step import SCREEN_CHUNK_FACTOR
+from kondo.engine.inputs import SCREEN_CHUNK_FACTOR
 from workloads import Workload, build
 
 RATES = (1.0, 3.0, 10.0, 30.0, 50.0, 100.0)

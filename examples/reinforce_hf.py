@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 import kondo
-from kondo.lm import CausalLM, TokenRows, backward
+from kondo.lm import CausalLM, TokenRows
 
 PAD, END, ASK, FIRST_DIGIT = 0, 1, 2, 3  # token ids; digit d is FIRST_DIGIT + d
 NUM_DIGITS = 10
@@ -108,7 +108,7 @@ def main() -> None:
 
         rows = TokenRows.join(prompts, prompts != PAD, answers, sampled)
         optimiser.zero_grad()
-        report = backward(
+        report = kondo.backward(
             policy,
             rows,
             kondo.advantage.group_mean(rewards, ANSWERS),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import kondo
-from kondo.lm import CausalLM, TokenRows, backward
+from kondo.lm import CausalLM, TokenRows
 
 LENGTH, DIGITS, START = 4, 10, 10  # START stands between prompt and answer
 PROMPTS, ANSWERS = 16, 8
@@ -86,7 +86,7 @@ def main() -> None:
 
         rows = TokenRows.join(prompts, torch.ones_like(prompts), answers, torch.ones_like(answers))
         optimiser.zero_grad()
-        report = backward(
+        report = kondo.backward(
             policy,
             rows,
             advantages,

@@ -118,7 +118,7 @@ def test_a_module_that_no_extra_brings_is_a_plain_error(monkeypatch):
     real = builtins.__import__
 
     def broken(name, *rest):
-        if name == "kondo_lab":
+        if name == "kondo_lab.studies":
             raise ModuleNotFoundError("No module named 'strange'", name="strange")
         return real(name, *rest)
 
@@ -128,44 +128,70 @@ def test_a_module_that_no_extra_brings_is_a_plain_error(monkeypatch):
 
 
 @pytest.fixture
-def interrupted(monkeypatch):
-    """Let the demo end as if Ctrl-C had been pressed."""
-    from kondo_lab import demo
+def ctrl_c(monkeypatch):
+    """Press Ctrl-C before a step of the demo: of this task, after so many steps of a method."""
+    from kondo_lab.studies.demo.training import TrainingRun
 
-    def install(outcome):
-        def run_demo(settings, **where):
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome
+    real = TrainingRun.step
 
-        monkeypatch.setattr(demo, "run_demo", run_demo)
+    def install(unit, made, times=1):
+        def step(run):
+            if run._task.unit == unit and len(run.records) == made:
+                for _ in range(times):
+                    os.kill(os.getpid(), signal.SIGINT)
+            real(run)
+
+        monkeypatch.setattr(TrainingRun, "step", step)
 
     return install
 
 
-def test_ctrl_c_with_results_says_so(tmp_path, capsys, interrupted):
-    from kondo_lab.demo import Outcome
+def test_a_stopped_demo_reports_what_there_is_and_goes_on(tmp_path, capsys, ctrl_c, monkeypatch):
+    out = tmp_path / "demo"
+    ctrl_c("sequence", 2)
+    assert cli.main(["demo", "--quick", "--out", str(out)]) == 128 + signal.SIGINT
+    text = capsys.readouterr().out
+    assert f"To go on: kondo demo --quick --out {out}" in text
+    assert "Interrupted." in (out / "report.html").read_text()
+    # Digits to their end, reversal as far as all methods came: 2 of 4 steps of 100 answers.
+    headline = (out / "headline.csv").read_text()
+    assert "digits,PG,backward passes,400," in headline
+    assert "reversal,PG,backward passes,200," in headline
+    monkeypatch.undo()
+    assert cli.main(["demo", "--quick", "--out", str(out)]) == 0
+    assert f"Resuming {out}: 1 of 2 parts done." in capsys.readouterr().out
+    assert "reversal,PG,backward passes,400," in (out / "headline.csv").read_text()
+    assert not (out / "parts").exists()
+    assert "Interrupted." not in (out / "report.html").read_text()
 
-    interrupted(Outcome(["a row"], True))
-    assert cli.main(["demo", "--out", str(tmp_path / "demo")]) == 128 + signal.SIGINT
-    assert "Interrupted: this is the part" in capsys.readouterr().out
-    assert (tmp_path / "demo").exists()
+
+def test_a_demo_stopped_before_its_first_results_writes_none(tmp_path, capsys, ctrl_c):
+    ctrl_c("sample", 0)
+    out = tmp_path / "demo"
+    assert cli.main(["demo", "--quick", "--out", str(out)]) == 128 + signal.SIGINT
+    assert "wrote" not in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "parts"]
 
 
-def test_ctrl_c_without_results_leaves_no_folder(tmp_path, capsys, interrupted):
-    from kondo_lab.demo import Outcome
-
-    interrupted(Outcome([], True))
-    assert cli.main(["demo", "--out", str(tmp_path / "demo")]) == 128 + signal.SIGINT
-    assert "nothing was written" in capsys.readouterr().out
-    assert not (tmp_path / "demo").exists()
-
-
-def test_a_second_ctrl_c_ends_without_a_traceback(tmp_path, capsys, interrupted):
-    interrupted(KeyboardInterrupt())
-    assert cli.main(["demo", "--out", str(tmp_path / "demo")]) == 128 + signal.SIGINT
+def test_a_second_ctrl_c_ends_without_a_traceback(tmp_path, capsys, ctrl_c):
+    ctrl_c("sample", 2, times=2)
+    assert cli.main(["demo", "--quick", "--out", str(tmp_path)]) == 128 + signal.SIGINT
     assert "kondo demo: interrupted." in capsys.readouterr().err
-    assert not (tmp_path / "demo").exists()
+
+
+def test_an_older_demo_is_named_as_such(tmp_path, capsys):
+    for name in ("manifest.json", "curves.csv"):
+        (tmp_path / name).write_text("{}")
+    assert cli.main(["plot", "demo", "--from", str(tmp_path)]) == 1
+    assert f"{tmp_path} is in the older format of `kondo demo`" in capsys.readouterr().err
+    assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 1
+    assert f"{tmp_path} is in the older format of `kondo demo`" in capsys.readouterr().err
+
+
+def test_the_demo_trains_on_the_cpu_alone(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert cli.main(["run", "demo", "--small", "--device", "cuda"]) == 1
+    assert "--device cuda: demo trains on the CPU. Use --device cpu." in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -295,7 +321,7 @@ def test_run_uses_all_cores_unless_told_otherwise(studies, monkeypatch, threads,
     if threads:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
     chosen = []
-    monkeypatch.setattr("kondo_lab.workers.usable_cores", lambda: 3)
+    monkeypatch.setattr("kondo_lab.worker_pool.usable_cores", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     assert cli.main(["run", "toy", "--device", "cpu"]) == 0
     assert chosen == ([] if expected is None else [expected])
@@ -325,14 +351,14 @@ def test_plot_takes_the_newest_run(capsys, studies, tmp_path):
 
 
 def test_report_is_made_of_every_run_there_is(capsys, studies, tmp_path, monkeypatch):
-    from kondo_lab.studies import report
+    from kondo_lab.studies import html_report
 
     for folder in ("results/toy-v1", "kondo-runs/toy"):
         assert cli.main(["run", "toy", "--out", folder]) == 0
     (tmp_path / "results/demo-v1").mkdir()
     (tmp_path / "results/demo-v1/manifest.json").write_text("{}")
     asked = []
-    monkeypatch.setattr(report, "write", lambda folders, out: asked.append((folders, out)))
+    monkeypatch.setattr(html_report, "write", lambda folders, out: asked.append((folders, out)))
     capsys.readouterr()
     assert cli.main(["report"]) == 0
     assert capsys.readouterr().out == "wrote report.html\n"

@@ -6,6 +6,7 @@ from kondo.core.delight import delight, surprisal
 from kondo.core.diagnostics import diagnostics
 from kondo.core.gates import Gate
 from kondo.core.variance import VarianceGate
+from kondo.engine.options import Options
 from kondo.engine.planner import Plan, plan
 from kondo.engine.report import Report
 from kondo.engine.step import backward
@@ -16,6 +17,7 @@ __all__ = [
     "BaseGate",
     "Choice",
     "Gate",
+    "Options",
     "Plan",
     "Report",
     "VarianceGate",

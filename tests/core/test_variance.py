@@ -288,10 +288,10 @@ def test_the_gradient_is_that_of_the_masked_loss(name, rate):
     dtype = next(module.parameters()).dtype
     advantages, log_probs = advantages.to(dtype), log_prob(batch)
     mask = torch.ones_like(log_probs, dtype=torch.bool)
-    options = {"priority": kondo.signals.advantage}
+    options = {}
     if mask.ndim == 2:
         mask = torch.arange(zoo.T) < torch.tensor([[1], [5], [4], [2], [5], [3], [1]])
-        options = {"priority": kondo.signals.sequence_advantage, "unit": "sequence"}
+        options = {"unit": "sequence"}
     (best,) = best_sets(advantages.tolist(), [True] * zoo.N, rate)
     keep = torch.tensor([row in best for row in range(zoo.N)])
     keep = keep if mask.ndim == 1 else keep[:, None] & mask

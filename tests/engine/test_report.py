@@ -4,11 +4,12 @@ import torch
 
 import kondo
 from kondo.engine.report import STAGES, StageClock
+from steps import run_step
 
 
 def one_report(price=0.0):
     weight = torch.ones(3, requires_grad=True)
-    return kondo.backward(
+    return run_step(
         lambda rows: -(rows * weight).sum(1).square(),
         torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]),
         torch.tensor([1.0, -1.0]),

@@ -9,9 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 import kondo
 import zoo
-from kondo.engine import step
+from kondo.engine import inputs
 from kondo.engine.compact import MicroBatch
 from oracles import engine as oracle
+from steps import run_step
 from tolerances import assert_close
 
 from .counting import counted_policy
@@ -22,7 +23,7 @@ def test_only_kept_rows_enter_forward_and_backward(screened):
     model, log_prob, batch, advantages = counted_policy()
     known = log_prob(batch).detach() if screened else None
     model.forward_rows = {True: 0, False: 0}
-    report = kondo.backward(
+    report = run_step(
         log_prob, batch, advantages, gate=kondo.Gate(rate=0.15), screen=known, micro_batch=2
     )
     assert model.forward_rows == {True: 3, False: 0 if screened else 20}
@@ -39,10 +40,10 @@ def test_screen_chunks_are_larger_than_micro_batches():
         return -net(rows).squeeze(1).square()
 
     batch, advantages = torch.randn(20, 3), torch.ones(20)
-    kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(rate=0.25), micro_batch=2)
+    run_step(log_prob, batch, advantages, gate=kondo.Gate(rate=0.25), micro_batch=2)
     assert sizes == {False: [8, 8, 4], True: [2, 2, 1]}
     sizes[False].clear()
-    kondo.backward(
+    run_step(
         log_prob, batch, advantages, gate=kondo.Gate(rate=0.25), micro_batch=2, screen_chunk=20
     )
     assert sizes[False] == [20]
@@ -55,7 +56,7 @@ def test_report_counts_tokens():
     advantages = torch.full((zoo.N,), 0.01)
     advantages[0] = 100.0  # only row 0, with two valid tokens, is worth it
     gate = kondo.Gate(price=10.0)
-    report = kondo.backward(log_prob, batch, advantages, gate=gate, mask=mask, unit="sequence")
+    report = run_step(log_prob, batch, advantages, gate=gate, mask=mask, unit="sequence")
     assert (report.rows_seen, report.rows_trained) == (zoo.N, 1)
     assert (report.tokens_seen, report.tokens_trained) == (zoo.N * zoo.T - 3, 2)
     assert (report.seen, report.kept) == (zoo.N, 1)
@@ -64,7 +65,7 @@ def test_report_counts_tokens():
 def test_a_kept_token_pays_for_its_whole_row():
     _, log_prob, batch = zoo.build("lstm")
     gate = kondo.Gate(rate=1 / (zoo.N * zoo.T))
-    report = kondo.backward(log_prob, batch, torch.ones(zoo.N), gate=gate, unit="token")
+    report = run_step(log_prob, batch, torch.ones(zoo.N), gate=gate, unit="token")
     assert (report.kept, report.rows_trained, report.tokens_trained) == (1, 1, zoo.T)
 
 
@@ -72,7 +73,7 @@ def test_a_kept_token_pays_for_its_whole_row():
 def test_every_row_pays_where_every_row_has_a_kept_token(micro_batch):
     weight = torch.ones(5, 4, requires_grad=True)
     surprise = torch.tensor([3.0, 0.1, 0.1, 0.1]).expand(5, 4)
-    report = kondo.backward(
+    report = run_step(
         lambda rows: -weight[rows] * surprise[rows],
         torch.arange(5),
         torch.ones(5),
@@ -112,11 +113,11 @@ def test_a_compaction_of_ones_own_may_flatten_and_its_counts_are_reported():
     old = {"old_log_probs": log_prob(batch).detach() + 0.01}
     options = {"unit": "token", "loss": kondo.losses.ppo, "loss_inputs": old}
     gate, parameters = kondo.Gate(rate=0.2), list(log_prob.__self__.parameters())
-    kondo.backward(log_prob, batch, advantages, gate=gate, **options)
+    run_step(log_prob, batch, advantages, gate=gate, **options)
     expected = [p.grad.clone() for p in parameters]
     for p in parameters:
         p.grad = None
-    report = kondo.backward(
+    report = run_step(
         flat_log_prob, batch, advantages, gate=gate, compact=flat, micro_batch=3, **options
     )
     assert calls == [(["old_log_probs"], 3)]
@@ -127,7 +128,7 @@ def test_a_compaction_of_ones_own_may_flatten_and_its_counts_are_reported():
     assert report.rows_trained < report.tokens_trained < report.rows_trained * zoo.T
 
 
-def test_priority_decides_what_is_kept():
+def test_the_signal_decides_what_is_kept():
     kept = []
     weight = torch.ones(2, requires_grad=True)
 
@@ -136,13 +137,12 @@ def test_priority_decides_what_is_kept():
             kept.extend(rows.tolist())
         return weight[rows] * torch.tensor([-3.0, -0.5])[rows]
 
-    for priority in (kondo.priorities.advantage, kondo.priorities.surprisal):
-        kondo.backward(
+    for signal in (kondo.signals.advantage, kondo.signals.surprisal):
+        run_step(
             log_prob,
             torch.arange(2),
             torch.tensor([0.1, 1.0]),
-            gate=kondo.Gate(rate=0.5),
-            priority=priority,
+            gate=kondo.Gate(rate=0.5, signal=signal),
         )
     assert kept == [1, 0]
 
@@ -156,7 +156,7 @@ def dense_and_gated(log_prob, batch, advantages, module, **options):
     loss.backward()
     dense = {name: p.grad for name, p in module.named_parameters()}
     module.zero_grad(set_to_none=True)
-    kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(rate=0.4), **options)
+    run_step(log_prob, batch, advantages, gate=kondo.Gate(rate=0.4), **options)
     return dense, {name: p.grad for name, p in module.named_parameters()}
 
 
@@ -188,7 +188,7 @@ def test_bfloat16_log_probs_a_little_above_zero():
     def log_prob(rows):
         return (weight[rows] + torch.tensor([0.1, -1.0])[rows]).bfloat16()
 
-    report = kondo.backward(
+    report = run_step(
         log_prob,
         torch.arange(2),
         torch.tensor([1.0, 1.0]),
@@ -254,7 +254,7 @@ def test_several_parameter_groups_take_the_dense_step():
             return taken(net(rows[0]), rows[1])
 
         if gated:
-            kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(rate=1.0))
+            run_step(log_prob, batch, advantages, gate=kondo.Gate(rate=1.0))
         else:
             (-(log_prob(batch) * advantages).mean()).backward()
         optimizer.step()
@@ -270,7 +270,7 @@ def test_dropout_is_on_in_the_backward_and_off_in_the_screen():
     net[1].register_forward_pre_hook(
         lambda _, args: zeros[torch.is_grad_enabled()].append(float((args[0] == 0).sum()))
     )
-    kondo.backward(
+    run_step(
         lambda rows: -net(rows).squeeze(1).square(),
         torch.ones(8, 50),
         torch.ones(8),
@@ -288,7 +288,7 @@ def test_nan_in_a_skipped_or_masked_row_never_reaches_a_kept_one():
     states[3] = math.nan  # masked
     known = torch.linspace(-3.0, -0.1, 20)
     states[19] = math.inf  # skipped: its known surprisal is the smallest
-    report = kondo.backward(
+    report = run_step(
         lambda rows: taken(net(rows[0]), rows[1]),
         (states, actions),
         advantages,
@@ -306,7 +306,7 @@ def test_non_finite_values_at_masked_tokens_do_not_leak():
     holes = torch.tensor([[0.0, -math.inf, 0.0], [0.0, 0.0, math.nan]])
     mask = holes == 0
     old = torch.where(mask, -1.0, math.nan)
-    kondo.backward(
+    run_step(
         lambda rows: -weight[rows].square() + holes[rows],
         torch.arange(2),
         torch.tensor([1.0, 2.0]),
@@ -326,7 +326,7 @@ def test_a_forward_with_a_graph_that_breaks_is_an_error_before_any_backward(brok
     """A free screen cannot show it: the weights went bad after the rollout."""
     net, batch, advantages = small_policy()
     with pytest.raises(ValueError, match=r"log_prob\(rows\) must be finite in kept units"):
-        kondo.backward(
+        run_step(
             lambda rows: taken(net(rows[0]), rows[1]) + broken,
             batch,
             advantages,
@@ -340,7 +340,7 @@ def test_a_critic_gets_no_gradient_through_advantages_or_loss_inputs():
     net, batch, _ = small_policy()
     critic = nn.Linear(6, 1)
     values = critic(batch[0]).squeeze(1)
-    kondo.backward(
+    run_step(
         lambda rows: taken(net(rows[0]), rows[1]),
         batch,
         1.0 - values,
@@ -360,7 +360,7 @@ def test_rollout_data_on_the_cpu_may_train_a_model_elsewhere(device):
         return taken(net(rows[0].to(device)), rows[1].to(device))
 
     known = log_prob((states, actions)).detach().cpu()
-    report = kondo.backward(
+    report = run_step(
         log_prob,
         (states.cpu(), actions.cpu()),
         advantages.cpu(),
@@ -379,9 +379,7 @@ def test_diagnostics_judge_the_gate_at_its_own_temperature():
     spread = []
     for temperature in (0.01, 100.0):
         gate = kondo.Gate(rate=0.5, temperature=temperature)
-        report = kondo.backward(
-            lambda rows: taken(net(rows[0]), rows[1]), batch, advantages, gate=gate
-        )
+        report = run_step(lambda rows: taken(net(rows[0]), rows[1]), batch, advantages, gate=gate)
         spread.append(report.diagnostics["gate_spread"])
     assert spread[0] > 0.4
     assert spread[1] < 0.01
@@ -391,7 +389,7 @@ def test_diagnostics_count_the_nan_a_mask_hides():
     net, batch, advantages = small_policy()
     advantages[3] = math.nan
     mask = ~advantages.isnan()
-    report = kondo.backward(
+    report = run_step(
         lambda rows: taken(net(rows[0]), rows[1]),
         batch,
         advantages,
@@ -405,7 +403,7 @@ def test_bernoulli_draws_follow_the_generator():
     net, batch, advantages = small_policy()
 
     def kept(seed):
-        report = kondo.backward(
+        report = run_step(
             lambda rows: taken(net(rows[0]), rows[1]),
             batch,
             advantages,
@@ -425,9 +423,9 @@ def test_a_gate_can_be_any_callable():
         keep = torch.zeros_like(mask)
         keep[::2] = True
         weight = keep.float()
-        return kondo.GateOutput(keep, weight, torch.tensor(0.0), torch.tensor(0.5), weight)
+        return kondo.Choice(keep, weight, torch.tensor(0.0), torch.tensor(0.5), weight)
 
-    report = kondo.backward(
+    report = run_step(
         lambda rows: taken(net(rows[0]), rows[1]), batch, advantages, gate=every_second
     )
     assert (report.kept, report.rate) == (10, 0.5)
@@ -438,7 +436,7 @@ def test_an_all_masked_batch_is_an_empty_step(unit):
     _, log_prob, batch = zoo.build("lstm")
     mask = torch.zeros(zoo.N, zoo.T, dtype=torch.bool)
     gate = kondo.Gate(rate=0.5)
-    report = kondo.backward(log_prob, batch, torch.ones(zoo.N), gate=gate, mask=mask, unit=unit)
+    report = run_step(log_prob, batch, torch.ones(zoo.N), gate=gate, mask=mask, unit=unit)
     assert report.empty
     assert (report.seen, report.rate) == (0, 0.0)
 
@@ -446,12 +444,46 @@ def test_an_all_masked_batch_is_an_empty_step(unit):
 def test_rows_on_a_gpu_say_where_the_work_is_without_a_search_for_parameters(monkeypatch):
     searched = []
     monkeypatch.setattr(
-        step, "devices_of", lambda model, batch: searched.append(model) or {torch.device("cpu")}
+        inputs, "devices_of", lambda model, batch: searched.append(model) or {torch.device("cpu")}
     )
     batch = torch.zeros(2)
-    assert step.main_device(len, batch) == torch.device("cpu")
+    assert inputs.main_device(len, batch) == torch.device("cpu")
     assert searched == [len]
     mixed = {torch.device("cpu"), torch.device("cuda", 0)}
-    monkeypatch.setattr(step.rows, "devices", lambda batch: mixed)
-    assert step.main_device(len, batch) == torch.device("cuda", 0)
+    monkeypatch.setattr(inputs.rows, "devices", lambda batch: mixed)
+    assert inputs.main_device(len, batch) == torch.device("cuda", 0)
     assert searched == [len]
+
+
+def test_no_gate_is_the_dense_step_to_the_bit():
+    log_probs = {}
+    for unit, name in (("sample", "mlp"), ("token", "lstm")):
+        model, log_prob, batch = zoo.build(name, dtype=torch.float64)
+        advantages = torch.linspace(-1.0, 2.0, zoo.N, dtype=torch.float64)
+        log_probs = log_prob(batch)
+        spread = advantages if unit == "sample" else advantages.unsqueeze(1)
+        (-(spread * log_probs).mean()).backward()
+        dense = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        report = run_step(log_prob, batch, advantages, unit=unit)
+        assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), dense, strict=True))
+        assert (report.kept, report.seen) == (log_probs.numel(), log_probs.numel())
+        assert (report.rows_screened, report.rows_trained, report.rate) == (0, zoo.N, 1.0)
+        model.zero_grad()
+        run_step(log_prob, batch, advantages, unit=unit, micro_batch=3)
+        for p, grad in zip(model.parameters(), dense, strict=True):
+            assert_close(p.grad, grad)
+
+
+def test_no_gate_divides_by_what_the_mask_counts():
+    model, log_prob, batch = zoo.build("lstm", dtype=torch.float64)
+    advantages = torch.linspace(-1.0, 2.0, zoo.N, dtype=torch.float64)
+    mask = torch.arange(zoo.T) < torch.arange(zoo.N).remainder(zoo.T).unsqueeze(1)
+    terms = -(advantages.unsqueeze(1) * log_prob(batch))[mask]
+    terms.mean().backward()
+    dense = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    report = run_step(log_prob, batch, advantages, unit="token", mask=mask)
+    assert (report.seen, report.rows_trained) == (int(mask.sum()), int(mask.any(1).sum()))
+    for p, grad in zip(model.parameters(), dense, strict=True):
+        assert_close(p.grad, grad)

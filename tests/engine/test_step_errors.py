@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import kondo
+from steps import run_step
 
 
 def log_prob_ok(rows):
@@ -48,4 +49,4 @@ def test_bad_input_is_named(changes, message):
     } | changes
     call = [arguments.pop(name) for name in ("log_prob", "batch", "advantages")]
     with pytest.raises(ValueError, match=message):
-        kondo.backward(*call, **arguments)
+        run_step(*call, **arguments)

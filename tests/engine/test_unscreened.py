@@ -7,6 +7,7 @@ import torch
 
 import kondo
 import zoo
+from steps import run_step
 
 from .counting import counted_policy
 
@@ -19,7 +20,7 @@ def by_place(log_probs, advantages, *, mask=None):
 by_place.needs_log_probs = False
 
 
-@wraps(kondo.priorities.advantage)
+@wraps(kondo.signals.advantage)
 def wrapped(log_probs, advantages, *, mask=None):
     """It has the other's attributes, and looks all the same."""
     return advantages - log_probs
@@ -31,18 +32,18 @@ looking.needs_log_probs = True
 
 READERS = {
     "delight": kondo.delight,
-    "surprisal": kondo.priorities.surprisal,
-    "abs_delight": kondo.priorities.abs_delight,
-    "additive": partial(kondo.priorities.additive, alpha=1.0),
+    "surprisal": kondo.signals.surprisal,
+    "abs_delight": kondo.signals.abs_delight,
+    "additive": partial(kondo.signals.additive, alpha=1.0),
     "a stranger": lambda log_probs, advantages, mask: advantages,  # it may look: who knows
     "a wrapper": wrapped,
     "bound, and says it looks": looking,
 }
 BLIND = {
-    "advantage": kondo.priorities.advantage,
-    "abs_advantage": kondo.priorities.abs_advantage,
-    "uniform": kondo.priorities.uniform,
-    "bound": partial(kondo.priorities.uniform, generator=torch.Generator()),
+    "advantage": kondo.signals.advantage,
+    "abs_advantage": kondo.signals.abs_advantage,
+    "uniform": kondo.signals.uniform,
+    "bound": partial(kondo.signals.uniform, generator=torch.Generator()),
     "one's own": by_place,
 }
 
@@ -50,21 +51,19 @@ BLIND = {
 @pytest.mark.parametrize("name", [*READERS, *BLIND])
 def test_no_forward_is_made_for_log_probs_that_nobody_looks_at(name):
     model, log_prob, batch, advantages = counted_policy()
-    priority, screened = (READERS | BLIND)[name], 20 if name in READERS else 0
-    report = kondo.backward(
-        log_prob, batch, advantages, gate=kondo.Gate(rate=0.15), priority=priority
-    )
+    signal, screened = (READERS | BLIND)[name], 20 if name in READERS else 0
+    report = run_step(log_prob, batch, advantages, gate=kondo.Gate(rate=0.15, signal=signal))
     assert model.forward_rows == {True: 3, False: screened}
     assert (report.kept, report.rows_screened, report.rows_trained) == (3, screened, 3)
 
 
 def test_what_is_kept_by_advantage_is_the_same_with_a_screen_and_without():
     model, log_prob, batch, advantages = counted_policy()
-    options = {"gate": kondo.Gate(rate=0.2), "priority": kondo.priorities.advantage}
+    options = {"gate": kondo.Gate(rate=0.2, signal=kondo.signals.advantage)}
     found = []
     for screen, screened in ((None, 0), (log_prob, 20), (log_prob(batch).detach(), 0)):
         model.zero_grad()
-        report = kondo.backward(log_prob, batch, advantages, screen=screen, **options)
+        report = run_step(log_prob, batch, advantages, screen=screen, **options)
         assert report.rows_screened == screened
         numbers = report.as_dict()
         found.append({k: v for k, v in numbers.items() if "seconds" not in k and "rows" not in k})
@@ -86,45 +85,45 @@ def test_what_is_kept_by_advantage_is_the_same_with_a_screen_and_without():
 def test_sequences_need_no_forward_where_their_length_is_known(given, screened):
     _, log_prob, batch = zoo.build("lstm")
     options = {"advantages": torch.linspace(1.0, 2.0, zoo.N)} | given
-    report = kondo.backward(
+    report = run_step(
         log_prob,
         batch,
         **options,
-        gate=kondo.Gate(rate=0.3),
-        priority=kondo.priorities.sequence_advantage,
+        gate=kondo.Gate(rate=0.3, signal=kondo.signals.sequence_advantage),
         unit="sequence",
     )
     assert (report.kept, report.rows_screened, report.rows_trained) == (2, screened, 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "priority must be an advantage for a gate by variance, got kondo.delight"),
-        ({"priority": kondo.priorities.advantage}, r"one value per row, \[N\], .* got \[6, 3\]"),
-    ],
-)
-def test_a_gate_by_variance_refuses_what_it_is_not_made_for(options, message):
+def test_a_gate_by_variance_brings_its_own_signal_and_needs_no_screen():
     weights = torch.zeros(6, 3, requires_grad=True)
-    with pytest.raises(ValueError, match=message):
-        kondo.backward(
-            lambda rows: weights[rows] - 1,
-            torch.arange(6),
-            torch.tensor([1.0, -1, 1, -1, 0.5, -0.5]),
-            gate=kondo.VarianceGate(rate=0.5),
-            unit="sequence",
-            mask=torch.ones(6, 3, dtype=torch.bool),
-            **options,
-        )
+    screened = []
+
+    def log_prob(rows):
+        if not torch.is_grad_enabled():
+            screened.append(rows)
+        return weights[rows] - 1
+
+    # Rows are compared by their advantage: row 4, three tokens of 0.5, is not worth 1.5.
+    report = run_step(
+        log_prob,
+        torch.arange(6),
+        torch.tensor([1.0, -1, 0.25, -0.25, 0.5, -0.5]),
+        gate=kondo.VarianceGate(rate=0.34),
+        unit="sequence",
+        mask=torch.tensor([[1, 0, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1]]) > 0,
+    )
+    assert (screened, report.kept) == ([], 2)
+    assert weights.grad.ne(0).any(1).tolist() == [True, True, False, False, False, False]
 
 
 def test_a_forgotten_unit_is_named_where_nothing_is_screened():
     weights = torch.zeros(6, 3, requires_grad=True)
-    shared = {"gate": kondo.Gate(rate=0.5), "priority": kondo.priorities.advantage}
+    shared = {"gate": kondo.Gate(rate=0.5, signal=kondo.signals.advantage)}
     given = (lambda rows: weights[rows] - 1, torch.arange(6), torch.randn(6))
     with pytest.raises(ValueError, match=r"check unit="):
-        kondo.backward(*given, **shared)
+        run_step(*given, **shared)
     with pytest.raises(ValueError, match='unit "sample" needs'):
-        kondo.backward(*given, mask=torch.ones(6, 3, dtype=torch.bool), **shared)
-    with pytest.raises(ValueError, match="log_prob must be callable"):
-        kondo.backward(None, *given[1:], **shared)
+        run_step(*given, mask=torch.ones(6, 3, dtype=torch.bool), **shared)
+    with pytest.raises(ValueError, match="policy must be callable"):
+        run_step(None, *given[1:], **shared)

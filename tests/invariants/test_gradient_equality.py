@@ -7,6 +7,7 @@ import kondo
 import zoo
 from kondo.engine import rows
 from oracles import engine as oracle
+from steps import run_step
 from tolerances import assert_close
 
 
@@ -41,7 +42,7 @@ def test_equals_dense_gated(name, unit, rate, micro_batch):
     net, log_prob, batch = zoo.build(name)
     advantages, mask = data(name)
     expected, loss, keep = expected_grads(net, log_prob, batch, advantages, mask, unit, rate)
-    report = kondo.backward(
+    report = run_step(
         log_prob,
         batch,
         advantages,
@@ -64,7 +65,7 @@ def test_screens_give_the_same_gradient(name, unit, screen):
     advantages, mask = data(name)
     expected, _, _ = expected_grads(net, log_prob, batch, advantages, mask, unit, 0.3)
     known = log_prob(batch).detach()
-    kondo.backward(
+    run_step(
         log_prob,
         batch,
         advantages,
@@ -85,7 +86,7 @@ def test_keep_all_is_bit_equal_to_dense(name, unit):
     (-(log_prob(batch) * spread).mean()).backward()
     dense = grads(net)
     net.zero_grad()
-    report = kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(rate=1.0), unit=unit)
+    report = run_step(log_prob, batch, advantages, gate=kondo.Gate(rate=1.0), unit=unit)
     assert report.kept == report.seen
     for key, value in grads(net).items():
         assert torch.equal(value, dense[key]), key
@@ -97,7 +98,7 @@ def test_keep_none_leaves_grad_untouched(name, unit):
     advantages, _ = data(name)
     for parameter in net.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
-    report = kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(price=1e9), unit=unit)
+    report = run_step(log_prob, batch, advantages, gate=kondo.Gate(price=1e9), unit=unit)
     assert report.empty
     assert (report.kept, report.rows_trained, report.calls, report.loss) == (0, 0, 0, 0.0)
     assert all(bool((p.grad == 3.0).all()) for p in net.parameters())
@@ -105,7 +106,7 @@ def test_keep_none_leaves_grad_untouched(name, unit):
 
 def test_keep_none_leaves_grad_none():
     net, log_prob, batch = zoo.build("mlp")
-    report = kondo.backward(log_prob, batch, torch.zeros(zoo.N), gate=kondo.Gate(rate=0.5))
+    report = run_step(log_prob, batch, torch.zeros(zoo.N), gate=kondo.Gate(rate=0.5))
     assert report.empty
     assert all(p.grad is None for p in net.parameters())
 
@@ -115,7 +116,7 @@ def test_accumulates_like_loss_backward():
     advantages, mask = data("mlp")
     expected, _, _ = expected_grads(net, log_prob, batch, advantages, mask, "sample", 0.3)
     for _ in range(2):
-        kondo.backward(log_prob, batch, advantages, gate=kondo.Gate(rate=0.3), mask=mask)
+        run_step(log_prob, batch, advantages, gate=kondo.Gate(rate=0.3), mask=mask)
     for key, value in grads(net).items():
         assert_close(value, 2 * expected[key])
 
@@ -128,7 +129,7 @@ def test_kept_denominator(name, unit):
         net, log_prob, batch, advantages, mask, unit, 0.3, denominator="kept"
     )
     gate = kondo.Gate(rate=0.3)
-    kondo.backward(log_prob, batch, advantages, gate=gate, mask=mask, unit=unit, denominator="kept")
+    run_step(log_prob, batch, advantages, gate=gate, mask=mask, unit=unit, denominator="kept")
     for key, value in grads(net).items():
         assert_close(value, expected[key])
 
@@ -138,11 +139,11 @@ def test_number_as_denominator_splits_over_calls():
     net, log_prob, (states, actions) = zoo.build("mlp")
     advantages, _ = data("mlp")
     gate = kondo.Gate(price=0.1)
-    kondo.backward(log_prob, (states, actions), advantages, gate=gate)
+    run_step(log_prob, (states, actions), advantages, gate=gate)
     whole = grads(net)
     net.zero_grad()
     for part in (slice(0, 3), slice(3, None)):
-        kondo.backward(
+        run_step(
             log_prob,
             (states[part], actions[part]),
             advantages[part],
@@ -160,7 +161,7 @@ def test_permuting_rows_changes_nothing(name, unit):
     results = []
     for order in (torch.arange(zoo.N), torch.randperm(zoo.N, generator=torch.Generator())):
         net.zero_grad()
-        kondo.backward(
+        run_step(
             log_prob,
             rows.take(batch, order),
             advantages[order],
@@ -184,7 +185,7 @@ def test_soft_gate_weights_every_term(name, unit):
     loss = oracle.dense_gated_loss(log_probs, advantages, mask, mask.sum(), weight)
     expected = oracle.gradients(net, loss)
     gate = kondo.Gate(price=0.0, temperature=0.7, soft=True)
-    kondo.backward(log_prob, batch, advantages, gate=gate, mask=mask, unit=unit, micro_batch=2)
+    run_step(log_prob, batch, advantages, gate=gate, mask=mask, unit=unit, micro_batch=2)
     for key, value in grads(net).items():
         assert_close(value, expected[key])
 
@@ -195,7 +196,7 @@ def test_token_advantages():
     advantages = torch.randn(zoo.N, zoo.T, dtype=torch.float64, generator=torch.Generator())
     expected, _, _ = expected_grads(net, log_prob, batch, advantages, mask, "token", 0.3)
     gate = kondo.Gate(rate=0.3)
-    kondo.backward(log_prob, batch, advantages, gate=gate, mask=mask, unit="token")
+    run_step(log_prob, batch, advantages, gate=gate, mask=mask, unit="token")
     for key, value in grads(net).items():
         assert_close(value, expected[key])
 
@@ -210,7 +211,7 @@ def test_inverse_propensity_is_unbiased_for_dense():
     draws = []
     for _ in range(800):
         net.zero_grad()
-        report = kondo.backward(log_prob, batch, advantages, gate=gate, generator=generator)
+        report = run_step(log_prob, batch, advantages, gate=gate, generator=generator)
         weight = net[0].weight
         draws.append(torch.zeros_like(weight) if report.empty else weight.grad.clone())
     stack = torch.stack(draws).flatten(1)
@@ -241,7 +242,7 @@ def test_every_loss_matches_its_dense_masked_gradient(loss, inputs):
     keep = oracle.element_keep(log_probs, advantages, mask, "sequence", 0.4)
     dense = loss(log_probs, advantages, **extra)[keep].sum() / mask.sum()
     expected = oracle.gradients(net, dense)
-    kondo.backward(
+    run_step(
         log_prob,
         batch,
         advantages,
@@ -266,7 +267,7 @@ def test_float32_error_is_no_worse_than_dense():
         net, oracle.dense_gated_loss(log_prob(batch), advantages.float(), keep, mask.sum())
     )
     gate = kondo.Gate(rate=0.3)
-    kondo.backward(log_prob, batch, advantages.float(), gate=gate, mask=mask, unit="sequence")
+    run_step(log_prob, batch, advantages.float(), gate=gate, mask=mask, unit="sequence")
     for key, value in grads(net).items():
         ours = (value.double() - truth[key]).norm()
         theirs = (dense[key].double() - truth[key]).norm()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kondo
-from kondo_lab.gates import Everything, Prechosen, QuantileGate, kept_first, unchecked
+from kondo_lab.gates import Everything, QuantileGate, kept_first, unchecked
 from no_reads import NoReads
 from tolerances import assert_close
 
@@ -83,14 +83,6 @@ def test_everything_pays_for_zeros_too():
     assert (Everything().eta, Everything(2.0).eta) == (0.0, 2.0)
     with pytest.raises(ValueError, match="eta must be > 0"):
         Everything(eta=0.0)
-
-
-def test_what_was_chosen_before_is_kept_where_it_counts():
-    keep = torch.tensor([[True, False], [True, True]])
-    mask = torch.tensor([[True, True], [False, True]])
-    out = Prechosen(keep)(torch.zeros(2, 2), mask)
-    assert out.keep.tolist() == [[True, False], [False, True]]
-    assert_close(out.rate, 2 / 3)
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def test_what_it_reckons_is_what_a_language_model_trains(unit, generator):
     lm = kondo.lm.CausalLM(policy().module, max_tokens=1)  # every row alone: no padding to count
     rows = token_rows(generator, 40)
     gate = kondo.lm.BudgetGate(budget=0.2)
-    report = kondo.lm.backward(
+    report = kondo.backward(
         lm, rows, torch.randn(40, generator=generator), gate=gate.for_rows(rows), unit=unit
     )
     assert report.tokens_trained == float(gate.purchase.cost)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kondo
-from kondo.lm import CausalLM, backward, graphs
+from kondo.lm import CausalLM, graphs
 from kondo.lm.graphs import Graphs, Inputs, fill, shape_of
 from kondo.lm.pack import packs
+from steps import run_step
 from tolerances import assert_close
 
 from . import models
@@ -161,7 +162,7 @@ class Tape:
 def gradients_of(lm, rows, **options):
     lm.module.zero_grad(set_to_none=True)
     advantages = torch.linspace(-1, 1, len(rows.input_ids), device=rows.input_ids.device)
-    report = backward(lm, rows, advantages, gate=kondo.Gate(rate=0.7), **options)
+    report = run_step(lm, rows, advantages, gate=kondo.Gate(rate=0.7), **options)
     return report, [weight.grad for weight in lm.module.parameters()]
 
 

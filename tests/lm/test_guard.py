@@ -11,6 +11,7 @@ from kondo.lm import guard as guard_module
 from kondo.lm.budget import BudgetGate
 from kondo.lm.guard import Guarded
 from lm.tiny import policy, token_rows
+from steps import run_step
 
 
 class Exact:
@@ -168,14 +169,14 @@ def test_a_bound_budget_keeps_its_weights(sample, given_late, batch, monkeypatch
     assert used._weighted
 
 
-def test_another_priority_decides_what_is_compared(batch):
+def test_the_signal_decides_what_is_compared(batch):
     true, advantages, wrong = batch
 
     def by_advantage(log_probs, advantages, mask=None):
         return advantages.unsqueeze(1).expand_as(log_probs)
 
     chosen = torch.arange(40.0)
-    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.25), priority=by_advantage)
+    guard = Guarded(Exact(), gate=kondo.Gate(rate=0.25, signal=by_advantage))
     guard(true, chosen, wrong)
     assert guard.latest.overlap == 1.0
     guard = Guarded(Exact(), gate=kondo.Gate(rate=0.25))
@@ -233,7 +234,7 @@ def test_it_guards_the_step_of_a_language_model(gate, sample, generator):
     bound = gate.for_rows(rows) if isinstance(gate, BudgetGate) else gate
     for free, trusted in ((rollout, True), (wrong, False)):
         screen = guard(rows, advantages, free)
-        report = kondo.lm.backward(lm, rows, advantages, gate=bound, unit="token", screen=screen)
+        report = run_step(lm, rows, advantages, gate=bound, unit="token", screen=screen)
         assert report.kept > 0
         assert guard.trusted is trusted
 

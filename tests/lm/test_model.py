@@ -20,6 +20,7 @@ from kondo.lm import pack as packing
 from lm import models
 from oracles import causal
 from oracles import engine as oracle
+from steps import run_step
 from tolerances import assert_close
 
 LAYOUTS = ["varlen", "padded"]
@@ -153,7 +154,7 @@ def test_what_is_cut_is_not_computed(unit, screened, monkeypatch):
     needed = causal.kept_prefixes(rows.attention_mask, keep)
     seen = causal.kept_prefixes(rows.attention_mask, rows.completion_mask)
     count = Counted(lm, monkeypatch)
-    report = kondo.lm.backward(
+    report = run_step(
         lm,
         rows,
         advantages,
@@ -173,9 +174,7 @@ def test_padding_counts_as_trained_and_rows_of_like_length_share_it(monkeypatch)
     rows = models.rows("right", num_rows=8)
     lm = CausalLM(models.build(models.llama), attention="padded", max_tokens=24)
     count = Counted(lm, monkeypatch)
-    report = kondo.lm.backward(
-        lm, rows, torch.ones(8), gate=kondo.Gate(rate=1.0), screen=-torch.ones(8, 12)
-    )
+    report = run_step(lm, rows, torch.ones(8), gate=kondo.Gate(rate=1.0), screen=-torch.ones(8, 12))
     lengths = sorted(causal.kept_prefixes(rows.attention_mask, rows.completion_mask))
     assert report.tokens_trained == count.tokens[True]
     assert sum(lengths) <= count.tokens[True] < 8 * max(lengths)
@@ -232,7 +231,7 @@ def test_a_backward_that_failed_leaves_the_model_as_it_was():
     model.gradient_checkpointing_enable()
     hook = model.model.embed_tokens.weight.register_hook(fail)
     for run in (
-        lambda: kondo.lm.backward(lm, rows, torch.ones(6), gate=kondo.Gate(rate=1.0)),
+        lambda: run_step(lm, rows, torch.ones(6), gate=kondo.Gate(rate=1.0)),
         lambda: lm.log_prob(rows).sum().backward(),
     ):
         try:
@@ -405,7 +404,7 @@ def test_a_float32_head_on_a_bfloat16_backbone(given):
     assert found.dtype == torch.float32
     expected = causal.padded(model, *models.inside(rows))
     assert_close(found, expected, dtype=torch.bfloat16)
-    kondo.lm.backward(lm, rows, torch.ones(6), gate=kondo.Gate(rate=0.5))
+    run_step(lm, rows, torch.ones(6), gate=kondo.Gate(rate=0.5))
     assert model.lm_head.weight.grad.dtype == torch.float32
 
 

@@ -9,6 +9,7 @@ from kondo.lm import CausalLM
 from lm import models
 from oracles import causal
 from oracles import engine as oracle
+from steps import run_step
 from tolerances import assert_close
 
 VARLEN = [
@@ -49,7 +50,7 @@ def test_the_gradient_equals_the_dense_gated_one(attention, make, unit):
     loss = oracle.dense_gated_loss(log_probs, advantages, keep, mask.sum())
     expected = oracle.gradients(model, loss)
     lm = CausalLM(model, attention=attention, max_tokens=30)
-    kondo.lm.backward(lm, rows, advantages, gate=kondo.Gate(rate=0.4), unit=unit)
+    run_step(lm, rows, advantages, gate=kondo.Gate(rate=0.4), unit=unit)
     for name, grad in models.grads(model).items():
         assert_close(grad, expected[name], dtype=torch.float32 if make in IN_FLOAT32 else None)
 
@@ -77,6 +78,6 @@ def test_the_balance_of_a_mixtures_router_is_no_part_of_the_loss():
     for wanted in (False, True):
         model = models.build(models.qwen2_moe, output_router_logits=wanted)
         lm = CausalLM(model)
-        kondo.lm.backward(lm, rows, torch.ones(6), gate=kondo.Gate(rate=0.5))
+        run_step(lm, rows, torch.ones(6), gate=kondo.Gate(rate=0.5))
         found.append(models.grads(model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

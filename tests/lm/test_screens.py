@@ -10,6 +10,7 @@ from kondo.engine.screen import screen_log_probs
 from kondo.lm import CausalLM, screens
 from kondo.lm.budget import BudgetGate
 from lm.tiny import policy, token_rows
+from steps import run_step
 from tolerances import assert_close
 
 pytest.importorskip("transformers")
@@ -230,7 +231,7 @@ def test_screens_are_screens_of_a_step(rows, generator):
         screens.truncated(lm, 2),
         screens.draft(small, lm),
     ):
-        report = kondo.lm.backward(
+        report = run_step(
             lm, rows, advantages, gate=kondo.Gate(rate=0.25), unit="sequence", screen=screen
         )
         assert report.rows_trained == 3
@@ -318,7 +319,7 @@ def test_gradient_cosine_is_that_of_the_two_gated_gradients(unit, rows, generato
     flat = []
     for screen in (free, None):
         lm.module.zero_grad(set_to_none=True)
-        kondo.lm.backward(lm, rows, advantages, screen=screen, **options)
+        run_step(lm, rows, advantages, screen=screen, **options)
         flat.append(torch.cat([p.grad.flatten() for p in lm.module.parameters()]))
     assert_close(found, torch.nn.functional.cosine_similarity(*flat, dim=0), torch.float32)
     assert -1 < found < 0.999

@@ -1,4 +1,4 @@
-"""`kondo.lm.backward`: the gradient of the dense gated loss, from the kept tokens alone."""
+"""`kondo.backward`: the gradient of the dense gated loss, from the kept tokens alone."""
 
 import copy
 import dataclasses
@@ -19,6 +19,7 @@ from lm import models
 from oracles import causal
 from oracles import engine as oracle
 from oracles.variance import best_sets
+from steps import run_step
 from tolerances import assert_close
 
 RATES = [1.0, 0.5, 0.2]
@@ -56,7 +57,7 @@ def test_equals_the_dense_gated_gradient(make, padding, attention, unit, rate, m
     advantages = advantages_for(rows)
     expected, loss, keep = dense(model, rows, advantages, unit, rate, temperature=0.8)
     lm = CausalLM(model, attention=attention, max_tokens=max_tokens, temperature=0.8)
-    report = kondo.lm.backward(lm, rows, advantages, gate=kondo.Gate(rate=rate), unit=unit)
+    report = run_step(lm, rows, advantages, gate=kondo.Gate(rate=rate), unit=unit)
     assert_grads(model, expected)
     assert_close(report.loss, loss)
     assert report.rows_trained == int(keep.any(1).sum())
@@ -77,12 +78,11 @@ def test_rows_whose_rewards_vary_most_are_trained_without_a_screen(attention, ra
     expected = oracle.gradients(model, loss)
     lm, graphs = CausalLM(model, attention=attention), []
     model.model.register_forward_pre_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
-    report = kondo.lm.backward(
+    report = run_step(
         lm,
         rows,
         advantages,
         gate=kondo.VarianceGate(rate=rate),
-        priority=kondo.priorities.sequence_advantage,
     )
     assert_grads(model, expected)
     assert_close(report.loss, float(loss.detach()))
@@ -107,7 +107,7 @@ def test_equals_the_dense_gated_gradient_for_any_rows(
     advantages = advantages_for(rows, seed)
     expected, _, _ = dense(model, rows, advantages, unit, rate)
     lm = CausalLM(model, attention=attention, max_tokens=max_tokens)
-    kondo.lm.backward(lm, rows, advantages, gate=kondo.Gate(rate=rate), unit=unit)
+    run_step(lm, rows, advantages, gate=kondo.Gate(rate=rate), unit=unit)
     assert_grads(model, expected)
 
 
@@ -119,7 +119,7 @@ def test_given_positions(attention):
     expected, _, _ = dense(model, rows, advantages, "token", 0.3, position_ids=positions)
     rows = dataclasses.replace(rows, position_ids=positions)
     lm = CausalLM(model, attention=attention)
-    kondo.lm.backward(lm, rows, advantages, gate=kondo.Gate(rate=0.3), unit="token")
+    run_step(lm, rows, advantages, gate=kondo.Gate(rate=0.3), unit="token")
     assert_grads(model, expected)
 
 
@@ -127,7 +127,7 @@ def test_given_positions(attention):
 def test_keeping_nothing_leaves_the_gradient_alone(unit):
     model, rows = models.build(models.llama), models.rows()
     gate = kondo.Gate(price=1e9)
-    report = kondo.lm.backward(CausalLM(model), rows, torch.ones(6), gate=gate, unit=unit)
+    report = run_step(CausalLM(model), rows, torch.ones(6), gate=gate, unit=unit)
     assert report.empty
     assert (report.rows_trained, report.tokens_trained, report.calls) == (0, 0, 0)
     assert all(p.grad is None for p in model.parameters())
@@ -143,7 +143,7 @@ def test_screens_decide_and_the_model_is_differentiated(screen):
     draft = CausalLM(copy.deepcopy(model)).log_prob
     calls = []
     model.model.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    kondo.lm.backward(
+    run_step(
         lm,
         rows,
         advantages,
@@ -166,7 +166,7 @@ def test_a_soft_gate_weights_every_token():
     expected = oracle.gradients(model, loss)
     gate = kondo.Gate(price=0.0, temperature=0.7, soft=True)
     lm = CausalLM(model, attention="varlen", max_tokens=20)
-    kondo.lm.backward(lm, rows, advantages, gate=gate, unit="token")
+    run_step(lm, rows, advantages, gate=gate, unit="token")
     assert_grads(model, expected)
 
 
@@ -188,7 +188,7 @@ def test_losses_with_inputs_and_advantages_per_token(shape):
     surrogate = torch.minimum(ratio * spread, clipped)
     expected = oracle.gradients(model, -surrogate[keep].sum() / mask.sum())
     lm = CausalLM(model, attention="varlen", max_tokens=15)
-    kondo.lm.backward(
+    run_step(
         lm,
         rows,
         advantages,
@@ -204,7 +204,7 @@ def test_a_number_as_denominator_and_a_scaled_backward():
     model, rows = models.build(models.llama), models.rows()
     advantages = advantages_for(rows)
     expected, _, _ = dense(model, rows, advantages, "sequence", 0.5)
-    kondo.lm.backward(
+    run_step(
         CausalLM(model),
         rows,
         advantages,
@@ -221,7 +221,7 @@ def test_micro_batches_bound_the_rows_of_a_pack():
     advantages = advantages_for(rows)
     expected, _, _ = dense(model, rows, advantages, "sequence", 0.5)
     lm = CausalLM(model, attention="varlen")
-    report = kondo.backward(
+    report = run_step(
         lm.log_prob,
         rows,
         advantages,
@@ -240,7 +240,7 @@ def test_without_the_compaction_the_gradient_is_the_same():
     advantages = advantages_for(rows)
     expected, _, _ = dense(model, rows, advantages, "token", 0.3)
     lm = CausalLM(model)
-    kondo.backward(
+    run_step(
         lm.log_prob,
         rows,
         advantages,
@@ -257,7 +257,7 @@ def test_dropout_is_off_in_the_screen_and_on_in_training():
     model.transformer.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     lm = CausalLM(model)
     modes.clear()
-    kondo.lm.backward(lm, rows, torch.ones(6), gate=kondo.Gate(rate=0.5))
+    run_step(lm, rows, torch.ones(6), gate=kondo.Gate(rate=0.5))
     assert modes == [False, True]
     assert model.training
 
@@ -278,7 +278,7 @@ def test_a_plain_model_needs_torch_alone():
         lm = kondo.lm.CausalLM(Bigram(9, 4), head=torch.nn.Linear(4, 9))
         ids, ones = torch.arange(8).reshape(2, 4), torch.ones(2, 2, dtype=torch.bool)
         rows = kondo.lm.TokenRows.join(ids[:, :2], ones, ids[:, 2:], ones)
-        report = kondo.lm.backward(lm, rows, torch.ones(2), gate=kondo.Gate(rate=0.5))
+        report = kondo.backward(lm, rows, torch.ones(2), gate=kondo.Gate(rate=0.5))
         print("trained", report.tokens_trained)
     """
     done = subprocess.run(
@@ -300,7 +300,7 @@ def policy():
 def step(policy, rows, advantages=None, **options):
     advantages = torch.ones(len(rows.input_ids)) if advantages is None else advantages
     options = {"gate": kondo.Gate(rate=0.5)} | options
-    return kondo.lm.backward(policy, rows, advantages, **options)
+    return run_step(policy, rows, advantages, **options)
 
 
 def test_screens_of_completions_alone_are_refused(policy):
@@ -423,7 +423,7 @@ def test_rows_are_checked_before_anything_is_computed(policy):
     with pytest.raises(ValueError, match=r"tokeniser.*row 0"):
         step(policy, dataclasses.replace(rows, input_ids=foreign), screen=-torch.ones(6, 12))
     with pytest.raises(ValueError, match=r"must be kondo.lm.TokenRows, got Tensor"):
-        kondo.lm.backward(policy, rows.input_ids, torch.ones(6), gate=kondo.Gate(rate=0.5))
+        run_step(policy, rows.input_ids, torch.ones(6), gate=kondo.Gate(rate=0.5))
 
 
 def test_units_are_sequences_or_tokens(policy):
@@ -450,7 +450,7 @@ def test_the_step_on_cuda_equals_the_step_on_the_cpu(unit):
     for device in ("cpu", "cuda"):
         model = models.build(models.llama, device=device)
         lm = CausalLM(model, attention="varlen", max_tokens=60)
-        kondo.lm.backward(lm, rows, advantages, gate=kondo.Gate(rate=0.3), unit=unit)
+        run_step(lm, rows, advantages, gate=kondo.Gate(rate=0.3), unit=unit)
         results.append(models.grads(model))
     for name, grad in results[0].items():
         assert_close(results[1][name], grad, dtype=torch.float32)

@@ -14,9 +14,10 @@ import kondo
 import kondo.ranks
 from kondo.lm import CausalLM, TokenRows
 from kondo.lm.budget import BudgetGate
-from kondo.ranks.exchange import move
-from kondo.ranks.ranks import Ranks
+from kondo.ranks.communicator import Ranks
+from kondo.ranks.rebalance import move
 from ranks.problems import Policy, gradients, problem, wrap
+from steps import run_rank_step, run_step
 from tolerances import assert_close
 
 COUNTS = (
@@ -46,7 +47,7 @@ def step(group, model, spec, *, gate=None, **options):
         screen = free_screen(spec, batch)
     if spec.get("screen") == "draft":
         screen = Policy(spec["unit"], seed=9)
-    return kondo.ranks.backward(
+    return run_rank_step(
         model,
         batch,
         advantages,
@@ -88,7 +89,7 @@ def rounded_step(group, spec):
     whole = problem(spec["unit"], spec["splits"], widths=spec.get("widths"))
     batch, advantages, mask = whole.part(group.rank())
     model, gate = Policy(spec["unit"]), kondo.Gate(**spec["gate"])
-    report = kondo.ranks.backward(
+    report = run_rank_step(
         model,
         batch,
         advantages.round(),
@@ -113,7 +114,7 @@ def variance_step(group, spec, rates, options=None):
     whole = problem(spec["unit"], spec["splits"], widths=spec["widths"])
     batch, advantages, mask = whole.part(group.rank())
     model = Policy(spec["unit"])
-    report = kondo.ranks.backward(
+    report = run_rank_step(
         model,
         batch,
         advantages.round(),
@@ -122,7 +123,6 @@ def variance_step(group, spec, rates, options=None):
         mask=mask,
         screen=torch.zeros(mask.shape),
         unit=spec["unit"],
-        priority=kondo.priorities.sequence_advantage,
         all_reduce=True,
         **(options or {}),
     )
@@ -210,7 +210,7 @@ def bad_rows(group, kind, unit, faulty_rank):
         if kind == "dtype":
             batch["x"] = batch["x"].float()
     return failure(
-        lambda: kondo.ranks.backward(
+        lambda: run_rank_step(
             model, batch, advantages, mask=mask, group=group, all_reduce=True, **options
         )
     )
@@ -220,7 +220,7 @@ def all_empty(group):
     batch, advantages, mask = problem("sample", (0,) * group.size()).part(group.rank())
     gate = kondo.Gate(rate=0.5)
     return failure(
-        lambda: kondo.ranks.backward(
+        lambda: run_rank_step(
             Policy("sample"), batch, advantages, gate=gate, mask=mask, group=group, all_reduce=True
         )
     )
@@ -233,7 +233,7 @@ def gates_that_differ(group, what):
     def gate(delight, mask, generator):
         keep = mask & (torch.arange(len(mask)) == group.rank() - own)
         price = torch.zeros((), dtype=torch.float64)
-        return kondo.GateOutput(keep, keep.double(), price + own, price, keep.double())
+        return kondo.Choice(keep, keep.double(), price + own, price, keep.double())
 
     spec = {"unit": "sample", "splits": (5,) * group.size(), "wrap": "plain"}
     return failure(lambda: step(group, Policy("sample"), spec, gate=gate))
@@ -256,7 +256,7 @@ class Pattern:
             "some": mask & (self.draws.view(owner.shape) < 0.3),
         }[self.kind]
         number = keep.sum().double()
-        return kondo.GateOutput(keep, keep.double(), number, number, keep.double())
+        return kondo.Choice(keep, keep.double(), number, number, keep.double())
 
 
 def adversarial_steps(group, unit, steps, wrapping, seed):
@@ -286,7 +286,7 @@ def adversarial_steps(group, unit, steps, wrapping, seed):
         batch, advantages, mask = whole.part(group.rank())
         gate = Pattern(kind, owner, draws)
         model.zero_grad()
-        report = kondo.ranks.backward(
+        report = run_rank_step(
             model,
             batch,
             advantages,
@@ -301,7 +301,7 @@ def adversarial_steps(group, unit, steps, wrapping, seed):
         made.append([report.calls, report.kept, report.rows_trained, int(report.empty)])
         if group.rank() == 0:
             alone.zero_grad()
-            kondo.backward(
+            run_step(
                 alone,
                 whole.batch,
                 whole.advantages,
@@ -424,7 +424,7 @@ def language_step(group, wrapping, unit, splits, widths, max_tokens, screen, rat
         seen["graph" if torch.is_grad_enabled() else "screen"] += inputs[0].numel()
 
     lm.backbone.register_forward_pre_hook(count)
-    model = wrap(kondo.ranks.TokenLogProb(lm), group, wrapping, [lm.backbone.mix])
+    model = wrap(kondo.lm.TokenLogProb(lm), group, wrapping, [lm.backbone.mix])
     rows, advantages = token_rows(splits, widths, group.rank())
     known = None
     if screen == "free":
@@ -434,7 +434,7 @@ def language_step(group, wrapping, unit, splits, widths, max_tokens, screen, rat
                 if len(advantages)
                 else advantages.new_zeros(0, widths[group.rank()])
             )
-    report = kondo.ranks.backward(
+    report = run_rank_step(
         lm.log_prob if wrapping == "plain" else model,
         rows,
         advantages,
@@ -452,7 +452,7 @@ def sketched_step(group, gate, unit, splits, ties):
     """Decide by a sketch: not one unit may be gathered."""
     batch, advantages, mask = problem(unit, splits).part(group.rank())
     model, gate = Policy(unit), kondo.Gate(**gate)
-    report = kondo.ranks.backward(
+    report = run_rank_step(
         model,
         batch,
         advantages.round() if ties else advantages,
@@ -521,14 +521,12 @@ def moved_nest(group, num_rows, widths, targets):
 def sharded_head(group):
     """A head that is a unit of its own cannot be read."""
     lm = causal_policy(64)
-    policy = kondo.ranks.TokenLogProb(lm)
+    policy = kondo.lm.TokenLogProb(lm)
     model = wrap(policy, group, "fsdp", [lm.backbone, policy.head])
     rows, advantages = token_rows((3, 3), (6, 6), group.rank())
     gate = kondo.Gate(rate=0.5)
     return failure(
-        lambda: kondo.ranks.backward(
-            model, rows, advantages, gate=gate, group=group, unit="sequence"
-        )
+        lambda: run_rank_step(model, rows, advantages, gate=gate, group=group, unit="sequence")
     )
 
 
@@ -542,7 +540,7 @@ def bad_token_rows(group, screen):
     known = torch.full(rows.input_ids.shape, -1.0, dtype=torch.float64) if screen else None
     gate = kondo.Gate(rate=0.5)
     return failure(
-        lambda: kondo.ranks.backward(
+        lambda: run_rank_step(
             lm.log_prob,
             rows,
             advantages,
@@ -600,11 +598,11 @@ def exchanges(group, wrapping, sync):
 def budgeted_step(group, unit, splits, widths):
     """A budget of tokens over the rows of all ranks."""
     lm, gate = causal_policy(64), BudgetGate(budget=0.3)
-    model = wrap(kondo.ranks.TokenLogProb(lm), group, "ddp")
+    model = wrap(kondo.lm.TokenLogProb(lm), group, "ddp")
     rows, advantages = token_rows(splits, widths, group.rank())
-    report = kondo.ranks.backward(model, rows, advantages, gate=gate, group=group, unit=unit)
+    report = run_rank_step(model, rows, advantages, gate=gate, group=group, unit=unit)
     bound = failure(
-        lambda: kondo.ranks.backward(
+        lambda: run_rank_step(
             model, rows, advantages, gate=gate.for_rows(rows), group=group, unit=unit
         )
     )
@@ -616,14 +614,10 @@ def undecided(group):
     spec = {"unit": "sample", "splits": (5, 5), "gate": {"rate": 0.5}}
     batch, advantages, _ = problem("sample", spec["splits"]).part(group.rank())
     policy, gate = Policy("sample"), kondo.Gate(rate=0.5)
-    missing = failure(
-        lambda: kondo.ranks.backward(policy, batch, advantages, gate=gate, group=group)
-    )
+    missing = failure(lambda: run_rank_step(policy, batch, advantages, gate=gate, group=group))
     wrapped = wrap(Policy("sample"), group, "ddp")
     twice = failure(
-        lambda: kondo.ranks.backward(
-            wrapped, batch, advantages, gate=gate, group=group, all_reduce=True
-        )
+        lambda: run_rank_step(wrapped, batch, advantages, gate=gate, group=group, all_reduce=True)
     )
     return {"missing": missing, "twice": twice}
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 import kondo
 import kondo.ranks
 from ranks.problems import Policy, gradients, problem, wrap
+from steps import run_rank_step, run_step
 from tolerances import assert_close
 
 pytestmark = [
@@ -35,7 +36,7 @@ def test_a_step_on_cuda_is_that_of_one_process(group, unit, rows_on):
     options = {"mask": every.mask, "unit": unit, "micro_batch": 3}
     gate = {"rate": 0.2, "temperature": 0.1}
     draws = [torch.Generator("cpu").manual_seed(0) for _ in range(2)]
-    kondo.backward(
+    run_step(
         on_cuda(alone),
         batch,
         every.advantages,
@@ -43,7 +44,7 @@ def test_a_step_on_cuda_is_that_of_one_process(group, unit, rows_on):
         generator=draws[0],
         **options,
     )
-    report = kondo.ranks.backward(
+    report = run_rank_step(
         on_cuda(model),
         batch,
         every.advantages,
@@ -63,7 +64,7 @@ def test_wrapped_modules_work_on_cuda(group):
     every = problem("sample", (40,))
     batch = {name: values.cuda() for name, values in every.batch.items()}
     model = wrap(Policy("sample").cuda(), group, "ddp")
-    report = kondo.ranks.backward(
+    report = run_rank_step(
         model, batch, every.advantages, gate=kondo.Gate(rate=0.2), group=group, mask=every.mask
     )
     assert report.calls == 1

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from kondo.ranks import gradients
+from kondo.ranks.communicator import Ranks
 from kondo.ranks.gradients import Gradients
-from kondo.ranks.ranks import Ranks
-from kondo.ranks.report import RankClock
+from kondo.ranks.rank_report import RankClock
 from ranks.problems import Policy
 
 

@@ -9,6 +9,7 @@ import kondo
 from oracles import engine as oracle
 from ranks import cases
 from ranks.problems import Policy, gradients, problem
+from steps import run_step
 from tolerances import assert_close
 
 SPECS = {
@@ -121,7 +122,7 @@ GATES = {
     "unbiased": {"price": 0.1, "temperature": 0.3, "inverse_propensity": True},
     "soft": {"price": 0.0, "temperature": 1.0, "soft": True},
     "price": {"price": 0.2},
-    "scaled": {"rate": 0.2, "temperature": 0.5, "relative_temperature": True},
+    "scaled": {"rate": 0.2, "temperature": 0.5, "normalise": "temperature"},
     "window": {"rate": 0.2, "window": 4},
 }
 
@@ -140,7 +141,7 @@ def test_every_gate_decides_as_in_one_process(crew, name, unit):
         "generator": 3,
     }
     every, model, gate = whole(spec), Policy(spec["unit"]), kondo.Gate(**GATES[name])
-    report = kondo.backward(
+    report = run_step(
         model,
         every.batch,
         every.advantages.round(),
@@ -164,14 +165,13 @@ ROWS = {"unit": "sequence", "splits": (5, 0, 8, 9), "widths": (3, 2, 6, 4)}
 
 def test_rows_of_all_ranks_vary_most_together(crew):
     every, model = whole(ROWS), Policy("sequence")
-    report = kondo.backward(
+    report = run_step(
         model,
         every.batch,
         every.advantages.round(),
         gate=kondo.VarianceGate(rate=0.3),
         mask=every.mask,
         unit="sequence",
-        priority=kondo.priorities.sequence_advantage,
     )
     for result in crew.run(cases.variance_step, 4, ROWS, (0.3,) * 4):
         for counted in ("kept", "price", "rate", "seen", "rows_trained", "rows_screened"):

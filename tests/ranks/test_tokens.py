@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import kondo.lm
-from kondo.lm import CausalLM, Head
+from kondo.lm import CausalLM, Head, TokenLogProb
 from kondo.lm.budget import BudgetGate
-from kondo.ranks import TokenLogProb
 from ranks import cases
 from ranks.problems import gradients
+from steps import run_step
 from tolerances import assert_close
 
 SPLITS, WIDTHS = (2, 0, 20, 1), (6, 5, 8, 10)
@@ -32,7 +32,7 @@ def test_the_gradient_is_that_of_all_rows(
     lm = cases.causal_policy(max_tokens)
     rows, advantages = cases.token_rows(splits, widths)
     model = TokenLogProb(lm)
-    report = kondo.lm.backward(lm, rows, advantages, gate=kondo.Gate(rate=rate), unit=unit)
+    report = run_step(lm, rows, advantages, gate=kondo.Gate(rate=rate), unit=unit)
     expected = gradients(model)
     results = crew.run(
         cases.language_step, len(splits), wrapping, unit, splits, widths, max_tokens, screen, rate
@@ -90,11 +90,11 @@ def test_a_budget_is_that_of_all_rows(crew, unit):
     rows, advantages = cases.token_rows(splits, widths)
     lm = cases.causal_policy(64)
     gate = BudgetGate(budget=0.3).for_rows(rows)
-    report = kondo.lm.backward(lm, rows, advantages, gate=gate, unit=unit)
+    report = run_step(lm, rows, advantages, gate=gate, unit=unit)
     assert 0 < report.kept < report.seen
     for found in crew.run(cases.budgeted_step, 4, unit, splits, widths):
         assert found["report"]["kept"] == report.kept
         assert_close(found["report"]["price"], report.price)
         for name, grad in gradients(TokenLogProb(lm)).items():
             assert_close(found["grads"][name], grad)
-        assert "Leave for_rows(...) out" in found["bound"]
+        assert "leave for_rows(...) out" in found["bound"]

@@ -6,6 +6,7 @@ import torch
 import kondo
 from ranks import cases
 from ranks.problems import Policy, gradients, problem
+from steps import run_step
 from tolerances import assert_close
 
 SPEC = {
@@ -21,7 +22,7 @@ def accumulated(spec, seeds, dtype=torch.float64, **options):
     model = Policy(spec["unit"], dtype=dtype)
     for seed in seeds:
         every = problem(spec["unit"], spec["splits"], seed=seed)
-        report = kondo.backward(
+        report = run_step(
             model,
             every.batch,
             every.advantages,
@@ -77,7 +78,7 @@ def test_a_gate_goes_on_with_another_number_of_ranks(crew):
     gate, alone = kondo.Gate(**spec["gate"]), []
     for seed in range(9):
         every = problem("token", (12,), seed=seed)
-        report = kondo.backward(
+        report = run_step(
             Policy("token"), every.batch, every.advantages, gate=gate, mask=every.mask, unit="token"
         )
         alone.append((report.price, report.kept))

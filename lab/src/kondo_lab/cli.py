@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from kondo_lab.studies.runner import Outcome
     from kondo_lab.studies.study import Analysis, Study
 
 RUNS = Path("kondo-runs")
 """Where runs go."""
 RESULTS = Path("results")
 """Where this repository keeps its own."""
+REPORT = "report.html"
+"""The page that `kondo demo` writes beside its results."""
+QUICK = "This was a quick trial: its numbers mean nothing."
 MNIST = "KONDO_MNIST"
 """Environment variable with the folder of the MNIST files."""
 
@@ -42,7 +46,8 @@ def _add_demo(commands: Commands) -> None:
             "Train the same small policies with PG, DG and DG-K (3%) on two tasks that need no "
             "download: handwritten digits as a bandit, and token reversal. Prints a table and "
             "writes a figure, a one-page report, the curves and a manifest. Takes one to three "
-            "minutes on two CPU cores. Ctrl-C stops early and reports what there is."
+            "minutes on two CPU cores. Ctrl-C stops it and reports what there is; the same command "
+            "then resumes."
         ),
         allow_abbrev=False,
     )
@@ -64,38 +69,33 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from kondo_lab import demo, output, progress
+    import torch
 
-    try:
-        out = output.claim_folder(options.out)
-    except OSError as error:
-        return fail(options, f"cannot write to {options.out}: {error.strerror}.")
+    from kondo_lab import progress
+    from kondo_lab.studies import html_report, registry, runner
+
+    asked = runner.Order(
+        study=registry.find("demo"),
+        size="small" if options.quick else "full",
+        num_seeds=None,
+        first_seed=options.seed,
+        out=options.out,
+        device=torch.device("cpu"),
+        command=options.typed,
+    )
+    order = runner.numbered(asked)
     console = progress.make_console()
-    if out.resolve() != options.out.resolve():
-        notice = f"{options.out} already holds results; writing to {out}."
-        console.print(notice, highlight=False, soft_wrap=True)
+    if order.out.resolve() != asked.out.resolve():
+        _say(console, f"{asked.out} already holds results; writing to {order.out}.")
+    _say(console, order.study.title, order.study.claim, "")
     try:
-        outcome = demo.run_demo(
-            demo.QUICK if options.quick else demo.DemoSettings(),
-            seed=options.seed,
-            out=out,
-            command=options.typed,
-            console=console,
-        )
-    except BaseException:
-        output.release_folder(out)
-        raise
-    if not outcome.rows:
-        output.release_folder(out)
-        console.print("Interrupted before the first results; nothing was written.")
-        return INTERRUPTED
-    if outcome.interrupted:
-        console.print("Interrupted: this is the part of the run that was finished.")
-    if options.quick:
-        console.print("This was a quick trial: its numbers mean nothing.")
-    for name in output.FILES:
-        console.print(f"wrote {out / name}", highlight=False, soft_wrap=True)
-    return INTERRUPTED if outcome.interrupted else 0
+        outcome = runner.run(order, console)
+    except runner.FolderError as error:
+        return fail(options, str(error))
+    if outcome.analysis is not None:
+        html_report.write([order.out], order.out / REPORT)
+        outcome.written.append(order.out / REPORT)
+    return _end(console, outcome, options.typed, QUICK if options.quick else "")
 
 
 def _add_list(commands: Commands) -> None:
@@ -162,7 +162,7 @@ def _run(options: argparse.Namespace) -> int:
 
     from kondo_lab import progress
     from kondo_lab.studies import registry, runner
-    from kondo_lab.workers import usable_cores
+    from kondo_lab.worker_pool import usable_cores
 
     if options.mnist is not None:
         if not options.mnist.is_dir():
@@ -175,7 +175,7 @@ def _run(options: argparse.Namespace) -> int:
             size="small" if options.small else "full",
             num_seeds=options.seeds,
             out=options.out or RUNS / (study.name + ("-small" if options.small else "")),
-            device=_device(options.device),
+            device=_device(options.device, study),
             command=options.typed,
         )
         order.settings()
@@ -192,19 +192,17 @@ def _run(options: argparse.Namespace) -> int:
         outcome = runner.run(order, console)
     except runner.FolderError as error:
         return fail(options, str(error))
-    if outcome.analysis is not None:
-        _show(console, outcome.analysis)
-    _say(console, *(f"wrote {path}" for path in outcome.written))
-    if outcome.stopped:
-        _say(console, f"Stopped. What was finished is kept. To go on: {options.typed}")
-    elif options.small:
-        _say(console, "This was the small size: its numbers are not to be compared.")
-    return INTERRUPTED if outcome.stopped else 0
+    small = "This was the small size: its numbers are not to be compared."
+    return _end(console, outcome, options.typed, small if options.small else "")
 
 
-def _device(name: str) -> "torch.device":
+def _device(name: str, study: "Study") -> "torch.device":
     import torch
 
+    if study.cpu_only:
+        if name == "cuda":
+            raise ValueError(f"--device cuda: {study.name} trains on the CPU. Use --device cpu.")
+        return torch.device("cpu")
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise ValueError("--device cuda: torch finds no CUDA device here. Use --device cpu.")
@@ -280,7 +278,7 @@ def _add_report(commands: Commands) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from kondo_lab import progress
-    from kondo_lab.studies import report, runner
+    from kondo_lab.studies import html_report, runner
 
     found = [path.parent for root in (RESULTS, RUNS) for path in root.glob(f"*/{runner.MANIFEST}")]
     runs = [folder for folder in sorted(found) if (folder / runner.HEADLINE).exists()]
@@ -288,11 +286,23 @@ def _report(options: argparse.Namespace) -> int:
     if not folders:
         return fail(options, f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")
     try:
-        report.write(folders, options.out)
+        html_report.write(folders, options.out)
     except ValueError as error:
         return fail(options, str(error))
     _say(progress.make_console(), f"wrote {options.out}")
     return 0
+
+
+def _end(console: "Console", outcome: "Outcome", command: str, small: str) -> int:
+    """Say what came of a run and return the command's exit status; `small` warns of its size."""
+    if outcome.analysis is not None:
+        _show(console, outcome.analysis)
+    _say(console, *(f"wrote {path}" for path in outcome.written))
+    if outcome.stopped:
+        _say(console, f"Stopped. What was finished is kept. To go on: {command}")
+    if small and not outcome.stopped:
+        _say(console, small)
+    return INTERRUPTED if outcome.stopped else 0
 
 
 def _show(console: "Console", analysis: "Analysis") -> None:

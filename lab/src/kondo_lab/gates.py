@@ -121,21 +121,6 @@ class DrawnVarianceGate(BaseGate):
         return f"DrawnVarianceGate(rate={self.rate!r}{within})"
 
 
-class Prechosen(BaseGate):
-    """Keep the units it was told to, whatever their value.
-
-    Args:
-        keep: bool, like the values it will be shown.
-    """
-
-    def __init__(self, keep: Tensor):
-        self.keep = keep
-
-    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
-        """Keep them, where they count; nothing is drawn."""
-        return Choice.of(self.keep.reshape(mask.shape) & mask, mask, dtype=values.dtype)
-
-
 def unchecked(signal: Signal) -> Signal:
     """Return a signal that reads nothing from the device: log-probs here are at most 0."""
     if isinstance(signal, functools.partial):

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kondo.actors import checkpoint
 from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
 from kondo.actors.prices import Array, Price, PriceWindow, sketch, unit_delight
 from kondo.actors.setup import Settings, Setup, process_seed
-from kondo.core.contract import Choice as GateOutput
+from kondo.core.prechosen import Prechosen
+from kondo.engine.options import Options
 from kondo.engine.step import backward
 
 QUARANTINE = "quarantine"
@@ -86,19 +86,6 @@ class Publication(NamedTuple):
     version: int
     price: Price
     weights: dict[str, Array]
-
-
-def decided(keep: Tensor, price: float) -> Any:
-    """Return a gate that was decided before: one decision for what actors and learner see."""
-
-    def gate(
-        delight: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
-    ) -> GateOutput:
-        weight = keep.to(delight.dtype)
-        numbers = torch.tensor([price, float(weight.mean())], dtype=torch.float64)
-        return GateOutput(keep, weight, numbers[0], numbers[1], weight)
-
-    return gate
 
 
 class Learner:
@@ -202,13 +189,15 @@ class Learner:
                     for name in batches[0].rows
                 },
                 torch.cat([batch.advantages for batch in batches]),
-                gate=decided(torch.cat([batch.keep for batch in batches]), self.price.price),
+                gate=Prechosen(
+                    torch.cat([batch.keep for batch in batches]), price=self.price.price
+                ),
                 screen=log_probs,
                 unit=self.schema.unit,
                 loss=self._settings.loss,
                 loss_inputs={} if taken is None else {taken: log_probs},
                 micro_batch=self._settings.micro_batch,
-                denominator=float(len(batches) * self.schema.elements),
+                options=Options(denominator=float(len(batches) * self.schema.elements)),
             )
             if not self._gradient_is_finite():
                 return self._refuse_gradient(batches, refused)

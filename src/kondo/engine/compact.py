@@ -21,14 +21,17 @@ class MicroBatch(NamedTuple):
     """[n] or [n, T]."""
     loss_inputs: dict[str, Tensor]
     """Further tensors of the loss, [n, ...]."""
-    keep: Tensor
-    """bool [n] or [n, T]."""
-    weight: Tensor
-    """float like keep."""
+    keep: Tensor | None
+    """bool [n] or [n, T]; None where every element is kept."""
+    weight: Tensor | None
+    """float like keep; None where it is 1 for what is kept."""
     num_rows: int
     """Rows that enter the forward."""
     num_tokens: int | Tensor
-    """Tokens that enter the forward, an int or 0-d: here the elements of these rows that count."""
+    """Tokens that enter the forward, an int or 0-d: here the elements of these rows that count.
+    0 where `keep` is None, and the log-probs tell."""
+    filler: bool = False
+    """Nothing of it is kept: it is run only because other ranks make a call."""
 
 
 Compact = Callable[..., Iterable[MicroBatch]]
@@ -44,15 +47,14 @@ def micro_batches(
     size: int | None = None,
 ) -> Iterator[MicroBatch]:
     """Yield the kept rows, `size` at a time, in batch order; no copy where all are kept."""
-    parts = (batch, advantages, loss_inputs, selection.keep, selection.weight)
+    keep = None if selection.whole else selection.keep
+    parts = (batch, advantages, loss_inputs, keep, selection.weight)
     num_kept = selection.rows.numel()
     step = size or num_kept
     everything = num_kept == selection.keep.shape[0]
-    if everything and step >= num_kept:
-        yield MicroBatch(*parts, num_rows=num_kept, num_tokens=selection.mask.sum())
-        return
     for start in range(0, num_kept, step):
         stop = min(start + step, num_kept)
         index = slice(start, stop) if everything else selection.rows[start:stop]
-        counts = (stop - start, selection.mask[index].sum())
-        yield MicroBatch._make((*rows.take(parts, index), *counts))
+        taken = parts if everything and step >= num_kept else rows.take(parts, index)
+        num_tokens = 0 if selection.whole else selection.mask[index].sum()
+        yield MicroBatch._make((*taken, stop - start, num_tokens, False))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,53 +10,77 @@ from torch import Tensor
 from kondo.core._checks import at_least_float32, check_float, expand_rows, first_unit
 from kondo.engine.compact import MicroBatch
 from kondo.engine.report import StageClock
-from kondo.engine.screen import LogProb
 
 Loss = Callable[..., Tensor]
 BackwardFn = Callable[[Tensor], Any]
 
 
+class Differentiated(NamedTuple):
+    """What went through the forward with a graph, and its backward."""
+
+    loss: Tensor
+    """0-d, detached: the sum over micro-batches."""
+    elements: int
+    """Elements of the log-probs of micro-batches without a `keep`: a dense step's."""
+
+
 def differentiate(
-    log_prob: LogProb,
+    log_prob: Callable[[Any], Tensor],
     micro_batches: Iterable[MicroBatch],
     *,
     loss: Loss,
-    denominator: float,
+    denominator: float | Callable[[Tensor], float],
     backward_fn: BackwardFn,
     clock: StageClock,
-) -> Tensor:
-    """Add the gradient of the gated loss to `.grad`; return the loss, 0-d and detached.
+) -> Differentiated:
+    """Add the gradient of the gated loss to `.grad`.
 
     loss = sum over kept elements of weight * loss(log_prob, advantage) / denominator, summed over
     micro-batches, so accumulation equals one large batch.
+
+    Args:
+        log_prob: rows -> log-probs.
+        micro_batches: by a compaction.
+        loss: (log_probs, advantages, **loss_inputs) -> one value per element.
+        denominator: a number, or what gives it for the log-probs of a micro-batch.
+        backward_fn: how to differentiate a loss.
+        clock: for the stages forward and backward.
     """
     total: Tensor | None = None
+    elements = 0
     for micro in micro_batches:
         with clock.stage("forward"):
             log_probs = _graph_log_probs(log_prob, micro)
-            gated = gated_sum(log_probs, micro, loss) / denominator
+            divide = denominator(log_probs) if callable(denominator) else denominator
+            gated = gated_sum(log_probs, micro, loss) / divide
         with clock.stage("backward"):
             backward_fn(gated)
+        elements += log_probs.numel() if micro.keep is None and not micro.filler else 0
         total = gated.detach() if total is None else total + gated.detach()
-    return torch.zeros(()) if total is None else total
+    return Differentiated(torch.zeros(()) if total is None else total, elements)
 
 
 def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
     """Return the sum of weighted losses over kept elements. What is not kept cannot leak NaN."""
     home = log_probs.device
-    keep, weight = micro.keep.to(home), micro.weight.to(home)
-    advantages = expand_rows("advantages", micro.advantages.to(home), keep.shape)
+    keep, weight = (None if part is None else part.to(home) for part in (micro.keep, micro.weight))
+    if micro.filler:
+        keep = torch.zeros_like(log_probs, dtype=torch.bool)
+    advantages = expand_rows("advantages", micro.advantages.to(home), log_probs.shape)
     inputs = {name: value.to(home) for name, value in micro.loss_inputs.items()}
-    # where() lets no gradient out of what is not kept, whatever the loss makes of it.
-    log_probs = torch.where(keep, log_probs, 0.0)
+    if keep is not None:
+        # where() lets no gradient out of what is not kept, whatever the loss makes of it.
+        log_probs = torch.where(keep, log_probs, 0.0)
     _check_finite(log_probs.detach())
     losses = loss(log_probs, advantages, **inputs)
-    if losses.shape != keep.shape:
+    if losses.shape != log_probs.shape:
         raise ValueError(
-            f"loss must return one value per unit, {list(keep.shape)}, got {list(losses.shape)}; "
-            f"leave masking and averaging to kondo.backward."
+            f"loss must return one value per unit, {list(log_probs.shape)}, got "
+            f"{list(losses.shape)}; leave masking and averaging to kondo.backward."
         )
-    return torch.where(keep, at_least_float32(losses) * weight, 0.0).sum()
+    losses = at_least_float32(losses)
+    losses = losses if weight is None else losses * weight
+    return (losses if keep is None else torch.where(keep, losses, 0.0)).sum()
 
 
 def _check_finite(log_probs: Tensor) -> None:
@@ -75,13 +99,19 @@ def _check_finite(log_probs: Tensor) -> None:
         )
 
 
-def _graph_log_probs(log_prob: LogProb, micro: MicroBatch) -> Tensor:
+def _graph_log_probs(log_prob: Callable[[Any], Tensor], micro: MicroBatch) -> Tensor:
     log_probs = check_float("log_prob(rows)", log_prob(micro.rows))
-    if log_probs.shape != micro.keep.shape:
+    if micro.keep is not None and log_probs.shape != micro.keep.shape:
         raise ValueError(
             f"log_prob(rows) must return shape {list(micro.keep.shape)} for these rows, as the "
             f"screen did, or as unit, mask and advantages say where there was none, got "
             f"{list(log_probs.shape)}; check unit=, and that no row depends on other rows."
+        )
+    if micro.keep is None and (log_probs.ndim not in (1, 2) or not _has_rows(log_probs, micro)):
+        raise ValueError(
+            f"log_prob(rows) must have shape [{micro.num_rows}] or [{micro.num_rows}, T], one row "
+            f"per row of the batch, got {list(log_probs.shape)}; return the log-prob of each taken "
+            f"action, not of all."
         )
     if not log_probs.requires_grad:
         raise ValueError(
@@ -89,3 +119,8 @@ def _graph_log_probs(log_prob: LogProb, micro: MicroBatch) -> Tensor:
             "inference_mode or detach from it, and check that some parameter requires grad."
         )
     return log_probs
+
+
+def _has_rows(log_probs: Tensor, micro: MicroBatch) -> bool:
+    # Kept tokens of a pack stand in one dimension, and advantages with them.
+    return micro.filler or log_probs.shape[0] in (micro.num_rows, micro.advantages.shape[0])

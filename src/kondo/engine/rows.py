@@ -105,6 +105,17 @@ def tensors(node: Any, path: str) -> Iterator[tuple[str, Any]]:
         )
 
 
+def leaves(node: Any) -> list[Tensor]:
+    """Return every tensor of a nest, those inside TensorDicts included."""
+    found: list[Tensor] = []
+    for _, leaf in tensors(node, "batch"):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        else:
+            leaf.apply(found.append)
+    return found
+
+
 def _is_leaf(node: Any) -> bool:
     return isinstance(node, Tensor) or _is_tensordict(node)
 

@@ -23,6 +23,7 @@ from kondo.core._checks import check_float
 from kondo.engine import rows
 
 LogProb = Callable[[Any], Tensor]
+"""Rows -> [n] or [n, T] log-probs of the taken actions."""
 
 # How deep, and how many items of a holder, the search for modules looks: a policy may stand beside
 # a replay buffer of millions. What it misses the hook finds.

@@ -1,40 +1,24 @@
-"""Stage 2, select: log-probs and advantages -> delight -> gate -> kept elements and rows."""
+"""Stage 2, select: log-probs and advantages -> values of the gate's signal -> kept elements.
+
+Everything is computed on the device, and read from it once: counts, price, rate and whether
+something is broken. Only then is anything refused, with a message that looks closer.
+"""
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kondo.core import delight as delights
-from kondo.core._checks import check_float, check_mask, expand_rows, first_unit
-from kondo.core.contract import Choice as GateOutput
+from kondo.core._checks import at_least_float32, check_float, check_mask, expand_rows, first_unit
+from kondo.core.contract import BaseGate, Choice, Signal
+from kondo.core.delight import check_excess, excess
 
 Unit = Literal["sample", "token", "sequence"]
-GateLike = Callable[..., GateOutput]
-Priority = Callable[..., Tensor]
-
-
-def needs_log_probs(priority: Priority) -> bool:
-    """Return whether a priority looks at log-probs; it does unless it says that it does not.
-
-    See `kondo.signals`. Options that were bound with `functools.partial` change nothing. Of what
-    wraps another function (`functools.wraps` copies attributes) nothing is believed.
-
-    Example:
-        >>> import kondo
-        >>> needs_log_probs(kondo.delight), needs_log_probs(kondo.signals.advantage)
-        (True, False)
-    """
-    while isinstance(priority, partial) and not hasattr(priority, "needs_log_probs"):
-        priority = priority.func
-    return hasattr(priority, "__wrapped__") or bool(getattr(priority, "needs_log_probs", True))
 
 
 class Counts(NamedTuple):
-    """How much counts and how much is kept, read from the device together."""
+    """How much counts and how much is kept."""
 
     units: int
     """That count."""
@@ -42,145 +26,164 @@ class Counts(NamedTuple):
     elements: int
     """That count."""
     elements_kept: int
+    rows: int
+    rows_kept: int
+    """Rows with a kept element."""
+    hidden_nan: int
+    """Elements with a NaN that the mask hides."""
+    price: float
+    rate: float
+
+    def denominator(self, asked: str | float) -> float:
+        """Return what the sum of losses is divided by; see `kondo.Options`."""
+        counted = {"full": self.elements, "kept": self.elements_kept}
+        return max(1.0, float(counted[asked])) if isinstance(asked, str) else float(asked)
 
 
 class Selection(NamedTuple):
     """What was selected. Shapes: N rows, T tokens (absent for unit "sample")."""
 
-    delight: Tensor
-    """Per unit: [N], or [N, T] for unit "token"."""
+    values: Tensor
+    """The gate's signal per unit: [N], or [N, T] for unit "token"."""
     unit_mask: Tensor
-    """bool like delight: the unit counts."""
-    gate: GateOutput
-    """The gate's decision per unit."""
+    """bool like values: the unit counts."""
+    choice: Choice
+    """The gate's choice per unit."""
     mask: Tensor
     """bool like log_probs: the element counts."""
-    weight: Tensor
-    """float like log_probs: factor of each element's loss; 0 where not kept."""
+    weight: Tensor | None
+    """float like log_probs: factor of each element's loss; 0 where not kept. None: 1 where kept."""
     keep: Tensor
     """bool like log_probs: the element is kept."""
     rows: Tensor
     """[R] int64, ascending: rows with a kept element."""
-    hidden_nan: Tensor
-    """0-d int64: elements with a NaN that the mask hides."""
     counts: Counts
-    """Sizes of unit_mask, of the gate's keep, of mask and of keep, as they were selected: rows that
-    move to another rank afterwards take mask and keep along, and these stay with the choice."""
+    """Of the selection as it was made. Rows that move to another rank afterwards take mask, weight
+    and keep along; these stay with the choice."""
+    whole: bool = False
+    """Every element of every row is kept with weight 1; keep and mask have one value per row."""
 
 
 def select(
     log_probs: Tensor,
     advantages: Tensor,
     *,
-    gate: GateLike,
-    priority: Priority,
+    gate: BaseGate,
     unit: Unit = "sample",
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Selection:
-    """Gate units by their priority (delight).
+    """Let the gate choose among the units.
 
     unit "sample" gates [N]. For [N, T], "token" gates every token, and "sequence" gates rows by the
-    sum of their tokens' delight. The sum, not the mean: the action is then the whole sequence, with
+    sum of their tokens' values. The sum, not the mean: the action is then the whole sequence, with
     surprisal -log pi(sequence) = sum of token surprisals, and delight is the paper's U * l of that
     action. A mean would rank a short sequence above a long one of the same surprise per token. A
-    priority with another rule for rows returns [N] itself.
+    signal with another rule for sequences brings it as `of_sequences`.
 
     Raises:
         ValueError: shapes that do not fit the unit, NaN in a unit that counts, or a kept unit with
-            infinite delight, whose gradient would not be finite.
+            an infinite value, whose gradient would not be finite.
     """
-    _check_unit(unit, log_probs)
+    check_unit(unit, log_probs)
     check_float("advantages", advantages)
     valid = check_mask(mask, log_probs.shape)
     if valid is None:
         valid = torch.ones_like(log_probs, dtype=torch.bool)
     expand_rows("advantages", advantages, log_probs.shape)  # refuses other shapes
-    hidden_nan = _check_finite_inputs(log_probs, advantages, valid)
-    delight, unit_mask = priority(log_probs, advantages, mask=valid), valid
-    if getattr(gate, "of_advantages", False):
-        _check_of_advantages(priority, unit, delight)
-    if unit == "sequence":
-        unit_mask = valid.any(dim=1)
-        delight = delight if delight.ndim == 1 else delight.sum(dim=1)
-    if delight.shape != unit_mask.shape:
-        raise ValueError(
-            f"priority must return one value per unit, {list(unit_mask.shape)}, got "
-            f"{list(delight.shape)}; for sequences, one per row or one per token to be summed."
-        )
-    decision = gate(delight, unit_mask, generator)
-    _check_shapes(decision, unit_mask)
-    keep, weight = decision.keep, decision.weight
+    checked = hasattr(gate.signal, "unchecked")  # ours: needs log-probs that are at most 0
+    faults = _faults(log_probs, advantages, valid if checked else None)
+    if gate.remembers:  # a broken batch must not enter its running state
+        _refuse_inputs(faults.tolist(), log_probs, advantages, valid)
+    values, unit_mask = unit_values(gate.signal, log_probs, advantages, valid, unit)
+    choice = gate.choose_all(values, unit_mask, generator)
+    _check_shapes(choice, unit_mask)
+    keep, weight = choice.keep, choice.weight
     if unit == "sequence":
         keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
     # A sequence that counts has an element that counts, so its unit is kept where its row is.
-    kept_rows = keep.any(dim=1) if unit == "token" else decision.keep
-    outside = decision.keep > unit_mask  # on masks, "and not" in one kernel
-    bought = delight * decision.keep
-    parts = (outside, bought, kept_rows, unit_mask, decision.keep, valid, keep)
-    # One device sync; float64 holds every count below 2^53.
-    num_outside, worth, num_rows, *counts = torch.stack(
-        [part.sum(dtype=torch.float64) for part in parts]
-    ).tolist()
-    if num_outside or not math.isfinite(worth):
-        _refuse(decision, delight, outside)
-    index = kept_rows.nonzero_static(size=int(num_rows)).squeeze(1)  # of known size: no sync
-    sizes = Counts(*(int(count) for count in counts))
-    return Selection(delight, unit_mask, decision, valid, weight, keep, index, hidden_nan, sizes)
+    kept_rows = keep.any(dim=1) if unit == "token" else choice.keep
+    outside = choice.keep > unit_mask  # on masks, "and not" in one kernel
+    bought = torch.where(choice.keep, values, 0.0)
+    unknown = values.isnan() & unit_mask
+    parts = (outside, unknown, bought, unit_mask, choice.keep, valid, keep, kept_rows)
+    numbers = [part.sum(dtype=torch.float64) for part in parts]
+    home = log_probs.device
+    found = torch.stack([*numbers, choice.price.to(home), choice.rate.to(home)])
+    # The one read; float64 holds every count below 2^53.
+    read = torch.cat([faults, found]).tolist()
+    broken, (num_outside, num_unknown, worth), (*sizes, price, rate) = read[:3], read[3:6], read[6:]
+    hidden_nan = _refuse_inputs(broken, log_probs, advantages, valid)
+    if num_outside or num_unknown or not math.isfinite(worth):
+        _refuse_choice(choice, values, outside, unknown)
+    units, units_kept, elements, elements_kept, rows_kept = (int(size) for size in sizes)
+    index = kept_rows.nonzero_static(size=rows_kept).squeeze(1)  # of known size: no read
+    counts = Counts(
+        units=units,
+        units_kept=units_kept,
+        elements=elements,
+        elements_kept=elements_kept,
+        rows=log_probs.shape[0],
+        rows_kept=rows_kept,
+        hidden_nan=hidden_nan,
+        price=price,
+        rate=rate,
+    )
+    return Selection(values, unit_mask, choice, valid, weight, keep, index, counts)
 
 
-def _check_of_advantages(priority: Priority, unit: Unit, values: Tensor) -> None:
-    """Refuse what a gate that is made for advantages would choose by without a word."""
-    if priority is delights.delight:
+def unit_values(
+    signal: Signal, log_probs: Tensor, advantages: Tensor, valid: Tensor, unit: Unit
+) -> tuple[Tensor, Tensor]:
+    """Return the signal's value of every unit, and which units count: [N], or [N, T] for tokens."""
+    function: Signal = getattr(signal, "unchecked", signal)
+    if unit == "sequence":
+        function = getattr(signal, "of_sequences", function)
+    values = at_least_float32(function(log_probs, advantages, mask=valid))
+    unit_mask = valid
+    if unit == "sequence":
+        unit_mask = valid.any(dim=1)
+        values = values if values.ndim == 1 else values.sum(dim=1)
+    if values.shape != unit_mask.shape:
         raise ValueError(
-            "priority must be an advantage for a gate by variance, got kondo.delight, the default; "
-            'give priority=kondo.signals.sequence_advantage for unit "sequence", or '
-            "kondo.signals.advantage."
+            f"signal must return one value per unit, {list(unit_mask.shape)}, got "
+            f"{list(values.shape)}; for sequences, one per row or one per token to be summed."
         )
-    if unit == "sequence" and values.ndim == 2:
-        raise ValueError(
-            "priority must return one value per row, [N], for a gate by variance and unit "
-            f'"sequence", got {list(values.shape)}, whose sums would favour long rows; give '
-            "priority=kondo.signals.sequence_advantage."
-        )
+    return values, unit_mask
 
 
-def _check_shapes(decision: GateOutput, unit_mask: Tensor) -> None:
-    """A gate may be anybody's: hold it to the units, and to a decision."""
-    if decision.keep.dtype != torch.bool:
-        raise ValueError(
-            f"gate must return keep of dtype torch.bool, got {decision.keep.dtype}; compare with "
-            f"the price, and put factors into weight."
-        )
-    for name in ("keep", "weight"):
-        shape = getattr(decision, name).shape
-        if shape != unit_mask.shape:
-            raise ValueError(
-                f"gate must return {name} with one value per unit, {list(unit_mask.shape)}, got "
-                f"{list(shape)}."
-            )
+def everything(num_rows: int, mask: Tensor | None, device: torch.device) -> Selection:
+    """Return the selection of a dense step: all elements that count, with weight 1.
 
-
-def _refuse(decision: GateOutput, delight: Tensor, outside: Tensor) -> None:
-    """Raise if a unit is kept that does not count, or whose delight is not finite.
-
-    A skipped unit of infinite delight, which also spoils the sum, is fine.
+    Args:
+        num_rows: N.
+        mask: bool [N] or [N, T]; None where everything counts.
+        device: where the work happens.
     """
-    if bool(outside.any()):
-        raise ValueError(
-            f"gate must not keep units that the mask leaves out, got {first_unit(outside)}; "
-            f"multiply its keep by the mask."
-        )
-    infinite = decision.keep & ~delight.isfinite()
-    if bool(infinite.any()):
-        raise ValueError(
-            f"delight must be finite in kept units, got {first_unit(infinite)} with an infinite "
-            f"one: the policy gives this action probability zero, so its gradient is not finite. "
-            f"Mask it, or use the log-probs of the policy that took it."
-        )
+    whole = mask is None
+    valid = torch.ones(num_rows, dtype=torch.bool, device=device) if mask is None else mask
+    some = valid if valid.ndim == 1 else valid.any(dim=1)
+    elements, rows_kept = num_rows, num_rows
+    if not whole:
+        elements, rows_kept = (int(n) for n in torch.stack([valid.sum(), some.sum()]).tolist())
+    counts = Counts(
+        units=elements,
+        units_kept=elements,
+        elements=elements,
+        elements_kept=elements,
+        rows=num_rows,
+        rows_kept=rows_kept,
+        hidden_nan=0,
+        price=-math.inf,
+        rate=float(elements > 0),
+    )
+    choice = Choice.of(valid, valid)
+    index = some.nonzero_static(size=rows_kept).squeeze(1)
+    return Selection(choice.weight, valid, choice, valid, None, valid, index, counts, whole)
 
 
-def _check_unit(unit: str, log_probs: Tensor) -> None:
+def check_unit(unit: str, log_probs: Tensor) -> None:
+    """Raise a ValueError unless log-probs have the shape that the unit needs."""
     if unit not in ("sample", "token", "sequence"):
         raise ValueError(f'unit must be "sample", "token" or "sequence", got {unit!r}.')
     if (unit == "sample") != (log_probs.ndim == 1):
@@ -191,16 +194,48 @@ def _check_unit(unit: str, log_probs: Tensor) -> None:
         )
 
 
-def _check_finite_inputs(log_probs: Tensor, advantages: Tensor, valid: Tensor) -> Tensor:
-    """Name the unit and the argument of a NaN that counts, and refuse infinite advantages.
+def _check_shapes(choice: Choice, unit_mask: Tensor) -> None:
+    """A gate may be anybody's: hold it to the units, and to a decision."""
+    if choice.keep.dtype != torch.bool:
+        raise ValueError(
+            f"gate must return keep of dtype torch.bool, got {choice.keep.dtype}; compare with "
+            f"the price, and put factors into weight."
+        )
+    for name in ("keep", "weight"):
+        shape = getattr(choice, name).shape
+        if shape != unit_mask.shape:
+            raise ValueError(
+                f"gate must return {name} with one value per unit, {list(unit_mask.shape)}, got "
+                f"{list(shape)}."
+            )
 
-    Returns the number of NaN that the mask hides, 0-d int64. One device sync, more only where a sum
-    says that there may be something: a NaN or an infinity never leaves a sum finite.
+
+def _faults(log_probs: Tensor, advantages: Tensor, valid: Tensor | None) -> Tensor:
+    """Return [3] float64: two sums that are finite, and an excess <= 0, where inputs are sound.
+
+    A NaN or an infinity never leaves a sum finite; log-probs may be -infinity. `valid` is None
+    where log-probs may exceed 0, as densities do.
     """
     sums = [values.sum(dtype=torch.float64) for values in (log_probs, advantages)]
-    log_prob, advantage = torch.stack(sums).tolist()
-    if not math.isnan(log_prob) and math.isfinite(advantage):  # log-probs may be -infinity
-        return torch.zeros((), dtype=torch.int64, device=valid.device)
+    above = torch.zeros_like(sums[0])
+    if valid is not None:
+        above = excess(torch.where(valid, log_probs, 0.0)).double()
+    return torch.stack([*sums, above])
+
+
+def _refuse_inputs(
+    faults: list[float], log_probs: Tensor, advantages: Tensor, valid: Tensor
+) -> int:
+    """Name the unit and the argument of a NaN that counts, and refuse infinite advantages.
+
+    Returns:
+        The number of elements with a NaN that the mask hides.
+    """
+    log_prob, advantage, above = faults
+    if above > 0:
+        check_excess(torch.where(valid, log_probs, 0.0))
+    if not math.isnan(log_prob) and math.isfinite(advantage):
+        return 0
     spread = expand_rows("advantages", advantages, log_probs.shape)
     suspects = {
         "log_prob must not hold NaN": log_probs.isnan() & valid,
@@ -212,4 +247,28 @@ def _check_finite_inputs(log_probs: Tensor, advantages: Tensor, valid: Tensor) -
                 f"{rule} in a unit that counts, got it in {first_unit(broken)} "
                 f"({int(broken.sum())} in all); fix it or mask the unit."
             )
-    return ((log_probs.isnan() | spread.isnan()) & ~valid).sum()
+    return int(((log_probs.isnan() | spread.isnan()) & ~valid).sum())
+
+
+def _refuse_choice(choice: Choice, values: Tensor, outside: Tensor, unknown: Tensor) -> None:
+    """Raise if a value is NaN, or a unit is kept that does not count or has an infinite value.
+
+    A skipped unit of infinite value is fine.
+    """
+    if bool(outside.any()):
+        raise ValueError(
+            f"gate must not keep units that the mask leaves out, got {first_unit(outside)}; "
+            f"multiply its keep by the mask."
+        )
+    if bool(unknown.any()):
+        raise ValueError(
+            f"signal must not return NaN for a unit that counts, got it in {first_unit(unknown)} "
+            f"({int(unknown.sum())} in all)."
+        )
+    broken = choice.keep & ~values.isfinite()
+    if bool(broken.any()):
+        raise ValueError(
+            f"the gate's signal must be finite in kept units, got {first_unit(broken)} with a "
+            f"value that is not: the policy gives this action probability zero, so its gradient "
+            f"is not finite. Mask it, or use the log-probs of the policy that took it."
+        )

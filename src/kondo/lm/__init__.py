@@ -8,7 +8,7 @@ from kondo.lm.model import CausalLM
 from kondo.lm.pack import Pack
 from kondo.lm.rows import TokenRows
 from kondo.lm.screens import agreement, draft, gradient_cosine, quantised, stale, truncated
-from kondo.lm.step import backward
+from kondo.lm.token_policy import TokenLogProb
 
 __all__ = [
     "BudgetGate",
@@ -16,9 +16,9 @@ __all__ = [
     "Guarded",
     "Head",
     "Pack",
+    "TokenLogProb",
     "TokenRows",
     "agreement",
-    "backward",
     "draft",
     "gradient_cosine",
     "packed_attention",

@@ -266,7 +266,7 @@ class BudgetGate(BaseGate):
             raise ValueError(
                 f"values must have the shape of the rows this gate is bound to, "
                 f"{list(self._cost.shape)} or {list(self._row_end.shape)}, got "
-                f"{list(values.shape)}; bind it to this batch with for_rows(rows)."
+                f"{list(values.shape)}; leave for_rows(...) out, and kondo.backward binds it."
             )
         if self.whole:
             raise ValueError(

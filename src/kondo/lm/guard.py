@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core.delight import delight
+from kondo.core.contract import BaseGate, as_gate
 from kondo.engine import rows as nests
 from kondo.engine.screen import LogProb, screen_log_probs
-from kondo.engine.select import GateLike, Priority, Unit
-from kondo.lm.budget import BudgetGate
+from kondo.engine.select import Unit
 from kondo.lm.screens import Agreement, agreement
 
 _log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class Guarded:
 
         guard = Guarded(lm.log_prob, gate=gate)
         screen = guard(rows, advantages, rollout_log_probs)
-        kondo.lm.backward(lm, rows, advantages, gate=gate, screen=screen)
+        kondo.backward(lm, rows, advantages, gate=gate, screen=screen)
 
     Where ranks each hold a guard of their own, each checks its own rows with its own copy of the
     gate, and each decides for itself: some may screen exactly while others do not. That is sound
@@ -47,7 +46,6 @@ class Guarded:
         gate: the gate of the step; copied for each check. A `BudgetGate` that is not bound yet is
             bound to the rows checked; one that is keeps its costs and weights.
         unit: what is gated.
-        priority: what the gate looks at, delight by default.
         every: steps between checks, >= 1.
         least_overlap: |A & B| / |A | B| that a check must reach, in [0, 1]; few units: see above.
         sample: rows a check looks at, drawn anew; all if None. A rate of 3% of few rows says
@@ -59,9 +57,8 @@ class Guarded:
         self,
         exact: LogProb,
         *,
-        gate: GateLike,
+        gate: Any,
         unit: Unit = "sequence",
-        priority: Priority = delight,
         every: int = 50,
         least_overlap: float = 0.8,
         sample: int | None = None,
@@ -73,7 +70,7 @@ class Guarded:
             raise ValueError(f"least_overlap must lie in [0, 1], got {least_overlap}.")
         if sample is not None and sample < 1:
             raise ValueError(f"sample must be at least 1 row, got {sample}; None checks all rows.")
-        self._exact, self._gate, self._unit, self._priority = exact, gate, unit, priority
+        self._exact, self._gate, self._unit = exact, as_gate(gate), unit
         self.every, self.least_overlap, self.sample = every, least_overlap, sample
         self._draws = torch.Generator().manual_seed(seed)
         self.trusted = True
@@ -89,7 +86,7 @@ class Guarded:
         free: Tensor | LogProb,
         *,
         mask: Tensor | None = None,
-        gate: GateLike | None = None,
+        gate: Any | None = None,
     ) -> Tensor:
         """Return the log-probs to screen this step with, [N, S].
 
@@ -111,7 +108,7 @@ class Guarded:
             cheap = screen_log_probs(self._exact, rows, screen=free)
         if due:
             assert cheap is not None
-            gate = self._gate if gate is None else gate
+            gate = self._gate if gate is None else as_gate(gate)
             known = self._check(rows, cheap, advantages, mask, gate)
         self.steps += 1
         if self.trusted:
@@ -121,7 +118,7 @@ class Guarded:
         return screen_log_probs(self._exact, rows) if known is None else known
 
     def _check(
-        self, rows: Any, cheap: Tensor, advantages: Tensor, mask: Tensor | None, gate: GateLike
+        self, rows: Any, cheap: Tensor, advantages: Tensor, mask: Tensor | None, gate: Any
     ) -> Tensor | None:
         """Compare on a sample of the rows; return the exact log-probs if it was all of them."""
         size, index = cheap.shape[0], None
@@ -138,7 +135,6 @@ class Guarded:
             gate=_gate_of_rows(gate, rows, index),
             mask=mask,
             unit=self._unit,
-            priority=self._priority,
         )
         self._judge(found)
         return exact if index is None else None
@@ -187,10 +183,9 @@ class Guarded:
         self._draws.set_state(state["draws"].cpu())
 
 
-def _gate_of_rows(gate: GateLike, rows: Any, index: Tensor | None) -> GateLike:
+def _gate_of_rows(gate: BaseGate, rows: Any, index: Tensor | None) -> BaseGate:
     """Return the gate for the rows that are checked, which `index` names among the batch's."""
-    if not isinstance(gate, BudgetGate):
-        return gate
-    if not gate.is_bound:
-        return gate.for_rows(rows)
+    facts = gate.row_facts(rows)
+    if facts is not None:
+        return gate.bind(facts)
     return gate if index is None else gate.take(index)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kondo.core._checks import expand_rows
 from kondo.engine.compact import MicroBatch
+from kondo.engine.policy import Policy
 from kondo.engine.screen import no_trace
 from kondo.engine.select import Selection
 from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
@@ -37,7 +38,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class CausalLM:
-    """Adapter from a causal language model to `log_prob`, for `kondo.lm.backward`.
+    """Adapter from a causal language model to `log_prob`, for `kondo.backward`.
 
     Args:
         model: a Hugging Face causal LM, also inside PEFT; or, with `head`, any backbone: a module
@@ -145,6 +146,12 @@ class CausalLM:
         fast = self.device.type == "cuda" and self._dtype in _HALF
         return "varlen" if fast and self._varlen_fault() is None else "padded"
 
+    def kondo_policy(self, log_prob: nn.Module | None = None) -> Policy:
+        """Return what `kondo.backward` knows of this policy."""
+        from kondo.lm.token_policy import TokenPolicy  # built on this class
+
+        return TokenPolicy(self, log_prob or self.log_prob)
+
     def log_prob(self, rows: TokenRows | Pack) -> Tensor:
         """Return log pi(token | tokens before it) of the tokens that were sampled.
 
@@ -184,7 +191,7 @@ class CausalLM:
         loss_inputs: dict[str, Tensor],
         size: int | None = None,
     ) -> Iterator[MicroBatch]:
-        """Yield packs of the kept tokens, for `kondo.backward(..., compact=...)`.
+        """Yield packs of the kept tokens, for `kondo.backward`.
 
         The rows of a micro-batch are a `Pack`; everything else has one value per kept token, [K].
 
@@ -215,8 +222,8 @@ class CausalLM:
                 rows=pack,
                 advantages=at("advantages", advantages, pack),
                 loss_inputs={k: at(k, v, pack) for k, v in loss_inputs.items()},
-                keep=torch.ones_like(pack.targets, dtype=torch.bool),
-                weight=at("weight", selection.weight, pack),
+                keep=None,  # a pack holds kept tokens alone
+                weight=None if selection.weight is None else at("weight", selection.weight, pack),
                 num_rows=pack.num_rows,
                 num_tokens=pack.num_tokens,
             )

@@ -8,7 +8,7 @@ right ("padded").
     input_ids   a b c d | e f g        varlen [1, total]
     kept            ^ ^       ^        targets c, d, g, read from the hidden states of b, c, f
 
-Everything is laid out on the CPU after one device sync, and copied once per pack.
+One read tells how long the kept rows are; everything else is laid out on the device.
 """
 
 import dataclasses
@@ -67,10 +67,10 @@ class _Tokens(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """Rows that keep something, on the CPU. R rows of S tokens."""
+    """Rows that keep something, longest first, on the device of the packs. R rows of S tokens."""
 
     rows: Tensor
-    """int64 [R]: which rows of the batch, longest first."""
+    """int64 [R]: which rows of the batch."""
     starts: Tensor
     """int64 [R]: first real token."""
     lengths: Tensor
@@ -79,6 +79,18 @@ class _Cut(NamedTuple):
     """bool [R, S]."""
     places: Tensor
     """int64 [R]: which rows of `_Tokens`."""
+
+
+class _Sizes(NamedTuple):
+    """What the host knows of the same rows, in the same order."""
+
+    rows: Tensor
+    """int64 [R] on the CPU."""
+    starts: Tensor
+    """int64 [R] on the CPU."""
+    lengths: list[int]
+    kept: list[int]
+    """Kept tokens."""
 
 
 def packs(
@@ -106,23 +118,32 @@ def packs(
             themselves; positions that were given are never left out.
     """
     device = device or batch.input_ids.device
-    cut = _cut(batch, keep, rows)
-    lengths = cut.lengths.tolist()
+    sizes = _measured(batch, keep, rows)
     groups = balanced_groups(
-        lengths, max_tokens, padded=layout == "padded", max_size=max_rows or len(lengths)
+        sizes.lengths,
+        max_tokens,
+        padded=layout == "padded",
+        max_size=max_rows or len(sizes.lengths),
     )
     ids, positions = batch.input_ids, batch.position_ids
+    places = sizes.rows
     if ids.device != device:  # only what is needed crosses over
-        ids, positions = _rows_of(ids, cut.rows), _rows_of(positions, cut.rows)
-        cut = cut._replace(places=torch.arange(len(lengths)))
+        ids, positions = _rows_of(ids, sizes.rows), _rows_of(positions, sizes.rows)
+        places = torch.arange(len(sizes.lengths))
     tokens = _Tokens(
         _flat(ids, device),
         None if positions is None else _flat(positions, device),
         ids.shape[1],
     )
+    parts = (sizes.rows, sizes.starts, torch.tensor(sizes.lengths, dtype=torch.int64), places)
+    number, starts, lengths, places = _copy(parts, device)
+    here = number if keep.device == device else sizes.rows.to(keep.device)
+    kept = _to(keep.index_select(0, here), device)
+    cut = _Cut(number, starts, lengths, kept, places)
     bare = bare and layout == "padded" and positions is None
     for group in groups:
-        yield _pack(tokens, _Cut(*(part[group] for part in cut)), layout, bare)
+        some = _Cut(*(part[group] for part in cut))
+        yield _pack(tokens, some, sizes.lengths[group], sum(sizes.kept[group]), layout, bare)
 
 
 def balanced_groups(lengths: list[int], budget: int, *, padded: bool, max_size: int) -> list[slice]:
@@ -159,47 +180,41 @@ def _groups(lengths: list[int], budget: int, padded: bool, max_size: int) -> lis
     return found
 
 
-def _cut(batch: TokenRows, keep: Tensor, rows: Tensor | None) -> _Cut:
-    """Bring the kept rows to the CPU in one piece, the one sync, and measure them there."""
+def _measured(batch: TokenRows, keep: Tensor, rows: Tensor | None) -> _Sizes:
+    """Return how long the rows with a kept token are, longest first; the one read."""
     real = batch.attention_mask.to(keep.device)
     number = torch.arange(keep.shape[0], device=keep.device) if rows is None else rows
     if rows is not None:
         real, keep = real.index_select(0, rows), keep.index_select(0, rows)
-    numbers = torch.stack([number, real.byte().argmax(1)], 1)
-    together = torch.cat([numbers.view(torch.uint8), keep.view(torch.uint8)], 1).cpu()
-    width = together.shape[1] - keep.shape[1]
-    number, starts = together[:, :width].reshape(-1).view(torch.int64).view(-1, 2).unbind(1)
-    kept = together[:, width:].bool()
-    if rows is None:
-        some = kept.any(1)
-        number, starts, kept = number[some], starts[some], kept[some]
-    lengths = kept.shape[1] - kept.flip(1).byte().argmax(1) - starts
-    first = (kept.byte().argmax(1) <= starts).nonzero()
-    if first.numel():
+    starts, first = real.byte().argmax(1), keep.byte().argmax(1)
+    ends = keep.shape[1] - keep.flip(1).byte().argmax(1)
+    read = torch.stack([number, starts, ends - starts, keep.sum(1), first], 1).cpu()
+    read = read[read[:, 3] > 0]
+    number, starts, lengths, kept, first = read[read[:, 2].argsort(descending=True, stable=True)].T
+    broken = (first <= starts).nonzero()
+    if broken.numel():
         raise ValueError(
             f"completion_mask must not hold the first real token of a row, or padding before it: "
-            f"nothing precedes it, so it has no log-prob. Got row {int(number[first[0]])}; put a "
+            f"nothing precedes it, so it has no log-prob. Got row {int(number[broken[0]])}; put a "
             f"prompt or a start token before it."
         )
-    order = lengths.argsort(descending=True, stable=True)
-    number = number[order]
-    return _Cut(number, starts[order], lengths[order], kept[order], number)
+    return _Sizes(number, starts, lengths.tolist(), kept.tolist())
 
 
-def _pack(tokens: _Tokens, cut: _Cut, layout: Layout, bare: bool) -> Pack:
-    """Lay out the rows of one pack: everything that is an index on the CPU, the rest by gather."""
-    num_rows, lengths = len(cut.rows), cut.lengths
-    total, longest = int(lengths.sum()), int(lengths.max())
-    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+def _pack(
+    tokens: _Tokens, cut: _Cut, sizes: list[int], num_kept: int, layout: Layout, bare: bool
+) -> Pack:
+    """Lay out the rows of one pack, whose sizes the host knows: nothing is read."""
+    num_rows, total, longest = len(sizes), sum(sizes), sizes[0]
+    device = cut.rows.device
+    starts = torch.nn.functional.pad(cut.lengths.cumsum(0), (1, 0))
     begin, corner_of_row = starts[:-1], cut.places * tokens.num_columns
     # The slot of a row's first token in the flattened pack.
-    corner = begin if layout == "varlen" else torch.arange(num_rows) * longest
+    corner = begin if layout == "varlen" else torch.arange(num_rows, device=device) * longest
     offsets = torch.stack([corner_of_row + cut.starts - begin, -begin, corner - begin])
-    place = offsets.repeat_interleave(lengths, dim=1, output_size=total) + torch.arange(total)
-    row, column = cut.keep.nonzero().unbind(1)
-    read = (corner - cut.starts - 1)[row] + column
-    parts = (*place.unbind(), read, corner_of_row[row] + column, cut.rows[row], column, starts)
-    source, position, slot, read, taken, row, column, starts = _copy(parts, tokens.ids.device)
+    place = offsets.repeat_interleave(cut.lengths, dim=1, output_size=total)
+    source, position, slot = (place + torch.arange(total, device=device)).unbind()
+    row, column = cut.keep.nonzero_static(size=num_kept).unbind(1)
 
     shape = (1, total) if layout == "varlen" else (num_rows, longest)
     if tokens.positions is not None:
@@ -214,9 +229,9 @@ def _pack(tokens: _Tokens, cut: _Cut, layout: Layout, bare: bool) -> Pack:
         attention_mask=None if real is None else _place(real, slot, shape),
         cu_seqlens=starts.int(),
         max_length=longest,
-        read=read,
-        targets=tokens.ids[taken],
-        rows=row,
+        read=(corner - cut.starts - 1)[row] + column,
+        targets=tokens.ids[corner_of_row[row] + column],
+        rows=cut.rows[row],
         columns=column,
         num_rows=num_rows,
         num_tokens=shape[0] * shape[1],
@@ -238,8 +253,13 @@ def _rows_of(values: Tensor | None, rows: Tensor) -> Tensor | None:
     return None if values is None else values.index_select(0, rows.to(values.device))
 
 
+def _to(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device, without waiting for it."""
+    return values.to(device, non_blocking=True)
+
+
 def _flat(values: Tensor, device: torch.device) -> Tensor:
-    return values.to(device, non_blocking=True).reshape(-1)
+    return _to(values, device).reshape(-1)
 
 
 def _copy(parts: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
@@ -248,4 +268,4 @@ def _copy(parts: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]
     together = torch.cat(parts)
     if device.type == "cuda":
         together = together.pin_memory()
-    return torch.split(together.to(device, non_blocking=True), sizes)
+    return torch.split(_to(together, device), sizes)

@@ -84,14 +84,19 @@ def _saved_copy(layer: nn.Module) -> nn.Module:
 
 def check_whole(weight: Tensor) -> None:
     """Refuse an output layer that is spread over ranks: it is read here, and not called."""
-    # Where the module was never imported no tensor can be one of its class.
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is not None and isinstance(weight, tensors.DTensor):
+    if is_sharded(weight):
         raise ValueError(
             "model must have an output layer whose weights are whole, got a DTensor: fully_shard "
             "gathers them in the forward of the module it was called on, which is not run here. "
-            "Make the CausalLM of the plain model, and shard kondo.ranks's TokenLogProb."
+            "Make the CausalLM of the plain model, and shard kondo.lm.TokenLogProb."
         )
+
+
+def is_sharded(weight: Tensor) -> bool:
+    """Return whether a tensor is spread over ranks."""
+    # Where the module was never imported, which takes seconds, no tensor can be of its class.
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(weight, tensors.DTensor)
 
 
 def check_positions(backbone: nn.Module) -> None:

@@ -24,10 +24,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kondo.core.delight import delight
+from kondo.core.contract import as_gate
 from kondo.engine.screen import LogProb
-from kondo.engine.select import GateLike, Priority, Unit, select
-from kondo.lm import step
+from kondo.engine.select import Unit, select
+from kondo.engine.step import backward
 from kondo.lm.model import CausalLM
 from kondo.lm.quantise import Format, LinearBackend, QuantisedLinear, quantise_linears, requantised
 from kondo.lm.rows import TokenRows
@@ -203,10 +203,9 @@ def agreement(
     exact_log_probs: Tensor,
     advantages: Tensor,
     *,
-    gate: GateLike,
+    gate: Any,
     mask: Tensor | None = None,
     unit: Unit = "sequence",
-    priority: Priority = delight,
     generator: torch.Generator | None = None,
 ) -> Agreement:
     """Return how far a screen's kept set agrees with the exact one, at the gate's own rate.
@@ -221,7 +220,6 @@ def agreement(
         gate: as for `kondo.backward`; a `BudgetGate` bound to these rows.
         mask: like screen_log_probs, bool.
         unit: what is gated.
-        priority: what the gate looks at.
         generator: for the gate's draws; left as it is.
 
     Example:
@@ -239,17 +237,16 @@ def agreement(
         )
 
     def choose(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        own_gate, own_draws = copy.deepcopy(gate), _same_draws(generator)
+        own_gate, own_draws = copy.deepcopy(as_gate(gate)), _same_draws(generator)
         chosen = select(
             log_probs.to(exact_log_probs.device),
             advantages.to(exact_log_probs.device),
             gate=own_gate,
-            priority=priority,
             unit=unit,
             mask=mask,
             generator=own_draws,
         )
-        return chosen.gate.keep, chosen.delight
+        return chosen.choice.keep, chosen.values
 
     ours, _ = choose(screen_log_probs)
     exact, worth = choose(exact_log_probs)
@@ -273,7 +270,7 @@ def gradient_cosine(
     advantages: Tensor,
     *,
     screen: Tensor | LogProb,
-    gate: GateLike,
+    gate: Any,
     unit: Literal["sequence", "token"] = "sequence",
     against: Tensor | LogProb | None = None,
 ) -> float:
@@ -287,7 +284,7 @@ def gradient_cosine(
         rows: N rows of S tokens.
         advantages: [N] or [N, S] float.
         screen: log-probs [N, S], or a draft.
-        gate: as for `kondo.lm.backward`; hard, since two draws would differ.
+        gate: as for `kondo.backward`; hard, since two draws would differ.
         unit: what is gated.
         against: the other screen; None is the exact one.
     """
@@ -295,7 +292,7 @@ def gradient_cosine(
     for each in (screen, against):
         own_gate = copy.deepcopy(gate)
         with fresh_gradients(lm) as gradients:
-            step.backward(lm, rows, advantages, gate=own_gate, unit=unit, screen=each)
+            backward(lm, rows, advantages, gate=own_gate, unit=unit, screen=each)
             found.append(gradients())
     return cosine(*found)
 

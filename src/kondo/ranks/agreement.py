@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kondo.core.gates import Gate
-from kondo.core.variance import VarianceGate
-from kondo.lm.budget import BudgetGate
-from kondo.ranks.ranks import Ranks
+from kondo.core.contract import BaseGate
+from kondo.ranks.communicator import Ranks
 
 
 def agree(ranks: Ranks, options: dict[str, str], *words: int) -> list[list[int]]:
@@ -49,10 +47,8 @@ def _difference(everyone: list[dict[str, str]]) -> str:
 
 def describe(value: Any) -> str:
     """Say what a callable or option is, in words that do not depend on the process."""
-    if isinstance(value, Gate):
-        return f"{value!r} {_state(value)}"
-    if isinstance(value, BudgetGate | VarianceGate):
-        return repr(value)
+    if isinstance(value, BaseGate):
+        return value.fingerprint()
     if isinstance(value, Tensor):
         return f"a {value.ndim}-d tensor of {value.dtype}"
     if isinstance(value, functools.partial):
@@ -60,10 +56,3 @@ def describe(value: Any) -> str:
     if callable(value):
         return str(getattr(value, "__qualname__", type(value).__qualname__))
     return repr(value)
-
-
-def _state(gate: Gate) -> str:
-    """Say where a gate's running state is: its counters, not every past delight."""
-    state = gate.state_dict()
-    scale = f"scale {gate.scale:.17g} of {state['scale_calls']}"
-    return f"after {state['calls']} calls ({scale}, window {state['past']['valid']})"

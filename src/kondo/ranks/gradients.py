@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from kondo.engine.report import StageClock
 from kondo.engine.screen import LogProb, modules_in
-from kondo.ranks.ranks import Ranks
-from kondo.ranks.report import RankClock
+from kondo.ranks.communicator import Ranks
 
 When = Literal["last", "each", "never"]
 
@@ -111,7 +111,7 @@ class Gradients:
             yield
 
     @contextmanager
-    def step(self, clock: RankClock) -> Iterator[None]:
+    def step(self, clock: StageClock) -> Iterator[None]:
         """Hold for the calls of a step; with `all_reduce`, sum what they added to `.grad`.
 
         What stood in `.grad` before, from an earlier step of an accumulation, is the same on all

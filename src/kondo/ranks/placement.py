@@ -8,29 +8,12 @@ import torch
 from torch import Tensor
 
 from kondo.engine import rows
-from kondo.engine.compact import Compact, MicroBatch, micro_batches
-from kondo.engine.screen import LogProb
+from kondo.engine.compact import MicroBatch
+from kondo.engine.inputs import Inputs, Rows
 from kondo.engine.select import Selection
-from kondo.ranks import tokens
-from kondo.ranks.exchange import deal, leaves, move
+from kondo.ranks.communicator import Ranks
 from kondo.ranks.gradients import Gradients
-from kondo.ranks.ranks import Ranks
-
-
-class LocalRows(NamedTuple):
-    """Everything of this rank that has rows."""
-
-    batch: Any
-    advantages: Tensor
-    """[N] or [N, T]."""
-    mask: Tensor | None
-    loss_inputs: dict[str, Tensor]
-    screen: Tensor | LogProb | None
-
-    @property
-    def size(self) -> int:
-        """N; may be 0."""
-        return int(self.advantages.shape[0])
+from kondo.ranks.rebalance import deal, move
 
 
 class Placed(NamedTuple):
@@ -48,14 +31,7 @@ class Placed(NamedTuple):
     """Bytes of those rows, over all ranks."""
 
 
-def count_rows(batch: Any, name: str) -> int:
-    """Return the rows of a nest, which may have none."""
-    if all(tensor.ndim and tensor.shape[0] == 0 for tensor in leaves(batch)):
-        return 0 if leaves(batch) else rows.num_rows(batch, name)  # no tensor at all: an error
-    return rows.num_rows(batch, name)
-
-
-def with_a_row(ranks: Ranks, local: LocalRows, sizes: Sequence[int]) -> LocalRows:
+def with_a_row(ranks: Ranks, local: Rows, sizes: Sequence[int]) -> Rows:
     """Return the local rows, or a copy of another rank's first one where there are none.
 
     Ranks without rows need one to run, wherever a forward is a collective: under FSDP2, and under
@@ -71,36 +47,30 @@ def with_a_row(ranks: Ranks, local: LocalRows, sizes: Sequence[int]) -> LocalRow
     lent = rows.take(local, torch.zeros_like(empty) if ranks.rank == lender else nothing)
     targets = [empty if rank == lender else nothing for rank in range(ranks.size)]
     moved = move(ranks, lent, targets)
-    return local if local.size else LocalRows(*moved.nest)
+    return local if local.size else Rows(*moved.nest)
 
 
-def place(
-    ranks: Ranks,
-    local: LocalRows,
-    chosen: Selection,
-    num_kept: Sequence[int],
-    rebalance: bool,
-) -> Placed:
-    """Deal the kept rows to ranks, and move those that are dealt elsewhere.
+def place(ranks: Ranks, inputs: Inputs, chosen: Selection, num_kept: Sequence[int]) -> Placed:
+    """Assign the kept rows to ranks, and move those that are assigned elsewhere.
 
     Args:
         ranks: the group.
-        local: this rank's rows.
-        chosen: what was kept of them.
+        inputs: this rank's.
+        chosen: what was kept of its rows.
         num_kept: kept rows of every rank.
-        rebalance: False leaves every row where it is.
     """
+    local = inputs.rows
     unmoved = Placed(local.batch, local.advantages, local.loss_inputs, chosen, list(num_kept), 0, 0)
-    if not rebalance:
+    if not inputs.options.rebalance:
         return unmoved
-    costs = ranks.gather(tokens.row_costs(local.batch, chosen), num_kept)
+    costs = ranks.gather(inputs.policy.row_costs(local.batch, chosen), num_kept)
     targets = deal(costs)
     rows_of = [sum(int((own == rank).sum()) for own in targets) for rank in range(ranks.size)]
     num_moved = sum(int((own != rank).sum()) for rank, own in enumerate(targets))
     if num_moved == 0:
         return unmoved
-    inputs = (local.batch, local.advantages, local.loss_inputs)
-    kept = rows.take((*inputs, chosen.mask, chosen.weight, chosen.keep), chosen.rows)
+    given = (local.batch, local.advantages, local.loss_inputs)
+    kept = rows.take((*given, chosen.mask, chosen.weight, chosen.keep), chosen.rows)
     moved = move(ranks, kept, targets)
     batch, advantages, loss_inputs, mask, weight, keep = moved.nest
     everything = torch.arange(moved.num_rows, device=keep.device)
@@ -108,20 +78,19 @@ def place(
     return Placed(batch, advantages, loss_inputs, selection, rows_of, num_moved, moved.num_bytes)
 
 
-def planned(
-    ranks: Ranks, placed: Placed, compact: Compact | None, size: int | None
-) -> tuple[Iterator[MicroBatch], int, int]:
+def planned(ranks: Ranks, inputs: Inputs, placed: Placed) -> tuple[Iterator[MicroBatch], int, int]:
     """Return this rank's micro-batches, their number, and the most that any rank has."""
+    compact, size = inputs.options.compact, inputs.micro_batch
     made: Iterable[MicroBatch] = ()
     if placed.rows_of[ranks.rank]:
-        made = (compact or micro_batches)(
+        made = (compact or inputs.policy.compact)(
             placed.batch,
             placed.advantages,
             placed.selection,
             loss_inputs=placed.loss_inputs,
             size=size,
         )
-    if compact is None:
+    if compact is None and inputs.policy.plain:
         calls = [math.ceil(n / (size or n)) if n else 0 for n in placed.rows_of]
     else:
         made = list(made)  # all of them now: only then is their number known
@@ -129,33 +98,32 @@ def planned(
     return iter(made), calls[ranks.rank], max(calls)
 
 
-def filler(
-    local: LocalRows, screened: Tensor, chosen: Selection, compact: Compact | None
-) -> MicroBatch:
+def filler(inputs: Inputs, spare: Rows, chosen: Selection) -> MicroBatch:
     """Return a micro-batch of one row of which nothing is kept: its gradient is exactly zero.
 
     Args:
-        local: rows to take it from; at least one.
-        screened: [n] or [n, T] log-probs of those rows.
-        chosen: what was kept of this rank's rows; for its dtypes.
-        compact: as for the rows that are trained.
+        inputs: this rank's.
+        spare: rows to take it from; at least one.
+        chosen: what was kept of this rank's rows; for its shapes.
     """
-    row = tokens.cheapest_row(local.batch)
-    index = slice(row, row + 1)
+    policy, compact = inputs.policy, inputs.options.compact
+    row = policy.cheapest_row(spare.batch)
     batch, advantages, loss_inputs = rows.take(
-        (local.batch, local.advantages, local.loss_inputs), index
+        (spare.batch, spare.advantages, spare.loss_inputs), slice(row, row + 1)
     )
-    nothing = torch.zeros_like(screened[index], dtype=torch.bool)
-    weight = chosen.weight.new_zeros(nothing.shape)
-    if compact is None:
-        return MicroBatch(batch, advantages, loss_inputs, nothing, weight, 0, 0)
+    if compact is None and policy.plain:
+        return MicroBatch(batch, advantages, loss_inputs, None, None, 0, 0, filler=True)
     # A compaction lays out kept elements: it is shown one, which is then not kept after all.
-    one = tokens.one_element(batch, nothing)
+    width = chosen.keep.shape[1:]
+    shape = width if spare.mask is None or spare.mask.ndim == 1 else spare.mask.shape[1:]
+    nothing = torch.zeros(1, *shape, dtype=torch.bool, device=chosen.keep.device)
+    one = policy.one_element(batch, nothing)
     only = torch.zeros(1, dtype=torch.int64, device=one.device)
-    selection = chosen._replace(mask=one, weight=weight, keep=one, rows=only)
-    (micro,) = compact(batch, advantages, selection, loss_inputs=loss_inputs, size=1)
-    keep, weight = torch.zeros_like(micro.keep), torch.zeros_like(micro.weight)
-    return micro._replace(keep=keep, weight=weight, num_rows=0, num_tokens=0)
+    selection = chosen._replace(mask=one, weight=None, keep=one, rows=only)
+    (micro,) = (compact or policy.compact)(
+        batch, advantages, selection, loss_inputs=loss_inputs, size=1
+    )
+    return micro._replace(keep=None, weight=None, num_rows=0, num_tokens=0, filler=True)
 
 
 def in_step(

@@ -12,15 +12,15 @@ from kondo.core import signals
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
-from kondo_lab.language import contenders, loop, seconds, updates
+from kondo_lab.language import contenders, loop, step_seconds, updates
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.loop import Learner, Shape
-from kondo_lab.language.model import Size, StackedLM
 from kondo_lab.language.population import Member, Population
 from kondo_lab.language.sampler import sample
-from kondo_lab.language.seconds import prompts_for_seconds, seconds_per_step
-from kondo_lab.language.warm import Start
-from kondo_lab.studies.study import Context, Stopped
+from kondo_lab.language.step_seconds import prompts_for_seconds, seconds_per_step
+from kondo_lab.language.supervised import Start
+from kondo_lab.language.transformer import Size, StackedLM
+from kondo_lab.part import Context, Stopped
 from tolerances import assert_close
 
 GRPO = {"loss": contenders.CLIPPED, "divided": True}
@@ -326,7 +326,7 @@ def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
         assert lines[name, "loop"].p50 > 0
     assert lines["PG plain", "loop"].tokens == 32 * (PROMPT_LENGTH + ANSWER_LENGTH)
     assert lines["DG-K 30%", "loop"].tokens < lines["PG", "loop"].tokens
-    records = seconds.seconds_records("seconds", found, one)
+    records = step_seconds.seconds_records("seconds", found, one)
     metrics = {(r.series, r.metric): r.value for r in records}
     assert metrics["PG", "seconds train p50"] == lines["PG", "train"].p50
     assert metrics["PG", "tokens differentiated"] == lines["PG", "loop"].tokens
@@ -368,9 +368,9 @@ def test_a_contender_fills_the_time_of_another_with_prompts():
         return Learner(Echo(), model, parameters, KEPT, shape=shape, learning_rate=0.0, seed=0)
 
     options = {"fewest": 2, "most": 6, "rounds": 1}
-    assert seconds.prompts_for_equal_time(make, KEPT, 1e9, **options) == 6
+    assert step_seconds.prompts_for_equal_time(make, KEPT, 1e9, **options) == 6
     assert made == [2, 6]
-    assert seconds.prompts_for_equal_time(make, KEPT, 1e-9, **options) == 2
+    assert step_seconds.prompts_for_equal_time(make, KEPT, 1e-9, **options) == 2
 
 
 def test_noise_does_not_lead_astray():

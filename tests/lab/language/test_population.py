@@ -12,12 +12,14 @@ from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders, population
 from kondo_lab.language.contenders import Contender
-from kondo_lab.language.model import compute_dtype
-from kondo_lab.language.population import MEANS, TOTALS, Member, Population, train
+from kondo_lab.language.population import MEANS, TOTALS, Member, Population
 from kondo_lab.language.sampler import sample
-from kondo_lab.language.warm import Start, mean_reward, warm_start
+from kondo_lab.language.supervised import Start, mean_reward, warm_start
+from kondo_lab.language.transformer import compute_dtype
+from kondo_lab.part import Context, Stopped
+from kondo_lab.population import run
+from kondo_lab.population.run import train
 from kondo_lab.studies import records
-from kondo_lab.studies.study import Context, Stopped
 from kondo_lab.text import NUM_TOKENS, make
 from lab.language import toys
 from lab.population.toys import HostIsBlind
@@ -336,12 +338,12 @@ def test_records_say_who_when_and_at_what_cost(tmp_path):
         (own.series, own.seed, own.setting) for own in trained.members
     }
     assert user.shares == [0.4, 0.6, 1.0]
-    assert user.notes[-1].startswith("mean reward ")
+    assert user.notes[-1].startswith("mean train reward ")
     assert not (tmp_path / "part.pt").exists()
 
 
 def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, device):
-    monkeypatch.setattr(population, "LOOK_EVERY", 2)
+    monkeypatch.setattr(run, "LOOK_EVERY", 2)
     plan = {"part": "p", "num_steps": 9, "log_steps": [1, 5], "evaluate_steps": [0, 6]}
     own_members = members(EVERY[:6])
     whole = train(made(own_members, device=device), context(tmp_path, device=device), **plan)
@@ -358,7 +360,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, device):
 
 
 def test_long_runs_are_saved_on_the_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(population, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(run, "CHECKPOINT_SECONDS", -1.0)
     train(made(), context(tmp_path), part="p", num_steps=3, log_steps=[1, 2])
     saved = torch.load(tmp_path / "part.pt", weights_only=True)
     assert saved["populations"][0]["num_steps"] == 2

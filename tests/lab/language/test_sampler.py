@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kondo_lab.draws import Draws
 from kondo_lab.language.sampler import completion_mask, sample
-from kondo_lab.population.graphs import EAGER_CALLS, Captured
+from kondo_lab.population.cuda_graphs import EAGER_CALLS, Captured
 from lab.language import toys
 from lab.population.toys import HostIsBlind
 from tolerances import TOLERANCES, assert_close

@@ -3,7 +3,7 @@
 import torch
 
 from kondo_lab.draws import Draws
-from kondo_lab.language.model import Size, StackedLM
+from kondo_lab.language.transformer import Size, StackedLM
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 6

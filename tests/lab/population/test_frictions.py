@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from kondo_lab.draws import Draws
 from kondo_lab.gates import Everything
+from kondo_lab.part import Context, Stopped
 from kondo_lab.population import run
 from kondo_lab.population.frictions import KINDS, Snapshots
 from kondo_lab.population.losses import ImportanceWeighted
 from kondo_lab.population.member import Frictions, Update
 from kondo_lab.population.train import save
-from kondo_lab.studies.study import Context, Stopped
 from lab.population import toys
 from tolerances import assert_close
 
@@ -343,7 +343,7 @@ def test_a_run_with_frictions_goes_on_from_its_file_bit_by_bit(kind, tmp_path):
         restored.step()
     for name, value in population.parameters.items():
         assert torch.equal(restored.parameters[name], value), name
-    assert restored.read_error() == population.read_error()
+    assert restored.read() == population.read()
 
 
 @programs

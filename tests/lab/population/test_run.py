@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
+from kondo_lab.part import Context, Stopped
 from kondo_lab.population import run
 from kondo_lab.population.member import Update
-from kondo_lab.studies.study import Context, Stopped
 from lab.population import toys
 from tolerances import assert_close
 
@@ -141,7 +141,7 @@ def test_progress_is_told_at_logs_and_in_between(tmp_path):
     run.train(sequences(), context(tmp_path, user), part="p", num_steps=10, log_steps=[4])
     assert user.shares == [0.3, 0.4, 0.6, 0.9, 1.0]
     assert user.notes[0] == ""
-    assert all(note.startswith("mean error ") for note in user.notes[1:])
+    assert all(note.startswith("mean online error ") for note in user.notes[1:])
 
 
 def test_side_by_side_is_one_by_one(tmp_path, device):

@@ -211,7 +211,7 @@ def test_adam_is_torchs_own_with_each_members_rate():
 def test_a_restored_population_goes_on_bit_by_bit(kind, tmp_path):
     members = members_of(kind)
     population, _ = trained(kind, members, steps=6)
-    population.read_error()
+    population.read()
     population.step()
     save(tmp_path / "state", population.state_dict())
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
@@ -223,7 +223,7 @@ def test_a_restored_population_goes_on_bit_by_bit(kind, tmp_path):
     for name, value in population.parameters.items():
         assert torch.equal(restored.parameters[name], value), name
     assert restored.num_steps == population.num_steps == 13
-    assert restored.read_error() == population.read_error()
+    assert restored.read() == population.read()
     assert restored.read_backward() == population.read_backward()
 
 
@@ -257,7 +257,7 @@ def test_looking_aside_leaves_the_step_as_it_was():
         looked.end_step()
     for name, value in plain.parameters.items():
         assert torch.equal(looked.parameters[name], value)
-    assert plain.read_error() == looked.read_error()
+    assert plain.read() == looked.read()
     assert plain.read_backward() == looked.read_backward()
     rolling = toys.population(toys.bandit_program(), [toys.member(toys.UPDATES["rolling"])])
     aside = rolling.aside(torch.tensor(-1))

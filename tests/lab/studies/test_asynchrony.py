@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from kondo.actors.setup import process_seed
 from kondo_lab.actors import slowed
-from kondo_lab.frictions import LEARNER_ERROR
+from kondo_lab.part import Context, Record, Stopped
 from kondo_lab.population.member import Frictions
 from kondo_lab.studies import records
 from kondo_lab.studies.asynchrony import analysis, run, traces
 from kondo_lab.studies.asynchrony.settings import BUSY, FRESH, SMALL, Settings, settings
 from kondo_lab.studies.asynchrony.traces import Step, Turn
-from kondo_lab.studies.study import Context, Record, Stopped
+from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.tasks.digits import DigitsBandit
 from tolerances import assert_close
 

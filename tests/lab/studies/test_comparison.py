@@ -2,9 +2,9 @@ import math
 
 import pytest
 
+from kondo_lab.part import Record
 from kondo_lab.studies import comparison, records
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Record
+from kondo_lab.studies.study import Estimate
 from tolerances import assert_close
 
 

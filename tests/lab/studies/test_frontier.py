@@ -8,13 +8,14 @@ import pytest
 import kondo
 from kondo_lab import progress
 from kondo_lab.gates import QuantileGate
+from kondo_lab.part import Record
 from kondo_lab.population.member import Update
 from kondo_lab.studies import records, runner, statistics
-from kondo_lab.studies.frontier import STUDY, analysis, gates, points
+from kondo_lab.studies.frontier import STUDY, analysis, compared_gates, points
 from kondo_lab.studies.frontier.run import logged
 from kondo_lab.studies.frontier.settings import settings
-from kondo_lab.studies.statistics import Cost, Estimate, Reach
-from kondo_lab.studies.study import Record
+from kondo_lab.studies.statistics import Cost, Reach
+from kondo_lab.studies.study import Estimate
 from lab.studies import toy
 
 FULL = settings("full", None)
@@ -43,13 +44,13 @@ def folder(tmp_path_factory):
 
 def point(series, backward, error, reached=None, seeds=2):
     costs = dict.fromkeys(range(seeds), reached) if reached else {}
-    line = gates.Line(series, series, 0.1, Update(gate=kondo.Gate(rate=0.1)))
+    line = compared_gates.Line(series, series, 0.1, Update(gate=kondo.Gate(rate=0.1)))
     return points.Point(line, Estimate(error, 0.0, seeds), backward, Reach(costs, seeds))
 
 
 def test_every_gate_stands_at_every_rate():
-    lines = {line.series: line for line in gates.lines(FULL)}
-    assert len(lines) == len(gates.lines(FULL)) == 2 + 4 * 3 + 4 * 2 + 3 + 2
+    lines = {line.series: line for line in compared_gates.lines(FULL)}
+    assert len(lines) == len(compared_gates.lines(FULL)) == 2 + 4 * 3 + 4 * 2 + 3 + 2
     assert lines["DG-K 3%"].update == Update(gate=QuantileGate(rate=0.03))
     assert lines["top 1%"].update == Update(gate=kondo.Gate(rate=0.01))
     assert lines["rolling 30%"].update == Update(gate=kondo.Gate(rate=0.3, window=16))
@@ -60,7 +61,7 @@ def test_every_gate_stands_at_every_rate():
     assert lines["random 10%"].update == Update(
         gate=kondo.Gate(rate=0.1, signal=kondo.signals.uniform)
     )
-    members = gates.members(FULL, learning_rate=1e-3)
+    members = compared_gates.members(FULL, learning_rate=1e-3)
     assert len({(m.series, m.seed) for m in members}) == len(members) == 10 * len(lines)
     assert {m.setting for m in members if m.series.startswith("price")} == {0, 0.1, 0.5}
 
@@ -101,8 +102,10 @@ def made(series_values, *, part, metrics, num_steps=10_000):
 @pytest.fixture(scope="module")
 def full_records():
     """Every series alike, but PG half as fast, and three rates at their price."""
-    values = {line.series: (line.rate, 500) for line in gates.lines(FULL)}
-    values |= {line.series: (0.2, 500) for line in gates.lines(FULL) if math.isnan(line.rate)}
+    values = {line.series: (line.rate, 500) for line in compared_gates.lines(FULL)}
+    values |= {
+        line.series: (0.2, 500) for line in compared_gates.lines(FULL) if math.isnan(line.rate)
+    }
     values["PG"] = (1.0, 1000)
     values["random 3%"] = (0.03, 1e6)
     mnist = made(values, part="mnist", metrics=["online error", "test error"])
@@ -150,7 +153,7 @@ def test_the_cheapest_gate_has_got_every_seed_there(full_records):
 
 def test_frontier_points_tell_cost_rate_and_quality(full_records):
     found = {(p.task, p.series): p for p in analysis.analyse(full_records, FULL).frontier}
-    assert len(found) == 2 * len(gates.lines(FULL))
+    assert len(found) == 2 * len(compared_gates.lines(FULL))
     top = found["mnist", "top 10%"]
     needed = 100 * 500 * math.log2(20)
     assert top.forward == pytest.approx(needed, rel=1e-3)
@@ -171,7 +174,7 @@ def test_half_a_study_is_analysed(full_records):
 
 def test_a_small_run_has_both_tasks_and_no_paper_to_match(folder):
     table = records.read(folder / runner.RECORDS)
-    names = {line.series for line in gates.lines(quick("small", None))}
+    names = {line.series for line in compared_gates.lines(quick("small", None))}
     for part, metrics in (
         ("digits", {"online error", "test error"}),
         ("reversal", {"online error"}),

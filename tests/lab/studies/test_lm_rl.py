@@ -10,10 +10,10 @@ from kondo_lab import progress
 from kondo_lab.draws import Draws
 from kondo_lab.language import loop
 from kondo_lab.language.contenders import Contender, decide, loss
+from kondo_lab.part import Context, Record
 from kondo_lab.studies import records, runner
-from kondo_lab.studies.lm_rl import STUDY, costs, plan, run, starts, tuning
+from kondo_lab.studies.lm_rl import STUDY, assignments, expected_seconds, run, starts, tuning
 from kondo_lab.studies.lm_rl.settings import FULL, SMALL, Field, Settings, scaled, settings
-from kondo_lab.studies.study import Context, Record
 from lab.studies import toy
 
 TINY_GRID = dataclasses.replace(
@@ -93,11 +93,11 @@ def test_every_part_leaves_records_and_no_weights(tiny):
 
 def test_everyone_meets_in_the_main_grid_with_a_tuned_rate(tiny):
     table = tiny[2]
-    names = plan.grid_names(TINY, TINY.main)
+    names = assignments.grid_names(TINY, TINY.main)
     assert len(names) > 1, "members must not fit one population, so that parts are split"
     grid = table[table["part"].isin(names)]
     assert set(grid["series"]) == {each.name for each in TINY.everyone()}
-    tuned = tuning.chosen(table[table["part"].isin(plan.tune_names(TINY, TINY.main))])
+    tuned = tuning.chosen(table[table["part"].isin(assignments.tune_names(TINY, TINY.main))])
     for each in TINY.everyone():
         own = grid[grid["series"] == each.name]
         assert set(own["seed"]) == set(TINY.seeds(TINY.main, each))
@@ -108,7 +108,7 @@ def test_everyone_meets_in_the_main_grid_with_a_tuned_rate(tiny):
 def test_tuning_and_reported_seeds_differ(tiny):
     table = tiny[2]
     for field in (*TINY.grids, *TINY.walls):
-        tuned = table[table["part"].isin(plan.tune_names(TINY, field))]
+        tuned = table[table["part"].isin(assignments.tune_names(TINY, field))]
         assert not set(tuned["seed"]) & set(range(100))
     reported = table[~table["part"].str.startswith(("tune", "warm"))]
     assert reported["seed"].max() < 100
@@ -117,7 +117,7 @@ def test_tuning_and_reported_seeds_differ(tiny):
 def test_the_headline_is_run_by_the_clock_by_both_dense_paths(tiny):
     table = tiny[2]
     field = TINY.walls[0]
-    parts = table[table["part"].isin(plan.wall_names(TINY, field))]
+    parts = table[table["part"].isin(assignments.wall_names(TINY, field))]
     names = {each.name for each in TINY.clocked(field)}
     assert {"GRPO", "DG, eta 1", "DG-K 10%", "PODS 10%", "random 10%"} <= names
     assert set(parts["series"]) == {*names, "GRPO plain"}
@@ -129,9 +129,9 @@ def test_the_headline_is_run_by_the_clock_by_both_dense_paths(tiny):
 def test_the_larger_model_takes_over_the_learning_rates(tiny):
     table = tiny[2]
     first, second = TINY.walls
-    assert plan.tune_names(TINY, second) == plan.tune_names(TINY, first)
-    rates = tuning.chosen(table[table["part"].isin(plan.tune_names(TINY, first))])
-    own = table[table["part"].isin(plan.wall_names(TINY, second))]
+    assert assignments.tune_names(TINY, second) == assignments.tune_names(TINY, first)
+    rates = tuning.chosen(table[table["part"].isin(assignments.tune_names(TINY, first))])
+    own = table[table["part"].isin(assignments.wall_names(TINY, second))]
     tuned = {each.name: tuning.tuned_name(each) for each in TINY.clocked(second)}
     for series, values in own.groupby("series")["setting"]:
         assert set(values) == {rates[tuned[series.removesuffix(" plain")]]}
@@ -140,7 +140,7 @@ def test_the_larger_model_takes_over_the_learning_rates(tiny):
 def test_saved_time_buys_no_fewer_prompts_than_dense_has(tiny):
     table = tiny[2]
     field = TINY.walls[0]
-    more = table[table["part"].isin(plan.more_names(TINY, field))]
+    more = table[table["part"].isin(assignments.more_names(TINY, field))]
     assert set(more["series"]) == {"DG-K 10%", "PODS 10%"}
     for _, own in more.groupby("series"):
         (prompts,) = own["setting"].unique()
@@ -150,7 +150,7 @@ def test_saved_time_buys_no_fewer_prompts_than_dense_has(tiny):
 
 
 def test_every_contender_is_timed_stage_by_stage(tiny):
-    own = by_part(tiny[2], plan.seconds_name(TINY.main))
+    own = by_part(tiny[2], assignments.seconds_name(TINY.main))
     names = {each.name for each in TINY.everyone()}
     assert set(own["series"]) == names | {"PG plain", "GRPO plain", "DG, eta 1 plain"}
     for stage in ("generate", "train", "learner", "loop"):
@@ -160,7 +160,7 @@ def test_every_contender_is_timed_stage_by_stage(tiny):
 
 
 def test_denominators_differ_in_nothing_else():
-    full, kept = plan.denominators(TINY)
+    full, kept = assignments.denominators(TINY)
     assert (full.denominator, kept.denominator) == ("full", "kept")
     assert dataclasses.replace(kept, name=full.name, denominator="full") == full
     assert full == Contender(name=full.name, gate=kondo.Gate(rate=0.1))
@@ -185,7 +185,7 @@ def test_the_analysis_draws_and_tells(tiny):
 def test_what_is_there_is_analysed_when_a_run_was_cut_short(tiny):
     table = tiny[2]
     names = [part.name for part in run.parts(TINY)]
-    for cut in (1, 3, len(plan.grid_names(TINY, TINY.main)) + 3, len(names) - 1):
+    for cut in (1, 3, len(assignments.grid_names(TINY, TINY.main)) + 3, len(names) - 1):
         part_of_it = table[table["part"].isin(names[:cut])]
         assert STUDY.analyse(part_of_it, TINY).findings
 
@@ -209,7 +209,7 @@ def test_a_grid_asks_for_its_tuning_part_first(tmp_path):
 
 def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
     best = {"PG": 1e-3, "GRPO": 3e-4, "DG-K 10%": 1e-3, "DG-K tokens 10%": 3e-4}
-    names = plan.tune_names(TINY, TINY.main)
+    names = assignments.tune_names(TINY, TINY.main)
     assert len(names) == 2
     for name, series in zip(names, (["PG", "GRPO"], ["DG-K 10%", "DG-K tokens 10%"]), strict=True):
         table = tuned(
@@ -324,16 +324,18 @@ def test_full_size_parts_are_short_and_all_of_them_fit_half_an_hour():
 def test_cheaper_contenders_are_expected_to_take_less_time():
     field = FULL.walls[0]
     dense, gated = Contender(name="PG"), Contender(name="DG-K 3%", gate=kondo.Gate(rate=0.03))
-    assert costs.loops(field, [gated], 10) < costs.loops(field, [dense], 10)
-    assert costs.loops(field, [dense, gated], 10) > costs.loops(field, [dense], 10)
+    assert expected_seconds.loops(field, [gated], 10) < expected_seconds.loops(field, [dense], 10)
+    assert expected_seconds.loops(field, [dense, gated], 10) > expected_seconds.loops(
+        field, [dense], 10
+    )
 
 
 def test_no_population_has_more_rows_than_are_allowed():
     for field in (*FULL.grids, *FULL.walls):
         if field.tuned_on:
             continue
-        members = plan.tune_members(FULL, field)
-        pieces = plan.named_pieces("tune", FULL, field, members)
+        members = assignments.tune_members(FULL, field)
+        pieces = assignments.named_pieces("tune", FULL, field, members)
         parts = [members[piece] for piece in pieces.values()]
         assert [member for part in parts for member in part] == members
         assert all(len(part) * field.num_rows <= FULL.most_rows for part in parts)
@@ -349,10 +351,10 @@ def test_a_field_goes_by_its_task_level_and_size():
 def test_a_field_may_have_some_of_the_headliners_only():
     largest = FULL.walls[-1]
     names = [each.name for each in FULL.clocked(largest)]
-    assert names == [each.name for each in plan.timed(FULL, largest)]
+    assert names == [each.name for each in assignments.timed(FULL, largest)]
     assert names == ["GRPO", "DG-K 3%", "random 3%", "PODS 3%", "PODS 10%"]
     assert set(names) < {each.name for each in FULL.clocked(FULL.walls[0])}
-    dense = [name for name in plan.wall_names(FULL, largest) if "grpo" in name]
+    dense = [name for name in assignments.wall_names(FULL, largest) if "grpo" in name]
     assert dense == ["wall-sorting-3-300m-grpo-plain-0"]
 
 
@@ -372,12 +374,12 @@ def test_a_factor_must_be_positive():
 
 
 def test_evaluations_go_from_the_start_to_the_end():
-    assert plan.evenly(300, 30)[:3] == [0, 10, 20]
-    assert plan.evenly(3, 10) == [0, 1, 2, 3]
+    assert assignments.evenly(300, 30)[:3] == [0, 10, 20]
+    assert assignments.evenly(3, 10) == [0, 1, 2, 3]
 
 
 def test_diagnostics_of_the_headline_are_kept_and_of_others_the_last_ones(tiny):
-    grid = tiny[2][tiny[2]["part"].isin(plan.grid_names(TINY, TINY.main))]
+    grid = tiny[2][tiny[2]["part"].isin(assignments.grid_names(TINY, TINY.main))]
     mixed = grid[grid["metric"] == "mixed groups"].groupby("series")["step"].unique()
     assert sorted(mixed["DG-K 10%"]) == [1, 2, 3]
     assert sorted(mixed["surprisal 10%"]) == [3]
@@ -386,7 +388,7 @@ def test_diagnostics_of_the_headline_are_kept_and_of_others_the_last_ones(tiny):
 
 
 def test_warm_records_count_demonstrations(tiny):
-    own = by_part(tiny[2], plan.warm_name(TINY.main))
+    own = by_part(tiny[2], assignments.warm_name(TINY.main))
     assert set(own["metric"]) == {tuning.QUALITY, run.WARM_LOSS}
     assert set(own["step"]) <= {2, 4}
     assert (own["forward"] == 4 * own["step"]).all()

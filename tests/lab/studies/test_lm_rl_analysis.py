@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import kondo
 from kondo_lab.gates import Everything
 from kondo_lab.language.contenders import Contender
+from kondo_lab.part import Record
 from kondo_lab.studies import records
-from kondo_lab.studies.lm_rl import analysis, drawing, failures, plan, runs, tuning
+from kondo_lab.studies.lm_rl import analysis, assignments, drawing, failures, runs, tuning
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, TOKENS, Arena, Reach, Run
 from kondo_lab.studies.lm_rl.settings import SMALL
-from kondo_lab.studies.study import Record
 from tolerances import assert_close
 
 GRID, WALL = SMALL.main, SMALL.walls[0]
@@ -31,7 +31,7 @@ def made(rewards, *, series="PG", seed=0, per_step=2.0):
 
 def grid_records(rewards, *, tokens=100.0):
     """Records of the grid from {(series, seed): reward by step}."""
-    (part,) = plan.grid_names(SMALL, GRID)
+    (part,) = assignments.grid_names(SMALL, GRID)
     lines = []
     for (series, seed), several in rewards.items():
         for step, reward in enumerate(several):
@@ -46,7 +46,7 @@ def grid_records(rewards, *, tokens=100.0):
 
 def seconds_records(seconds, field=GRID):
     """Records of the clock from {series: (learner, loop)}."""
-    part = plan.seconds_name(field)
+    part = assignments.seconds_name(field)
     return records.frame(
         [
             Record(part, series, math.nan, 0, 0, ROWS, 0, f"seconds {stage} {quantile}", factor * s)
@@ -67,7 +67,7 @@ def clocked(series, seed, rewards, *, learner, loop):
     name = series.removesuffix(" plain")
     contender = next(each for each in SMALL.clocked(WALL) if each.name == name)
     path = "plain" if series.endswith("plain") else "product"
-    part = plan.wall_name(WALL, contender, path, seed)
+    part = assignments.wall_name(WALL, contender, path, seed)
     lines = []
     for step, reward in enumerate(rewards):
         values = {tuning.QUALITY: reward, tuning.GREEDY: reward}
@@ -428,7 +428,7 @@ def test_the_zero_advantage_filter_is_one_of_the_gates():
 
 
 def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
-    part = plan.more_names(SMALL, WALL)[0]
+    part = assignments.more_names(SMALL, WALL)[0]
     base = joined(
         clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
         clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),
@@ -444,7 +444,7 @@ def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
 
 
 def test_saved_time_may_have_bought_nothing():
-    part = plan.more_names(SMALL, WALL)[0]
+    part = assignments.more_names(SMALL, WALL)[0]
     base = joined(
         clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
         clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),
@@ -535,7 +535,7 @@ def test_starts_end_at_the_first_reward_that_is_enough():
 
 
 def tuned_points(rewards):
-    part = plan.warm_name(GRID)
+    part = assignments.warm_name(GRID)
     return records.frame(
         [
             Record(part, "start", math.nan, seed, step, 0, 0, tuning.QUALITY, reward)
@@ -547,12 +547,12 @@ def tuned_points(rewards):
 
 
 def test_best_learning_rates_are_told_by_rate_and_denominator():
-    (part,) = plan.denominator_names(SMALL)
+    (part,) = assignments.denominator_names(SMALL)
     best = {(0.1, "full"): 1e-3, (0.1, "kept"): 3e-4, (0.3, "full"): 3e-4, (0.3, "kept"): 3e-4}
     table = records.frame(
         [
             Record(part, each.name, rate, 0, step, 0, 0, tuning.QUALITY, reward)
-            for each in plan.denominators(SMALL)
+            for each in assignments.denominators(SMALL)
             for rate in SMALL.denominator_learning_rates
             for step in (0, 1)
             for reward in [1.0 if rate == best[each.rate, each.denominator] else 0.5]

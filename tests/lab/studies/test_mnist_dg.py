@@ -5,13 +5,13 @@ import torch
 
 from kondo_lab import progress
 from kondo_lab.gates import Everything
+from kondo_lab.part import Context
 from kondo_lab.population.losses import CrossEntropy, ExactPG
 from kondo_lab.population.member import Member, Update
 from kondo_lab.studies import image_bandits, records, runner
 from kondo_lab.studies.mnist_dg import STUDY, paper
 from kondo_lab.studies.mnist_dg.run import EXACT, TO_CE, TO_PG, cosine_gaps
 from kondo_lab.studies.mnist_dg.settings import SMALL
-from kondo_lab.studies.study import Context
 from lab.studies import toy
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from kondo_lab import progress
+from kondo_lab.part import Record
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.mnist_kondo import STUDY, analysis, paper
 from kondo_lab.studies.mnist_kondo.settings import SMALL, settings
-from kondo_lab.studies.study import Record
 from lab.studies import toy
 from tolerances import assert_close
 

@@ -3,12 +3,12 @@ import dataclasses
 import pytest
 import torch
 
-from kondo_lab import frictions, progress
+from kondo_lab import progress
+from kondo_lab.part import Context, Record
 from kondo_lab.population.member import Frictions
-from kondo_lab.studies import records, runner
+from kondo_lab.studies import learner_error, records, runner
 from kondo_lab.studies.mnist_stale import STUDY, analysis, run
 from kondo_lab.studies.mnist_stale.settings import SMALL, Settings, settings
-from kondo_lab.studies.study import Context, Record
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -84,7 +84,7 @@ def test_a_delay_moves_every_method(small):
 
 def test_late_reinforce_forgets_what_dg_learns(small):
     by_series = {
-        name: analysis.finals(small[1], "oldest", name, frictions.LEARNER_ERROR)[30].mean
+        name: analysis.finals(small[1], "oldest", name, learner_error.LEARNER_ERROR)[30].mean
         for name in ("REINFORCE", "DG")
     }
     assert by_series["DG"] < by_series["REINFORCE"]

@@ -4,9 +4,10 @@ import math
 import pandas as pd
 import pytest
 
-from kondo_lab import output
+from kondo_lab import provenance
+from kondo_lab.part import Record
 from kondo_lab.studies import records
-from kondo_lab.studies.study import FrontierPoint, Headline, Record
+from kondo_lab.studies.study import FrontierPoint, Headline
 
 
 def record(**changes):
@@ -72,7 +73,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path.write_text("old")
 
     def write():
-        with output.atomically(path) as partial:
+        with provenance.atomically(path) as partial:
             partial.write_text("ne")
             raise RuntimeError("halfway")
 
@@ -85,7 +86,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 def test_a_write_takes_the_place_of_the_old_file_at_its_end(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("old")
-    with output.atomically(path) as partial:
+    with provenance.atomically(path) as partial:
         partial.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"

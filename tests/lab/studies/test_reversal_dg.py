@@ -1,11 +1,11 @@
 import pytest
 
 from kondo_lab import progress
+from kondo_lab.part import Record
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.reversal_dg import STUDY, analysis
 from kondo_lab.studies.reversal_dg.settings import SMALL
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Record
+from kondo_lab.studies.study import Estimate
 from lab.studies import toy
 from tolerances import assert_close
 

@@ -5,11 +5,11 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from kondo_lab import progress
+from kondo_lab.part import Context, Record
 from kondo_lab.population.member import Frictions
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.reversal_frictions import STUDY, analysis, run
 from kondo_lab.studies.reversal_frictions.settings import SMALL, Settings, settings
-from kondo_lab.studies.study import Context, Record
 from lab.studies import toy
 from tolerances import assert_close
 

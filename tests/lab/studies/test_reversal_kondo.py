@@ -3,10 +3,10 @@ import math
 import pytest
 
 from kondo_lab import progress
+from kondo_lab.part import Record
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.reversal_kondo import STUDY, analysis
 from kondo_lab.studies.reversal_kondo.settings import SMALL
-from kondo_lab.studies.study import Record
 from lab.studies import toy
 from tolerances import assert_close
 

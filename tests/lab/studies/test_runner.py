@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,9 +15,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from kondo_lab import figures, output
+from kondo_lab import provenance
+from kondo_lab.part import Part, Record, Stopped
 from kondo_lab.studies import plotting, records, runner
-from kondo_lab.studies.study import Analysis, Part, Stopped
+from kondo_lab.studies.study import Analysis
 from lab.studies import toy
 
 ROOT = Path(__file__).parents[3]
@@ -123,7 +125,7 @@ def test_manifest_tells_what_was_run_and_by_what(out, console):
     assert manifest["environment"]["torch"] == torch.__version__
     assert manifest["environment"]["pandas"] == pd.__version__
     assert manifest["environment"]["device"] == manifest["device"] == "cpu"
-    assert manifest["commits"] == [output.commit()]
+    assert manifest["commits"] == [provenance.commit()]
     assert list(manifest["seconds_by_part"]) == ["first", "second", "third"]
     assert manifest["seconds"] == pytest.approx(sum(manifest["seconds_by_part"].values()))
 
@@ -252,7 +254,7 @@ def test_a_failed_write_is_an_error_and_leaves_no_half_file(out, console, monkey
         real(source, target)
 
     real = os.replace
-    monkeypatch.setattr(output.os, "replace", full)
+    monkeypatch.setattr(provenance.os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         runner.run(toy.order(out), console)
     assert names(out / "parts") == [".lock", "first.csv.gz"]
@@ -351,10 +353,10 @@ def test_a_setting_added_since_does_not_stop_reanalysis_but_a_changed_one_does(o
     runner.run(toy.order(out), console)
     manifest = runner.read_manifest(out)
     del manifest["settings"]["price"]
-    output.write_manifest(out / "manifest.json", manifest)
+    provenance.write_manifest(out / "manifest.json", manifest)
     runner.reanalyse(toy.study(), out)
     manifest["settings"]["rates"] = [0.5]
-    output.write_manifest(out / "manifest.json", manifest)
+    provenance.write_manifest(out / "manifest.json", manifest)
     with pytest.raises(runner.FolderError, match=r"settings\.rates changed"):
         runner.reanalyse(toy.study(), out)
 
@@ -367,7 +369,7 @@ def test_analysis_is_drawn_in_the_labs_style(out, console):
         return toy.analyse(table, settings)
 
     runner.run(toy.order(out, toy.study(analyse=analyse)), console)
-    assert seen == {"grid": figures.RC["grid.color"]}
+    assert seen == {"grid": plotting.RC["grid.color"]}
 
 
 def test_progress_counts_work_and_shows_notes(out, console, monkeypatch):
@@ -446,3 +448,39 @@ def test_stopped_is_no_error_of_the_part(out, console):
         return [toy.study().parts(settings)[0], Part(name="halt", run=halt)]
 
     assert runner.run(toy.order(out, toy.study(parts=parts)), console).stopped
+
+
+def test_records_of_a_stopped_part_are_analysed_and_made_again_when_resumed(out, console):
+    def parts(settings):
+        def run(context):
+            made = [
+                Record("first", "PG", math.nan, seed, 1, 100, 3, "error", 0.5) for seed in (0, 1)
+            ]
+            if stopping:
+                raise Stopped("first", made)
+            return [record._replace(step=2, value=0.25) for record in made]
+
+        return [Part(name="first", run=run)]
+
+    stopping = True
+    outcome = runner.run(toy.order(out, toy.study(parts=parts)), console)
+    assert outcome.stopped
+    assert outcome.analysis.headline[0].ours == 0.5
+    stopping = False
+    outcome = runner.run(toy.order(out, toy.study(parts=parts)), console)
+    assert not outcome.stopped
+    assert outcome.analysis.headline[0].ours == 0.25
+    assert records.read(out / "records.csv.gz")["step"].tolist() == [2, 2]
+
+
+def test_a_numbered_folder_is_free_or_holds_the_same_unfinished_run(tmp_path, console, monkeypatch):
+    wanted = tmp_path / "toy"
+    assert runner.numbered(toy.order(wanted)).out == wanted
+    runner.run(toy.order(wanted), console)
+    assert runner.numbered(toy.order(wanted)).out == tmp_path / "toy-2"
+    stopped_run(tmp_path / "toy-2", console)
+    assert runner.numbered(toy.order(wanted)).out == tmp_path / "toy-2"
+    other = toy.order(wanted, num_seeds=4)
+    assert runner.numbered(other).out == tmp_path / "toy-3"
+    monkeypatch.chdir(wanted)
+    assert runner.numbered(toy.order(Path("."))).out == tmp_path / "toy-2"

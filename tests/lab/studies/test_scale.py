@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from kondo_lab.studies import plotting, registry
 from kondo_lab.studies import records as files
-from kondo_lab.studies.scale import STUDY, analysis, model, run, theory
+from kondo_lab.studies.scale import STUDY, analysis, run, simulation, theory
 from kondo_lab.studies.scale.costs import Costs
 from kondo_lab.studies.scale.events import Clock, Shared
-from kondo_lab.studies.scale.model import HERE, Network, System, simulate
 from kondo_lab.studies.scale.settings import Settings, settings
+from kondo_lab.studies.scale.simulation import HERE, Network, System, simulate
 from tolerances import assert_close
 
 NOTHING = {field.name: 0.0 for field in dataclasses.fields(Costs)} | {"samples": 1000}
@@ -501,4 +501,6 @@ def test_the_study_is_found_without_ray():
 def test_records_of_a_part_make_one_table(made_up):
     assert isinstance(made_up, pd.DataFrame)
     assert not made_up["value"].isna().any()
-    assert isinstance(model.simulate(MADE_UP, system(), rollouts=1, warm_up=0, seed=0).pace, float)
+    assert isinstance(
+        simulation.simulate(MADE_UP, system(), rollouts=1, warm_up=0, seed=0).pace, float
+    )

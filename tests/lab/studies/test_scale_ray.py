@@ -14,7 +14,7 @@ from kondo.actors.cluster import connected
 from kondo.actors.setup import Settings as RaySettings
 from kondo_lab import actors
 from kondo_lab.studies import records as files
-from kondo_lab.studies.scale import STUDY, analysis, measure, real, run
+from kondo_lab.studies.scale import STUDY, analysis, measure, real_runs, run
 from kondo_lab.studies.scale.settings import NETWORKS, Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -92,7 +92,7 @@ def test_fitted_costs_are_seconds_and_bytes(samples):
 
 
 def test_a_real_run_is_watched_once_all_actors_are_up():
-    seen = real.observe(
+    seen = real_runs.observe(
         small(),
         dataclasses.replace(CHOSEN, actors=2, steps=10**9),
         seconds=0.5,
@@ -107,7 +107,7 @@ def test_a_real_run_is_watched_once_all_actors_are_up():
 
 
 def test_a_real_run_that_the_user_stops_says_nothing():
-    seen = real.observe(small(), CHOSEN, seconds=60.0, warm_up=0.1, interrupted=lambda: True)
+    seen = real_runs.observe(small(), CHOSEN, seconds=60.0, warm_up=0.1, interrupted=lambda: True)
     assert seen is None
 
 

@@ -9,13 +9,14 @@ import torch
 import kondo
 from kondo_lab import progress
 from kondo_lab.gates import Everything
+from kondo_lab.part import Record
 from kondo_lab.population.member import Update
 from kondo_lab.studies import records, runner
-from kondo_lab.studies.speculative import STUDY, agreement, analysis, drafts, points
+from kondo_lab.studies.speculative import STUDY, analysis, draft_agreement, drafts, points
 from kondo_lab.studies.speculative.run import logged
 from kondo_lab.studies.speculative.settings import settings
-from kondo_lab.studies.statistics import Cost, Estimate, Reach
-from kondo_lab.studies.study import Record
+from kondo_lab.studies.statistics import Cost, Reach
+from kondo_lab.studies.study import Estimate
 from lab.population import toys
 from lab.studies import toy
 from tolerances import assert_close
@@ -35,7 +36,7 @@ def quick(size, num_seeds):
 def compared(*updates, seeds=(0, 1)):
     members = [toys.member(update, seed=seed) for update in updates for seed in seeds]
     program = toys.bandit_program()
-    return agreement.ComparedPopulation(program, members, device=toys.CPU)
+    return draft_agreement.ComparedPopulation(program, members, device=toys.CPU)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def folder(tmp_path_factory):
     ],
 )
 def test_overlap_is_the_share_of_rows_the_exact_screen_keeps(kept, delight, share):
-    found = agreement.overlap(torch.tensor([kept]).bool(), torch.tensor([delight]), 0.5)
+    found = draft_agreement.overlap(torch.tensor([kept]).bool(), torch.tensor([delight]), 0.5)
     assert_close(found, torch.tensor([share]))
 
 
@@ -109,7 +110,7 @@ def test_only_gates_of_one_size_are_compared():
     with pytest.raises(ValueError, match=r"keep a fixed count.*got \['Every.*', 'Gate\(price.*'\]"):
         compared(EXACT, Update(gate=Everything(eta=1.0)), Update(gate=kondo.Gate(price=0.0)))
     plain = toys.population(toys.bandit_program(), [toys.member(Update())])
-    assert agreement.probe(plain) == {}
+    assert draft_agreement.probe(plain) == {}
 
 
 def test_costs_of_the_screens():

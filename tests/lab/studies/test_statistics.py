@@ -2,9 +2,10 @@ import math
 
 import pytest
 
+from kondo_lab.part import Record
 from kondo_lab.studies import records, statistics
-from kondo_lab.studies.statistics import Cost, Estimate
-from kondo_lab.studies.study import Record
+from kondo_lab.studies.statistics import Cost
+from kondo_lab.studies.study import Estimate
 
 
 def table(*rows, part="a"):

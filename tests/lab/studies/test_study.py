@@ -2,28 +2,28 @@ import math
 
 import pytest
 
-from kondo_lab.studies.study import headline, ordering
+from kondo_lab.studies.study import Estimate, headline, ordering
 
 
 @pytest.mark.parametrize(
     ("ours", "se", "verdict"),
     [
-        (0.0119, None, "matches"),
-        (0.0081, None, "matches"),
-        (0.0121, None, "differs"),
-        (0.0079, None, "differs"),
+        (0.0119, math.nan, "matches"),
+        (0.0081, math.nan, "matches"),
+        (0.0121, math.nan, "differs"),
+        (0.0079, math.nan, "differs"),
         (0.0139, 0.002, "matches"),
         (0.0141, 0.002, "differs"),
         (0.0141, math.nan, "differs"),
     ],
 )
 def test_a_number_matches_within_a_fifth_or_two_standard_errors(ours, se, verdict):
-    line = headline("Fig 1", "PG", "error", 1e6, paper=0.01, ours=ours, se=se)
+    line = headline("Fig 1", "PG", "error", 1e6, Estimate(ours, se), paper=0.01)
     assert line.verdict == verdict
 
 
 def test_a_number_without_the_papers_has_no_verdict():
-    line = headline("beyond the paper", "PG", "error", "", ours=1.0, se=math.nan, seeds=4)
+    line = headline("beyond the paper", "PG", "error", "", Estimate(1.0, math.nan, 4))
     assert line == ("beyond the paper", "PG", "error", "", None, 1.0, None, 4, "")
 
 

@@ -4,7 +4,7 @@ import math
 from rich.console import Console
 
 from kondo_lab.studies import table
-from kondo_lab.studies.study import headline
+from kondo_lab.studies.study import Estimate, headline
 from lab.studies import toy
 
 
@@ -21,18 +21,33 @@ def test_the_headline_fits_and_loses_no_number():
             "DG-K 3% [soft], a name as long as they come",
             "speed-up to 5% test error at cost ratio 4",
             1_000_000,
+            Estimate(0.0241987, 0.000678, 30),
             paper=0.0236123,
-            ours=0.0241987,
-            se=0.000678,
-            seeds=30,
         ),
-        headline("Fig 3", "PG", "error", "all", ours=math.nan),
+        headline("Fig 3", "PG", "error", "all", math.nan),
     ]
     text = printed(table.headline(lines))
     assert max(map(len, text.splitlines())) <= 100
     assert "1e+06  0.02361  0.0242 ±0.00068     30  matches" in text
     assert "[soft]" in text
     assert text.splitlines()[-1].split() == ["Fig", "3", "PG", "error", "all", "-", "-", "1"]
+
+
+def test_numbers_without_a_paper_stand_side_by_side():
+    lines = [
+        headline("digits", "PG [dense]", "error", 300_000, Estimate(0.1074, 0.0055, 2)),
+        headline("digits", "PG [dense]", "passes", 300_000, Estimate(9000.0, seeds=2)),
+        headline("reversal", "PG [dense]", "passes", 60_000, Estimate(1800.0, seeds=2)),
+    ]
+    text = printed(table.headline(lines))
+    rows = [line.split() for line in text.splitlines() if "PG" in line]
+    assert rows == [
+        ["digits", "PG", "[dense]", "300,000", "0.1074", "±0.0055", "9000"],
+        ["reversal", "PG", "[dense]", "60,000", "-", "1800"],
+    ]
+    many = [headline("a", "PG", f"metric {i}", "", 1.0) for i in range(7)]
+    assert "verdict" in printed(table.headline(many))
+    assert "verdict" not in printed(table.headline(many[:6]))
 
 
 def test_studies_are_listed_with_paper_and_claim():

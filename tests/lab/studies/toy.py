@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from kondo_lab import progress
+from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies import plotting, runner, statistics
-from kondo_lab.studies.study import Analysis, Context, FrontierPoint, Part, Record, Stopped, Study
+from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Study
 from kondo_lab.studies.study import headline as line
 
 STEPS = 10
@@ -59,12 +60,10 @@ def analyse(records, chosen):
     error = statistics.final(records, "first", "PG", "error")
     figure, axes = plotting.grid(1, 1)
     plotting.line(axes[0, 0], statistics.curve(records, "first", "PG", "error"), "PG", ["PG"])
-    lines = [
-        line("Toy Fig 1", "PG", "error", 1e3, paper=0.03, ours=error.mean, se=error.se, seeds=2)
-    ]
+    lines = [line("Toy Fig 1", "PG", "error", 1e3, Estimate(error.mean, error.se, 2), paper=0.03)]
     points = []
     if "second" in set(records["part"]):
-        lines.append(line("beyond the paper", "PG", "parts", "", ours=2.0))
+        lines.append(line("beyond the paper", "PG", "parts", "", 2.0))
         points.append(FrontierPoint("toy", "PG", math.nan, "5% error", 870.5, 26.0, 2, 2, 0.03))
     findings = [f"PG ends at {error.mean:.3g}."]
     return Analysis(headline=lines, figures={"error": figure}, findings=findings, frontier=points)

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from kondo_lab.draws import Draws
-from kondo_lab.tasks.bandits import ImageBandit, KArmedBandit, TabularBandit
+from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask
-from kondo_lab.tasks.sequences import BitParity, KeyValue, SubsequenceMatch
 from oracles import tasks as oracle
 from tolerances import assert_close
 
@@ -33,15 +32,6 @@ SEQUENCES = {
         ),
         lambda prompt: oracle.reversal(prompt, 3, reverse=False, increment=True),
     ),
-    "bit parity": (lambda **options: BitParity(length=8, **options), oracle.bit_parity),
-    "key-value": (
-        lambda **options: KeyValue(num_pairs=4, num_keys=6, num_values=3, num_queries=3, **options),
-        lambda prompt: oracle.key_value(prompt, 4),
-    ),
-    "subsequence match": (
-        lambda **options: SubsequenceMatch(length=9, pattern_length=3, num_tokens=2, **options),
-        lambda prompt: oracle.subsequence_match(prompt, 3),
-    ),
 }
 
 
@@ -55,11 +45,6 @@ def tiny_images():
 CONTEXTS = {
     "images": lambda device: ImageBandit("tiny", tiny_images(), num_actions=4, device=device),
     "digits": ImageBandit.digits,
-    "tabular": lambda device: TabularBandit(num_contexts=50, num_arms=4),
-}
-ARMS = {
-    "deterministic": lambda device: KArmedBandit(5, correct=2, device=device),
-    "gambling": lambda device: KArmedBandit(5, gap=0.5, noise_std=[0, 0, 1, 2, 3], device=device),
 }
 
 
@@ -69,7 +54,7 @@ SIZE = 12
 def make(name, device):
     if name in SEQUENCES:
         return SEQUENCES[name][0]()
-    return (CONTEXTS | ARMS)[name](device)
+    return CONTEXTS[name](device)
 
 
 def play(name, task, draws, step):
@@ -77,11 +62,8 @@ def play(name, task, draws, step):
     if name in SEQUENCES:
         prompts = task.prompts(draws, step, SIZE)
         return [prompts, task.reward(prompts, task.target(prompts.flip(1)))]
-    if name in CONTEXTS:
-        inputs, labels = task.draw(draws, step, SIZE)
-        return [inputs, labels, task.reward(labels, labels.flip(1))]
-    actions = torch.arange(SIZE, device=draws.keys.device).expand(len(draws.keys), -1) % 5
-    return [task.reward(actions, draws, step)]
+    inputs, labels = task.draw(draws, step, SIZE)
+    return [inputs, labels, task.reward(labels, labels.flip(1))]
 
 
 def draw(name, seeds, step, device="cpu"):
@@ -92,8 +74,7 @@ def same(drawn, others):
     return all(torch.equal(a, b) for a, b in zip(drawn, others, strict=True))
 
 
-ALL = [*SEQUENCES, *CONTEXTS, *ARMS]
-RANDOM = [name for name in ALL if name != "deterministic"]
+ALL = [*SEQUENCES, *CONTEXTS]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -135,7 +116,7 @@ class TestDrawing:
             assert same(captured, play(name, task, draws, moment))
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("name", ALL)
 def test_seeds_and_steps_draw_differently(name):
     drawn = [draw(name, [seed], step)[0] for seed in (3, 4) for step in (7, 8)]
     assert len({tuple(part.flatten().tolist()) for part in drawn}) == 4
@@ -234,12 +215,8 @@ class TestContexts:
         assert (labels.shape, labels.dtype) == ((3, 200), torch.int64)
         assert inputs.device.type == labels.device.type == device.type
         assert labels.unique().tolist() == list(range(task.num_actions))
-        if inputs.is_floating_point():
-            assert (inputs.shape, inputs.dtype) == ((3, 200, task.num_inputs), torch.float32)
-            assert 0 <= inputs.min() < inputs.max() <= 1
-        else:
-            assert (inputs.shape, inputs.dtype) == ((3, 200), torch.int64)
-            assert 0 <= inputs.min() < inputs.max() < task.num_inputs
+        assert (inputs.shape, inputs.dtype) == ((3, 200, task.num_inputs), torch.float32)
+        assert 0 <= inputs.min() < inputs.max() <= 1
 
     def test_one_input_of_a_member_has_one_label(self, name):
         inputs, labels = CONTEXTS[name]("cpu").draw(Draws([3]), 7, 400)

@@ -1,11 +1,11 @@
 """Small language models, trained by reinforcement on text tasks, many at once or one alone.
 
-- model.py: P transformers as stacked parameters; one of them as a module for `kondo.lm`
+- transformer.py: P transformers as stacked parameters; one of them as a module for `kondo.lm`
 - sampler.py: completions with the log-probs they were drawn with, keys and values cached
-- warm.py: a supervised start on demonstrations, and Adam for P members
+- supervised.py: a supervised start on demonstrations, and Adam for P members
 - contenders.py: what is kept of a batch, and the loss of it
 - population.py: reinforcement of P members in one program, records, checkpoints
-- updates.py: one update of one model, through `kondo.lm.backward` and without it, timed
+- updates.py: one update of one model, through `kondo.backward` and without it, timed
 - loop.py: one model end to end: sample, pay, learn, step; records, checkpoints
-- seconds.py: how long a step takes, and what the saved time buys
+- step_seconds.py: how long a step takes, and what the saved time buys
 """

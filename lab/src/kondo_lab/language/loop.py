@@ -21,8 +21,9 @@ import torch
 from kondo import lm
 from kondo_lab.draws import Draws
 from kondo_lab.language.contenders import Contender
-from kondo_lab.language.model import StackedLM
 from kondo_lab.language.sampler import sample
+from kondo_lab.language.supervised import HeldOut
+from kondo_lab.language.transformer import StackedLM
 from kondo_lab.language.updates import (
     LEARNER,
     LOOP,
@@ -31,11 +32,10 @@ from kondo_lab.language.updates import (
     plain_backward,
     product_backward,
 )
-from kondo_lab.language.warm import HeldOut
-from kondo_lab.population.graphs import Captured
+from kondo_lab.part import Context, Record, Stopped
+from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.networks import Parameters
 from kondo_lab.population.train import save
-from kondo_lab.studies.study import Context, Record, Stopped
 from kondo_lab.text import TextTask
 
 CHECKPOINT_SECONDS = 60.0

@@ -14,10 +14,8 @@ Shapes: P members, G prompts, N = G * repeats rows, La tokens of a completion.
 """
 
 import dataclasses
-import gc
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,13 +34,10 @@ from kondo_lab.language.contenders import (
     loss,
     take_rows,
 )
-from kondo_lab.language.model import StackedLM
 from kondo_lab.language.sampler import Sampled, sample
-from kondo_lab.language.warm import HeldOut, StackedAdam, Start
-from kondo_lab.population.graphs import Captured
-from kondo_lab.population.run import CHECKPOINT_SECONDS, LOOK_EVERY, records
-from kondo_lab.population.train import save
-from kondo_lab.studies.study import Context, Record, Stopped
+from kondo_lab.language.supervised import HeldOut, StackedAdam, Start
+from kondo_lab.language.transformer import StackedLM
+from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.text.base import TextTask
 
 MEANS = (
@@ -172,9 +167,9 @@ class Population:
     Example:
         >>> import kondo, torch
         >>> from kondo_lab.language.contenders import Contender
-        >>> from kondo_lab.language.model import StackedLM
+        >>> from kondo_lab.language.transformer import StackedLM
         >>> from kondo_lab.language.population import Member, Population
-        >>> from kondo_lab.language.warm import warm_start
+        >>> from kondo_lab.language.supervised import warm_start
         >>> from kondo_lab.text import NUM_TOKENS, make
         >>> task, cpu = make("addition", 1), torch.device("cpu")
         >>> model = StackedLM(
@@ -198,6 +193,10 @@ class Population:
         >>> population.num_rows, population.num_steps
         (8, 1)
     """
+
+    shown = "train reward"
+    overlaps = False
+    """A step is one graph that fills the device."""
 
     def __init__(
         self,
@@ -268,6 +267,13 @@ class Population:
         self._program()
         self.num_steps += 1
         self.since_log += 1
+
+    def begin_step(self) -> None:
+        """Make the step: it asks the device for nothing, so that none of it is left to do."""
+        self.step()
+
+    def end_step(self) -> None:
+        """Do nothing."""
 
     def roll(self, step: Tensor) -> None:
         """Draw prompts, complete them and pay."""
@@ -375,85 +381,3 @@ def check_rows(num_rows: int, device: torch.device) -> None:
             f"members must have at most {_MOST_ROWS} rows together on a GPU, members times "
             f"num_prompts times repeats, got {num_rows}; train several populations."
         )
-
-
-def train(
-    populations: Population | Sequence[Population],
-    context: Context,
-    *,
-    part: str,
-    num_steps: int,
-    log_steps: Sequence[int],
-    evaluate_steps: Sequence[int] = (),
-) -> list[Record]:
-    """Train to `num_steps` and return the records of every logged step.
-
-    Resumes from context.checkpoint if it is there; writes it every few minutes, and when the user
-    stops, to raise Stopped then.
-
-    Args:
-        populations: one, or several that share `num_steps`.
-        context: progress, stop and checkpoint.
-        part: written into the records.
-        num_steps: updates of each member.
-        log_steps: after which steps to log; `num_steps` is always among them.
-        evaluate_steps: after which steps to log, and measure the held-out rewards as well; 0
-            measures the start.
-    """
-    several = [populations] if isinstance(populations, Population) else list(populations)
-    log_at, evaluate_at = {*log_steps, *evaluate_steps, num_steps}, set(evaluate_steps)
-    histories = _resume(several, context)
-    if several[0].num_steps == 0 and 0 in evaluate_at:
-        histories = [[_measure(population, evaluated=True)] for population in several]
-    if context.device.type == "cuda":
-        # A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier
-        # parts must be gone before new ones are recorded, not whenever Python finds the time.
-        gc.collect()
-    done, saved_at = several[0].num_steps, time.monotonic()
-    while done < num_steps:
-        for population in several:
-            population.step()
-        done += 1
-        if done in log_at:
-            for population, history in zip(several, histories, strict=True):
-                history.append(_measure(population, evaluated=done in evaluate_at))
-        if done % LOOK_EVERY == 0 or done in log_at:
-            context.progress(done / num_steps, _note(histories))
-            stopped = context.stopped()
-            if done < num_steps and (stopped or time.monotonic() - saved_at > CHECKPOINT_SECONDS):
-                states = [population.state_dict() for population in several]
-                save(context.checkpoint, {"populations": states, "histories": histories})
-                saved_at = time.monotonic()
-                if stopped:
-                    raise Stopped(part)
-    return [
-        record
-        for population, history in zip(several, histories, strict=True)
-        for record in records(part, population.members, population.num_rows, history)
-    ]
-
-
-def _resume(several: Sequence[Population], context: Context) -> list[list[dict[str, Any]]]:
-    """Load what a stopped run left, if anything, and return what it has measured."""
-    if not context.checkpoint.exists():
-        return [[] for _ in several]
-    state = torch.load(context.checkpoint, map_location=context.device, weights_only=True)
-    for population, saved in zip(several, state["populations"], strict=True):
-        population.load_state_dict(saved)
-    histories: list[list[dict[str, Any]]] = state["histories"]
-    return histories
-
-
-def _measure(population: Population, *, evaluated: bool) -> dict[str, Any]:
-    values = population.read() if population.num_steps else {}
-    if evaluated:
-        values |= {name: value.tolist() for name, value in population.evaluate().items()}
-    backward = population.read_backward()
-    return {"step": population.num_steps, "backward": backward, "values": values}
-
-
-def _note(histories: Sequence[Sequence[dict[str, Any]]]) -> str:
-    """Say the mean reward of the last logged step."""
-    last = [history[-1]["values"].get("train reward", []) for history in histories if history]
-    rewards = [reward for values in last for reward in values]
-    return f"mean reward {100 * sum(rewards) / len(rewards):.0f}%" if rewards else ""

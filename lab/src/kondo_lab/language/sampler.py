@@ -19,7 +19,7 @@ from torch.nn.attention import sdpa_kernel
 
 from kondo_lab.draws import Draws
 from kondo_lab.language.attend import attend
-from kondo_lab.language.model import (
+from kondo_lab.language.transformer import (
     ATTENTION,
     Layer,
     StackedLM,
@@ -76,7 +76,7 @@ def sample(
     Example:
         >>> import torch
         >>> from kondo_lab.draws import Draws
-        >>> from kondo_lab.language.model import StackedLM
+        >>> from kondo_lab.language.transformer import StackedLM
         >>> from kondo_lab.language.sampler import sample
         >>> model = StackedLM("toy", prompt_length=3, answer_length=4, num_tokens=10)
         >>> draws = Draws([0, 1])

@@ -4,7 +4,7 @@
     select     signal -> gate -> kept tokens, and packs of what they need
     train      forward and backward of the packs
 
-Every contender goes through `kondo.lm.backward`, and so has the same packing and head; a dense one
+Every contender goes through `kondo.backward`, and so has the same packing and head; a dense one
 keeps everything. The plain way pads all rows to one length: a second witness of what dense costs.
 """
 
@@ -24,9 +24,10 @@ import kondo
 from kondo import lm
 from kondo.core import signals
 from kondo.core.contract import BaseGate, Signal, needs_log_probs
+from kondo.core.prechosen import Prechosen
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
-from kondo_lab.gates import DrawnVarianceGate, Everything, Prechosen
+from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.sampler import Sampled
@@ -61,7 +62,7 @@ def product_backward(
     step: int,
     group: int,
 ) -> Learned:
-    """Add to `.grad` the gradient of the contender's loss, through `kondo.lm.backward`.
+    """Add to `.grad` the gradient of the contender's loss, through `kondo.backward`.
 
     The choices are those of `contenders.decide` for one member.
 
@@ -94,7 +95,7 @@ def product_backward(
         inputs = inputs_of(contender.loss, {"old_log_probs": lambda: old})
         return contender.loss(log_probs, own, **inputs)
 
-    report = lm.backward(
+    report = kondo.backward(
         policy,
         rows,
         kondo.advantage.group_mean(rewards, group),
@@ -102,11 +103,8 @@ def product_backward(
         unit=contender.unit,
         screen=old if contender.screen == "free" else None,
         loss=loss,
-        denominator=contender.denominator,
         loss_inputs={"own": advantages, "old": old},
-        priority=getattr(gate.signal, "of_sequences", gate.signal)
-        if contender.unit == "sequence"
-        else gate.signal,
+        options=kondo.Options(denominator=contender.denominator),
     )
     spent = report.seconds
     return Learned(

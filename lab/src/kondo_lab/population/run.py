@@ -13,14 +13,71 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kondo_lab.population.graphs import new_stream
+from kondo_lab.part import Context, Record, Stopped
+from kondo_lab.population.cuda_graphs import new_stream
 from kondo_lab.population.member import Member
 from kondo_lab.population.programs import Program
 from kondo_lab.population.train import Population, row_shape, save
-from kondo_lab.studies.study import Context, Record, Stopped
 
-Probe = Callable[[Population], dict[str, Tensor]]
-"""Measures something at an evaluated step: metric -> [P]."""
+Probe = Callable[[Any], dict[str, Tensor]]
+"""Measures something of a population at an evaluated step: metric -> [P]."""
+
+
+class Named(Protocol):
+    """What a record says of a member."""
+
+    @property
+    def series(self) -> str:
+        """The line in the figure it belongs to."""
+
+    @property
+    def seed(self) -> int:
+        """Of its weights, inputs and actions."""
+
+    @property
+    def setting(self) -> float:
+        """What the study sweeps."""
+
+
+class Trainable(Protocol):
+    """What the loop needs from a population."""
+
+    shown: str
+    """Metric of `read` that progress shows."""
+    overlaps: bool
+    """Whether it gets a stream of its own on a GPU."""
+    num_steps: int
+    """Made so far."""
+
+    @property
+    def members(self) -> Sequence[Named]:
+        """P of them."""
+
+    @property
+    def num_rows(self) -> int:
+        """Samples of a step and member."""
+
+    def begin_step(self) -> None:
+        """Queue what needs no answer from the device."""
+
+    def end_step(self) -> None:
+        """Do the rest of the step."""
+
+    def read(self) -> dict[str, list[float]]:
+        """Return metric -> [P], of the steps since the last call."""
+
+    def read_backward(self) -> list[int]:
+        """Return the rows each member has paid a backward pass for."""
+
+    def evaluate(self) -> dict[str, Tensor]:
+        """Return held-out metric -> [P]."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+
 
 LOOK_EVERY = 20
 """Steps between two looks at the user's wish to stop."""
@@ -43,7 +100,7 @@ def side_by_side(
 
 
 def train(
-    populations: Population | Sequence[Population],
+    populations: Trainable | Sequence[Trainable],
     context: Context,
     *,
     part: str,
@@ -54,9 +111,8 @@ def train(
 ) -> list[Record]:
     """Train to `num_steps` and return the records of every logged step.
 
-    `online error` is the mean of 1 - reward since the previous logged step. Resumes from
-    context.checkpoint if it is there; writes it every few minutes, and when the user stops, to
-    raise Stopped then.
+    Resumes from context.checkpoint if it is there; writes it every few minutes, and when the user
+    stops, to raise Stopped then.
 
     Args:
         populations: one, or several that share `num_steps`.
@@ -64,22 +120,19 @@ def train(
         part: written into the records.
         num_steps: updates of each member.
         log_steps: after which steps to log; `num_steps` is always among them.
-        evaluate_steps: after which steps to log, and measure the held-out error as well.
+        evaluate_steps: after which steps to log, and evaluate as well; 0 measures the start.
         probe: further metrics for the evaluated steps.
     """
-    several = [populations] if isinstance(populations, Population) else list(populations)
+    several = list(populations) if isinstance(populations, Sequence) else [populations]
     log_at, evaluate_at = {*log_steps, *evaluate_steps, num_steps}, set(evaluate_steps)
-    histories: list[list[dict[str, Any]]] = [[] for _ in several]
-    if context.checkpoint.exists():
-        state = torch.load(context.checkpoint, map_location=context.device, weights_only=True)
-        histories = state["histories"]
-        for population, saved in zip(several, state["populations"], strict=True):
-            population.load_state_dict(saved)
+    histories = _resume(several, context)
+    if several[0].num_steps == 0 and 0 in evaluate_at:
+        histories = [[_measure(population, True, probe)] for population in several]
     if context.device.type == "cuda":
         # A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier
         # parts must be gone before new ones are recorded, not whenever Python finds the time.
         gc.collect()
-    streams = [_stream(context.device) for _ in several]
+    streams = [_stream(context.device) if each.overlaps else None for each in several]
     done, saved_at = several[0].num_steps, time.monotonic()
     while done < num_steps:
         for population, stream in zip(several, streams, strict=True):
@@ -95,7 +148,7 @@ def train(
                 with _on(stream):
                     history.append(_measure(population, evaluated, probe))
         if done % LOOK_EVERY == 0 or done in log_at:
-            context.progress(done / num_steps, _note(histories))
+            context.progress(done / num_steps, _note(several[0].shown, histories))
             stopped = context.stopped()
             if done < num_steps and (stopped or time.monotonic() - saved_at > CHECKPOINT_SECONDS):
                 _checkpoint(context, several, histories)
@@ -105,12 +158,23 @@ def train(
     return [
         record
         for population, history in zip(several, histories, strict=True)
-        for record in records(part, population.members, population.program.num_rows, history)
+        for record in records(part, population.members, population.num_rows, history)
     ]
 
 
+def _resume(several: Sequence[Trainable], context: Context) -> list[list[dict[str, Any]]]:
+    """Load what a stopped run left, if anything, and return what it has measured."""
+    if not context.checkpoint.exists():
+        return [[] for _ in several]
+    state = torch.load(context.checkpoint, map_location=context.device, weights_only=True)
+    for population, saved in zip(several, state["populations"], strict=True):
+        population.load_state_dict(saved)
+    histories: list[list[dict[str, Any]]] = state["histories"]
+    return histories
+
+
 def _checkpoint(
-    context: Context, several: Sequence[Population], histories: list[list[dict[str, Any]]]
+    context: Context, several: Sequence[Trainable], histories: list[list[dict[str, Any]]]
 ) -> None:
     if context.device.type == "cuda":
         # The file is written from another stream than the steps are queued on.
@@ -119,30 +183,14 @@ def _checkpoint(
     save(context.checkpoint, {"populations": states, "histories": histories})
 
 
-def _measure(population: Population, evaluated: bool, probe: Probe | None) -> dict[str, Any]:
-    values: dict[str, list[float]] = {"online error": population.read_error()}
+def _measure(population: Trainable, evaluated: bool, probe: Probe | None) -> dict[str, Any]:
+    values = population.read() if population.num_steps else {}
     if evaluated:
-        found = population.program.evaluate(population.parameters)
+        found = population.evaluate()
         found |= probe(population) if probe is not None else {}
         values |= {name: value.tolist() for name, value in found.items()}
     backward = population.read_backward()
     return {"step": population.num_steps, "backward": backward, "values": values}
-
-
-class Named(Protocol):
-    """What a record says of a member."""
-
-    @property
-    def series(self) -> str:
-        """The line in the figure it belongs to."""
-
-    @property
-    def seed(self) -> int:
-        """Of its weights, inputs and actions."""
-
-    @property
-    def setting(self) -> float:
-        """What the study sweeps."""
 
 
 def records(
@@ -173,10 +221,11 @@ def records(
                 )
 
 
-def _note(histories: Sequence[Sequence[dict[str, Any]]]) -> str:
-    last = [history[-1]["values"]["online error"] for history in histories if history]
-    errors = [error for values in last for error in values]
-    return f"mean error {100 * sum(errors) / len(errors):.1f}%" if errors else ""
+def _note(metric: str, histories: Sequence[Sequence[dict[str, Any]]]) -> str:
+    """Say the mean of the last logged step."""
+    last = [history[-1]["values"].get(metric, []) for history in histories if history]
+    found = [value for values in last for value in values]
+    return f"mean {metric} {100 * sum(found) / len(found):.1f}%" if found else ""
 
 
 def _stream(device: torch.device) -> "torch.cuda.Stream | None":

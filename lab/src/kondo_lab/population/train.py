@@ -26,7 +26,7 @@ from torch import Tensor
 from kondo.core.rules import count_for
 from kondo_lab.draws import Draws
 from kondo_lab.population import frictions, screens
-from kondo_lab.population.graphs import Captured
+from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.member import Member, Update
 from kondo_lab.population.networks import Parameters
 from kondo_lab.population.programs import Decision, Program, Rolled, decide
@@ -169,6 +169,9 @@ class Population:
         1
     """
 
+    shown = "online error"
+    overlaps = True
+
     def __init__(
         self,
         program: Program,
@@ -272,12 +275,21 @@ class Population:
             for group, (decisions, order) in zip(self.groups, decided, strict=True):
                 group.decisions, group.order = decisions, order
 
-    def read_error(self) -> list[float]:
-        """Return each member's mean of 1 - reward since the last call."""
+    @property
+    def num_rows(self) -> int:
+        """Samples of a step and member."""
+        return self.program.num_rows
+
+    def read(self) -> dict[str, list[float]]:
+        """Return each member's online error: the mean of 1 - reward since the last call."""
         error: list[float] = (self._error / self.since_log).tolist()
         self._error.zero_()
         self.since_log = 0
-        return error
+        return {self.shown: error}
+
+    def evaluate(self) -> dict[str, Tensor]:
+        """Return the held-out errors of the members, by metric."""
+        return self.program.evaluate(self.parameters)
 
     def read_backward(self) -> list[int]:
         """Return the rows each member has paid a backward pass for."""

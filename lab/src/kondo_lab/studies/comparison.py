@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kondo_lab.studies import statistics
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Headline, headline
+from kondo_lab.studies.study import Estimate, Headline, headline
 
 
 def against_paper(
@@ -30,18 +29,7 @@ def against_paper(
     for series, points in paper.items():
         for x, value in points.items():
             found = statistics.at(records, part, series, metric, x, by=by)
-            lines.append(
-                headline(
-                    figure,
-                    series,
-                    metric,
-                    x,
-                    paper=value,
-                    ours=found.mean,
-                    se=found.se,
-                    seeds=found.seeds,
-                )
-            )
+            lines.append(headline(figure, series, metric, x, found, paper=value))
     return lines
 
 

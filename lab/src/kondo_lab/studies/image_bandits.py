@@ -5,11 +5,11 @@ from typing import Literal
 
 import torch
 
+from kondo_lab.part import Context
 from kondo_lab.population.member import Member
 from kondo_lab.population.programs import BanditProgram
 from kondo_lab.population.run import side_by_side
 from kondo_lab.population.train import Population
-from kondo_lab.studies.study import Context
 from kondo_lab.tasks.bandits import ImageBandit
 
 Data = Literal["mnist", "digits"]

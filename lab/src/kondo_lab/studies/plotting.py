@@ -14,9 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from kondo_lab import figures
-from kondo_lab.output import atomically
-from kondo_lab.studies.statistics import Estimate
+from kondo_lab.provenance import atomically
+from kondo_lab.studies.study import Estimate
 
 Axis = Literal["step", "forward", "backward"]
 """What a curve of `statistics.curve` can be drawn against."""
@@ -25,9 +24,35 @@ MAX_BYTES = 200_000
 DPIS = (160, 130, 100, 80)
 """Tried in turn until the file is small enough."""
 
-
+# Okabe and Ito's colours differ for colour-blind readers; dashes differ in black and white.
+STYLES = {"PG": ("#5a5a5a", (0, (5, 2))), "DG": ("#0072b2", (0, (5, 1, 1, 1)))}
+FURTHER_STYLES = [("#d55e00", "-"), ("#009e73", (0, (1, 1))), ("#cc79a7", (0, (3, 1, 1, 1)))]
 WHEEL = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5a5a5a")
 """Okabe and Ito's colours, for series without a colour of their own."""
+RC: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "hatch.linewidth": 0.5,
+}
+
+
+def series_style(series: str, among: Sequence[str]) -> tuple[str, Any]:
+    """Return a series' colour and dash: fixed for the dense ones, by order for others."""
+    if series in STYLES:
+        return STYLES[series]
+    others = [name for name in among if name not in STYLES]
+    return FURTHER_STYLES[others.index(series) % len(FURTHER_STYLES)]
 
 
 def sequential(share: float) -> Any:
@@ -46,7 +71,7 @@ def by_setting(ax: Axes, found: Mapping[float, Estimate], label: str, *, colour:
 @contextmanager
 def style() -> Iterator[None]:
     """Draw in the laboratory's style inside. An analysis is run in it."""
-    with mpl.rc_context(figures.RC):
+    with mpl.rc_context(RC):
         yield
 
 
@@ -72,7 +97,7 @@ def line(
         among: all series of the figure, in one order: gives each its colour and dash.
         options: of `Axes.plot`, to draw it otherwise.
     """
-    colour, dash = figures.style(series, among)
+    colour, dash = series_style(series, among)
     drawn = ax.plot(
         curve[x], curve["mean"], **{"color": colour, "linestyle": dash, "label": series} | options
     )

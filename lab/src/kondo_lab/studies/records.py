@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from kondo_lab.output import atomically
+from kondo_lab.part import Record
+from kondo_lab.provenance import atomically
 from kondo_lab.studies import statistics
-from kondo_lab.studies.study import FrontierPoint, Headline, Record
+from kondo_lab.studies.study import FrontierPoint, Headline
 
 DTYPES = {
     "part": str,

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from kondo_lab.part import Context
 from kondo_lab.population.member import Member
 from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import SequenceProgram
 from kondo_lab.population.train import Population
-from kondo_lab.studies.study import Context
 from kondo_lab.tasks.base import Credit
 from kondo_lab.tasks.reversal import ReversalTask
 

@@ -1,7 +1,7 @@
 """Runs a study into a folder, resumes it there, and analyses what the folder holds.
 
     out/manifest.json      what is run; "finished" tells whether all of it was
-    out/parts/<part>.csv.gz, <part>.checkpoint     while it is not
+    out/parts/<part>.csv.gz, <part>.partial.csv.gz, <part>.checkpoint      while it is not
     out/records.csv.gz, curves.csv.gz, headline.csv, frontier.csv, *.png      what came of it
 
 The analysis reads records back from their file, so that it sees the same numbers in every run.
@@ -10,6 +10,7 @@ The analysis reads records back from their file, so that it sees the same number
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 import threading
@@ -23,12 +24,13 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from kondo_lab import output, progress
+from kondo_lab import progress, provenance
+from kondo_lab.part import Context, Part, Stopped
 from kondo_lab.studies import plotting, records
-from kondo_lab.studies.study import Analysis, Context, Part, Size, Stopped, Study
-from kondo_lab.workers import stop_on_interrupt
+from kondo_lab.studies.study import Analysis, Size, Study
+from kondo_lab.worker_pool import stop_on_interrupt
 
-MANIFEST = output.MANIFEST
+MANIFEST = provenance.MANIFEST
 RECORDS = "records.csv.gz"
 CURVES = "curves.csv.gz"
 HEADLINE = "headline.csv"
@@ -65,10 +67,17 @@ class Order:
     out: Path
     device: torch.device
     command: str
+    first_seed: int = 0
+    """Anything but 0 needs a study whose settings have a field `first_seed`."""
 
     def settings(self) -> Any:
         """Return the study's settings for this size and these seeds."""
-        return self.study.settings(self.size, self.num_seeds)
+        return _settings(self.study, self.size, self.num_seeds, self.first_seed)
+
+
+def _settings(study: Study, size: Size, num_seeds: int | None, first_seed: int) -> Any:
+    settings = study.settings(size, num_seeds)
+    return dataclasses.replace(settings, first_seed=first_seed) if first_seed else settings
 
 
 def run(order: Order, console: Console) -> Outcome:
@@ -82,7 +91,8 @@ def run(order: Order, console: Console) -> Outcome:
     _check_names(parts)
     with _claimed(order, settings) as manifest:
         stopped = _run_parts(order, parts, manifest, console)
-        tables = [records.read(path) for part in parts if (path := _file(order, part)).exists()]
+        files = [_file(order, part, partial) for part in parts for partial in (False, True)]
+        tables = [records.read(path) for path in files if path.exists()]
         manifest |= {"finished": not stopped, "interrupted": stopped}
         if not tables:
             _save(order.out, manifest)
@@ -103,16 +113,42 @@ def run(order: Order, console: Console) -> Outcome:
         return Outcome(analysis, stopped, [order.out / RECORDS, *written])
 
 
+def numbered(order: Order) -> Order:
+    """Return the order with the first free folder of `out`, `out-2`, `out-3`, ...
+
+    A folder with an unfinished run of the same settings is free: that run is resumed.
+    """
+    wanted = order.out if order.out.name not in ("", "..") else Path(os.path.abspath(order.out))
+    fresh = _new_manifest(order, order.settings())
+    number = 1
+    while True:
+        out = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        candidate = dataclasses.replace(order, out=out)
+        try:
+            _found(candidate, fresh)
+        except FolderError:
+            number += 1
+        else:
+            return candidate
+
+
 def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
     """Analyse a folder's records again and return what comes of it and the files written.
 
     Raises:
         FolderError: the folder holds no records of this study as it is now.
     """
-    if not (folder / MANIFEST).exists() or not (folder / RECORDS).exists():
+    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
+    if manifest is not None and "study" not in manifest:
+        raise FolderError(
+            f"{folder} is in the older format of `kondo demo`, which this version cannot read. "
+            "Its manifest.json and figure.png can be read as they are; run the demo again for more."
+        )
+    if manifest is None or not (folder / RECORDS).exists():
         raise FolderError(f"{folder} holds no records of a run: no {MANIFEST} or no {RECORDS}.")
-    manifest = read_manifest(folder)
-    settings = study.settings(manifest["size"], manifest["num_seeds"])
+    settings = _settings(
+        study, manifest["size"], manifest["num_seeds"], manifest.get("first_seed", 0)
+    )
     now = {"study": study.name, "version": study.version, "settings": _plain(settings)}
     # A setting that came later is no difference: the run was made as if it had its default.
     changed = [key for key in _differences(manifest, now, tuple(now)) if key in _flat(manifest)]
@@ -138,7 +174,7 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
         console.print(f"Resuming {order.out}: {finished}.", soft_wrap=True, highlight=False)
     work, done = sum(part.work for part in todo), 0.0
     stop = threading.Event()
-    with stop_on_interrupt(stop), progress.show_pieces(console) as show:
+    with stop_on_interrupt(stop), progress.show(console) as show:
         for part in todo:
             if stop.is_set():
                 return True
@@ -153,11 +189,15 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
                 checkpoint=_file(order, part).with_name(f"{part.name}.checkpoint"),
             )
             started = time.monotonic()
+            _file(order, part, partial=True).unlink(missing_ok=True)
             try:
                 report(0.0, "")
                 table = records.frame(part.run(context), part=part.name)
                 records.write(_file(order, part), table)
-            except Stopped:
+            except Stopped as stopped:
+                if stopped.records:
+                    table = records.frame(stopped.records, part=part.name)
+                    records.write(_file(order, part, partial=True), table)
                 return True
             except Exception as error:
                 error.add_note(
@@ -201,7 +241,7 @@ def _analyse(
         "seeds": sorted(int(seed) for seed in table["seed"].unique()),
         "findings": analysis.findings,
         "figures": [path.name for path in pictures],
-        "analysis_commit": output.commit(),
+        "analysis_commit": provenance.commit(),
     }
     _save(folder, manifest)
     return analysis, [*written, folder / MANIFEST]
@@ -249,7 +289,7 @@ def _found(order: Order, fresh: Manifest) -> Manifest:
 
 def _new_manifest(order: Order, settings: Any) -> Manifest:
     study = order.study
-    environment = output.environment(order.device) | {"pandas": pd.__version__}
+    environment = provenance.environment(order.device) | {"pandas": pd.__version__}
     return {
         "study": study.name,
         "version": study.version,
@@ -260,6 +300,7 @@ def _new_manifest(order: Order, settings: Any) -> Manifest:
         "size": order.size,
         "device": order.device.type,
         "num_seeds": order.num_seeds,
+        "first_seed": order.first_seed,
         "settings": _plain(settings),
         "seeds": [],
         "command": order.command,
@@ -298,11 +339,12 @@ def _add_seconds(folder: Path, manifest: Manifest, part: str, seconds: float) ->
 
 
 def _save(folder: Path, manifest: Manifest) -> None:
-    output.write_manifest(folder / MANIFEST, manifest)
+    provenance.write_manifest(folder / MANIFEST, manifest)
 
 
-def _file(order: Order, part: Part) -> Path:
-    return order.out / PARTS / f"{part.name}.csv.gz"
+def _file(order: Order, part: Part, partial: bool = False) -> Path:
+    """Return where a part's records go: all of them, or those of a part that was stopped."""
+    return order.out / PARTS / f"{part.name}{'.partial' if partial else ''}.csv.gz"
 
 
 def _check_names(parts: Sequence[Part]) -> None:

@@ -1,32 +1,23 @@
 """Numbers out of records: means over seeds, curves, and what was paid until a quality was reached.
 
-`records` is a table with the fields of `study.Record` as columns. Wherever one is chosen, `setting`
-may be left out if the series has only one.
+`records` is a table with the fields of `kondo_lab.part.Record` as columns. Wherever one is chosen,
+`setting` may be left out if the series has only one.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from kondo_lab import summary
-from kondo_lab.studies.study import FrontierPoint
+from kondo_lab.studies.study import Estimate, FrontierPoint
 
 TOLERANCE = 0.1
 """How far, relatively, the nearest logged step may lie from the one asked for."""
 
 _PLACE = ["part", "series", "setting", "step", "metric"]
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds."""
-
-    mean: float
-    se: float
-    """Standard error; NaN for a single seed."""
-    seeds: int
 
 
 class Cost(NamedTuple):
@@ -60,7 +51,9 @@ class Reach(NamedTuple):
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of one number per seed, and its standard error."""
-    return Estimate(*summary.estimate(values), len(values))
+    mean, count = statistics.fmean(values), len(values)
+    se = statistics.stdev(values) / math.sqrt(count) if count > 1 else math.nan
+    return Estimate(mean, se, count)
 
 
 def select(

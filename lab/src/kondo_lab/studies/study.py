@@ -2,16 +2,15 @@
 
     parts (run one by one, saved, resumed) -> records -> analysis -> headline, curves, figures
 
-A part knows nothing of files: it is given a `Context`, reports progress, and returns records.
+`kondo_lab.part` says what parts and records are.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
+from kondo_lab.part import Part
 
 if TYPE_CHECKING:
     import pandas
@@ -19,55 +18,6 @@ if TYPE_CHECKING:
 
 Size = Literal["small", "full"]
 """`full` is the paper's; `small` shows in under two minutes on two cores that all of it works."""
-
-
-class Record(NamedTuple):
-    """One number of one member. A table of records is all that analysis gets."""
-
-    part: str
-    """Name of the part that made it."""
-    series: str
-    """The line in the figure, as in the papers' legends: PG, DG, DG-K 3%, ..."""
-    setting: float
-    """What the part sweeps (rate, noise, length, ...); NaN where it sweeps nothing."""
-    seed: int
-    step: int
-    """Updates made; 0 where there is no training."""
-    forward: int
-    """Samples seen so far by this member."""
-    backward: int
-    """Samples a backward pass was paid for so far."""
-    metric: str
-    """online error, test error, cosine, seconds, ..."""
-    value: float
-
-
-class Stopped(Exception):  # noqa: N818 (a request granted, not an error)
-    """Raised by a part that was told to stop before its end."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Context:
-    """What a part gets from whoever runs it."""
-
-    device: torch.device
-    progress: Callable[[float, str], None]
-    """(share of this part done, in [0, 1]; a short note such as "error 3.1%")."""
-    stopped: Callable[[], bool]
-    """Whether the user asked to stop: save to `checkpoint`, then raise Stopped."""
-    checkpoint: Path
-    """A file of this part alone. It is there when the part is resumed, deleted when it ends."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
-    """A piece of a study that is run, saved and resumed as one."""
-
-    name: str
-    """Lower-case letters, digits and hyphens: it names a file."""
-    run: Callable[[Context], Iterable[Record]]
-    work: float = 1.0
-    """Expected seconds, or any measure of work common to the study's parts: for the time left."""
 
 
 Verdict = Literal["matches", "differs", ""]
@@ -90,31 +40,39 @@ class Headline(NamedTuple):
     verdict: Verdict
 
 
+class Estimate(NamedTuple):
+    """A mean over seeds."""
+
+    mean: float
+    se: float = math.nan
+    """Standard error; NaN where there is none, as for a single seed."""
+    seeds: int = 1
+
+
 def headline(
     figure: str,
     series: str,
     metric: str,
     x: float | str,
+    ours: Estimate | float,
     *,
-    ours: float,
     paper: float | None = None,
-    se: float | None = None,
-    seeds: int = 1,
 ) -> Headline:
     """Return a line with its verdict: within 20% of the paper's number, or 2 standard errors.
 
     Example:
         >>> from kondo_lab.studies.study import headline
-        >>> headline("Kondo Fig 1", "DG", "online error", 1e6, paper=0.0163, ours=0.0171).verdict
+        >>> headline("Kondo Fig 1", "DG", "online error", 1e6, 0.0171, paper=0.0163).verdict
         'matches'
     """
-    se = None if se is None or math.isnan(se) else se
+    found = ours if isinstance(ours, Estimate) else Estimate(ours)
+    se = None if math.isnan(found.se) else found.se
     verdict: Verdict = ""
     if paper is not None:
-        distance = abs(ours - paper)
+        distance = abs(found.mean - paper)
         close = distance <= 0.2 * abs(paper) or (se is not None and distance <= 2 * se)
         verdict = "matches" if close else "differs"
-    return Headline(figure, series, metric, x, paper, ours, se, seeds, verdict)
+    return Headline(figure, series, metric, x, paper, found.mean, se, found.seeds, verdict)
 
 
 def ordering(
@@ -186,3 +144,5 @@ class Study:
     analyse: "Callable[[pandas.DataFrame, Any], Analysis]"
     """(records, one column per field of Record; settings) -> analysis. Some parts may be missing
     when a run was stopped early: skip what they feed."""
+    cpu_only: bool = False
+    """Whether it trains on the CPU wherever it runs."""

@@ -14,8 +14,15 @@ WIDTH = 100
 _COLOURS = {"matches": "green", "differs": "yellow", "": ""}
 
 
+MOST_METRICS = 6
+"""That fit beside one another."""
+
+
 def headline(lines: Sequence[Headline]) -> Table:
-    """Return the paper's numbers beside ours."""
+    """Return the paper's numbers beside ours; without any, one line per series if they fit."""
+    metrics = list(dict.fromkeys(line.metric for line in lines))
+    if len(metrics) <= MOST_METRICS and all(line.paper is None for line in lines):
+        return _by_series(lines, metrics)
     table = _table()
     for name in ("figure", "series", "metric"):
         table.add_column(name, overflow="fold")
@@ -26,6 +33,26 @@ def headline(lines: Sequence[Headline]) -> Table:
         names = [escape(name) for name in (line.figure, line.series, line.metric)]
         numbers = [_number(line.x), _number(line.paper), _with_error(line), str(line.seeds)]
         table.add_row(*names, *numbers, line.verdict, style=_COLOURS[line.verdict])
+    return table
+
+
+def _by_series(lines: Sequence[Headline], metrics: Sequence[str]) -> Table:
+    """Return one line per figure, series and x, with a column per metric."""
+    rows: dict[tuple[str, str, float | str], dict[str, str]] = {}
+    for line in lines:
+        rows.setdefault((line.figure, line.series, line.x), {})[line.metric] = _with_error(line)
+    table = _table()
+    for name in ("figure", "series"):
+        table.add_column(name, overflow="fold")
+    for name in ("x", *metrics):
+        table.add_column(name.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    before = None
+    for (figure, series, x), found in rows.items():
+        if before not in (None, figure):
+            table.add_section()
+        before = figure
+        cells = [found.get(metric, "-") for metric in metrics]
+        table.add_row(escape(figure), escape(series), _number(x), *cells)
     return table
 
 
@@ -53,4 +80,7 @@ def _with_error(line: Headline) -> str:
 def _number(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
-    return f"{value:.4g}" if isinstance(value, float | int) else escape(str(value))
+    if not isinstance(value, float | int):
+        return escape(str(value))
+    whole = float(value).is_integer() and 1e4 <= abs(value) < 1e6
+    return f"{value:,.0f}" if whole else f"{value:.4g}"

@@ -5,7 +5,7 @@ seed alone. Drawing and paying never wait for the device, hence both can stand i
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -113,24 +113,6 @@ class SequenceTask(ABC):
                 f"{name} must have {length} tokens in the last dimension, got shape "
                 f"{tuple(tokens.shape)}."
             )
-
-
-class ContextTask(Protocol):
-    """A bandit with inputs: see one, choose an action, be told whether it was the right one."""
-
-    name: str
-    num_inputs: int
-    num_actions: int
-
-    def draw(self, draws: Draws, step: int | Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and their labels [P, batch] int64, the right actions.
-
-        Inputs are [P, batch, num_inputs] float32 in [0, 1], or, where there is nothing but a
-        context's number, [P, batch] int64 below num_inputs.
-        """
-
-    def reward(self, labels: Tensor, actions: Tensor) -> Tensor:
-        """Return [...] float32: 1 where the action is the label, else 0."""
 
 
 def permutations(draws: Draws, stream: str, step: int | Tensor, rows: int, size: int) -> Tensor:

@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.frictions import LEARNER_ERROR
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.asynchrony.run import (
     AGES,
@@ -24,8 +23,8 @@ from kondo_lab.studies.asynchrony.run import (
     named,
 )
 from kondo_lab.studies.asynchrony.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.learner_error import LEARNER_ERROR
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 FIGURE = "beyond the paper"
 METRICS = (LEARNER_ERROR, TEST, ONLINE)
@@ -112,7 +111,7 @@ def _differences(
 
 def _age_lines(records: pd.DataFrame, there: list[str]) -> list[Headline]:
     return [
-        headline(FIGURE, crew, "mean age of the weights on Ray", "", ours=mean_age(records, crew))
+        headline(FIGURE, crew, "mean age of the weights on Ray", "", mean_age(records, crew))
         for crew in there
     ]
 
@@ -124,30 +123,17 @@ def _error_lines(records: pd.DataFrame, settings: Settings, there: list[str]) ->
             for how in HOWS:
                 for metric in METRICS:
                     own = error(records, crew, named(method, how), metric)
-                    lines.append(
-                        headline(
-                            FIGURE,
-                            named(method, how),
-                            f"{metric}, crew {crew}, by mean age",
-                            mean_age(records, crew),
-                            ours=own.mean,
-                            se=own.se,
-                            seeds=own.seeds,
-                        )
-                    )
+                    what = f"{metric}, crew {crew}, by mean age"
+                    name = named(method, how)
+                    lines.append(headline(FIGURE, name, what, mean_age(records, crew), own))
     return lines
 
 
 def _difference_line(records: pd.DataFrame, one: Difference) -> Headline:
-    return headline(
-        FIGURE,
-        f"{one.method}, {one.twin} - {ON_RAY}",
-        f"{one.metric}, crew {one.crew}, by mean age",
-        mean_age(records, one.crew),
-        ours=one.value,
-        se=one.se,
-        seeds=one.seeds,
-    )
+    metric = f"{one.metric}, crew {one.crew}, by mean age"
+    ours = Estimate(one.value, one.se, one.seeds)
+    name = f"{one.method}, {one.twin} - {ON_RAY}"
+    return headline(FIGURE, name, metric, mean_age(records, one.crew), ours)
 
 
 def _share_lines(found: list[Difference]) -> list[Headline]:
@@ -156,7 +142,7 @@ def _share_lines(found: list[Difference]) -> list[Headline]:
         for metric in METRICS:
             own = [one.within for one in found if (one.twin, one.metric) == (twin, metric)]
             name = f"share of {metric}s within 2 standard errors of those {ON_RAY}"
-            lines.append(headline(FIGURE, twin, name, "", ours=sum(own) / len(own)))
+            lines.append(headline(FIGURE, twin, name, "", sum(own) / len(own)))
     return lines
 
 

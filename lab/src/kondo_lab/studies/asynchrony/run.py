@@ -21,15 +21,14 @@ import torch
 from kondo.actors.setup import Settings as ActorSettings
 from kondo.actors.setup import Setup
 from kondo.core import losses
-from kondo_lab import frictions
 from kondo_lab.actors import digits, slowed
-from kondo_lab.frictions import LEARNER_ERROR
+from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.policies import MLP
 from kondo_lab.population.member import Frictions, Member, Update
 from kondo_lab.population.run import train
-from kondo_lab.studies import image_bandits, updates
+from kondo_lab.studies import image_bandits, learner_error, updates
 from kondo_lab.studies.asynchrony.settings import Crew, Settings
-from kondo_lab.studies.study import Context, Part, Record, Stopped
+from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.tasks.digits import DigitsBandit
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def methods(settings: Settings) -> dict[str, Method]:
     weighted = {"loss": losses.is_pg, "behaviour_input": "behaviour_log_probs"}
     return {
         "PG": Method(_EVERYTHING, updates.PG),
-        "IS-PG": Method(_EVERYTHING | weighted, frictions.importance_weighted()),
+        "IS-PG": Method(_EVERYTHING | weighted, learner_error.importance_weighted()),
         "DG": Method(_EVERYTHING | {"loss": losses.dg}, updates.DG),
         updates.percent(settings.rate): Method(
             {"rate": settings.rate}, updates.kondo_count(settings.rate)
@@ -254,7 +253,7 @@ def _simulated(
             num_steps=settings.num_steps,
             log_steps=windows(settings),
             evaluate_steps=[settings.num_steps],
-            probe=partial(frictions.image_error, num_images=num_images),
+            probe=partial(learner_error.image_error, num_images=num_images),
         )
     return [record for record in found if record.metric in (ONLINE, TEST, LEARNER_ERROR)]
 

@@ -9,7 +9,7 @@ from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_dg.run import CE, DG, ERROR, GAP, PG, POOLED_GAP
 from kondo_lab.studies.bandit_dg.settings import Settings
-from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 ALONG, OFF = "length along the true gradient", "perpendicular variance"
 GAP_TO_PG = "1 - cosine to the true gradient"
@@ -53,7 +53,7 @@ def theory(settings: Settings, error: float) -> dict[str, float]:
     return {GAP: gap, POOLED_GAP: gap, ALONG: shrink, OFF: failure**2}
 
 
-def ratio(records: pd.DataFrame, metric: str, error: float) -> statistics.Estimate:
+def ratio(records: pd.DataFrame, metric: str, error: float) -> Estimate:
     """Return DG / PG of a number at one policy: mean over mean, error from the ratios by seed."""
     by_seed = {
         name: statistics.select(records, "gap", name, metric, setting=error).set_index("seed")[
@@ -77,18 +77,8 @@ def _gap_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     for metric, name in names.items():
         for error in settings.gap_errors:
             found = ratio(records, metric, error)
-            lines.append(
-                headline(
-                    "DG Prop 1",
-                    "DG/PG",
-                    name,
-                    error,
-                    paper=theory(settings, error)[metric],
-                    ours=found.mean,
-                    se=found.se,
-                    seeds=found.seeds,
-                )
-            )
+            known = theory(settings, error)[metric]
+            lines.append(headline("DG Prop 1", "DG/PG", name, error, found, paper=known))
     return lines
 
 
@@ -108,12 +98,7 @@ def _figure_lines(
                 name: statistics.at(records, part, name, metric, step, setting=eta)
                 for name in order
             }
-            lines += [
-                headline(
-                    figure, name, metric, step, ours=value.mean, se=value.se, seeds=value.seeds
-                )
-                for name, value in found.items()
-            ]
+            lines += [headline(figure, name, metric, step, value) for name, value in found.items()]
         means = {name: value.mean for name, value in found.items()}
         lines.append(ordering(figure, metric, steps[-1], paper=order, ours=means))
     return lines
@@ -160,9 +145,8 @@ def _search_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             "DG, PG",
             "share of drawn sets of contexts where PG is closer to CE",
             f"eta={eta:g}",
+            Estimate(_largest_share(records, eta), seeds=settings.search_seeds),
             paper=0.0 if eta > 0.5 else None,
-            ours=_largest_share(records, eta),
-            seeds=settings.search_seeds,
         )
         for eta in settings.search_etas
     ]

@@ -8,9 +8,9 @@ from torch import Tensor
 
 import kondo
 from kondo_lab.draws import Draws
+from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_dg.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record, Stopped
 
 PG, DG, CE = "PG", "DG", "CE"
 GAP, ERROR = "1 - cosine", "error"

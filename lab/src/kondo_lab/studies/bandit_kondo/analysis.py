@@ -11,7 +11,7 @@ from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.run import GATE, PG, PG_FITTED
 from kondo_lab.studies.bandit_kondo.settings import Settings
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 BATCH = 100
 """B of the headline's pB."""
@@ -52,30 +52,12 @@ def _ranking_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             if theory <= 0:
                 continue  # any alpha ranks successes first: there is nothing to search
             found = statistics.final(records, "ranking", f"K={num_arms}", "alpha*", setting=p)
-            lines.append(
-                headline(
-                    "Kondo Prop 2",
-                    f"additive, K={num_arms}",
-                    "alpha*",
-                    p,
-                    paper=round(theory, 3),
-                    ours=found.mean,
-                    se=found.se,
-                    seeds=found.seeds,
-                )
-            )
+            name, known = f"additive, K={num_arms}", round(theory, 3)
+            lines.append(headline("Kondo Prop 2", name, "alpha*", p, found, paper=known))
     kept = records[records["metric"] == "failures delight keeps"]["value"]
-    lines.append(
-        headline(
-            "Kondo Prop 2",
-            "delight",
-            "failures kept before a success, most in any batch",
-            "",
-            paper=0.0,
-            ours=float(kept.max()),
-            seeds=settings.ranking_seeds,
-        )
-    )
+    metric = "failures kept before a success, most in any batch"
+    ours = Estimate(float(kept.max()), seeds=settings.ranking_seeds)
+    lines.append(headline("Kondo Prop 2", "delight", metric, "", ours, paper=0.0))
     return lines
 
 
@@ -100,38 +82,19 @@ def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     gated = records[(records["part"] == "moments") & records["series"].str.startswith(GATE)]
     for metric in (VARIANCE, "1 - cosine of the mean"):
         largest = float(gated[gated["metric"] == metric]["value"].abs().max())
-        lines.append(
-            headline(
-                "Kondo Prop 1",
-                GATE,
-                f"{metric}, largest of any p, K and seed, {ROUNDING} decimals",
-                "",
-                paper=0.0,
-                ours=round(largest, ROUNDING),
-                seeds=settings.seeds,
-            )
-        )
+        what = f"{metric}, largest of any p, K and seed, {ROUNDING} decimals"
+        ours = Estimate(round(largest, ROUNDING), seeds=settings.seeds)
+        lines.append(headline("Kondo Prop 1", GATE, what, "", ours, paper=0.0))
     for p in settings.moment_probs:
         series = f"{GATE}, K={settings.moment_arms[0]}"
         share = statistics.final(records, "moments", series, "kept share", setting=p)
-        paid = statistics.Estimate(share.mean * BATCH, share.se * BATCH, share.seeds)
+        paid = Estimate(share.mean * BATCH, share.se * BATCH, share.seeds)
         lines.append(_line(series, f"backward passes of a batch of {BATCH}", p, p * BATCH, paid))
     return lines
 
 
-def _line(
-    series: str, metric: str, p: float, theory: float, found: statistics.Estimate
-) -> Headline:
-    return headline(
-        "Kondo Prop 1",
-        series,
-        metric,
-        p,
-        paper=theory,
-        ours=found.mean,
-        se=found.se,
-        seeds=found.seeds,
-    )
+def _line(series: str, metric: str, p: float, theory: float, found: Estimate) -> Headline:
+    return headline("Kondo Prop 1", series, metric, p, found, paper=theory)
 
 
 def _success_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
@@ -187,17 +150,9 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         )
         if math.isnan(needed):
             continue
-        lines.append(
-            headline(
-                "Kondo Prop 1",
-                PG,
-                f"backward passes to cosine {settings.cosine_target:g}",
-                p,
-                paper=theory,
-                ours=needed,
-                seeds=settings.cosine_seeds,
-            )
-        )
+        metric = f"backward passes to cosine {settings.cosine_target:g}"
+        ours = Estimate(needed, seeds=settings.cosine_seeds)
+        lines.append(headline("Kondo Prop 1", PG, metric, p, ours, paper=theory))
     for name, expected in ((PG, 2.0), (PG_FITTED, None)):
         lines.append(
             headline(
@@ -205,9 +160,8 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 name,
                 f"exponent of 1/p in the passes to cosine {settings.cosine_target:g}",
                 "",
+                Estimate(_exponent(records, name, settings), seeds=settings.cosine_seeds),
                 paper=expected,
-                ours=_exponent(records, name, settings),
-                seeds=settings.cosine_seeds,
             )
         )
     return lines

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import kondo
 from kondo_lab.draws import Draws
+from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record, Stopped
 
 PG, GATE, PG_FITTED = "PG", "DG-K price 0", "PG, b = p"
 

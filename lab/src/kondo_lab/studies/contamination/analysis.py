@@ -31,8 +31,7 @@ from kondo_lab.studies.contamination.run import (
 )
 from kondo_lab.studies.contamination.settings import Settings
 from kondo_lab.studies.contamination.theory import Source
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 BEYOND = "beyond the paper"
 ROUNDING = 1e-5
@@ -101,15 +100,11 @@ def _gate_lines(exact: Exact, settings: Settings) -> list[Headline]:
                 dg(eta),
                 "policies whose gate is above pi(a)^(1/(2 eta))",
                 "",
+                float(above),
                 paper=0.0,
-                ours=float(above),
             ),
             headline(
-                BEYOND,
-                dg(eta),
-                "gate over its bound, delta",
-                settings.errors[-1],
-                ours=ratios[-1],
+                BEYOND, dg(eta), "gate over its bound, delta", settings.errors[-1], ratios[-1]
             ),
         ]
     return lines
@@ -125,8 +120,8 @@ def _corollary_lines(exact: Exact, settings: Settings) -> list[Headline]:
             PG,
             f"cosine as delta falls, sqrt(K / (2K - 2)), {where}",
             last,
+            _exact(exact, "expected", PG, f"{COSINE}, {where}", last),
             paper=theory.limit_cosine(settings.arms),
-            ours=_exact(exact, "expected", PG, f"{COSINE}, {where}", last),
         )
     ]
     for eta in settings.etas:
@@ -136,7 +131,7 @@ def _corollary_lines(exact: Exact, settings: Settings) -> list[Headline]:
                 for error in settings.errors
             }
             lines.append(
-                headline(BEYOND, f"{dg(eta)} / PG", f"{metric}, {where}", last, ours=ratios[last])
+                headline(BEYOND, f"{dg(eta)} / PG", f"{metric}, {where}", last, ratios[last])
             )
             # As delta falls the ratio should rise: the series are the errors, the smallest last.
             name = [f"{error:g}" for error in settings.errors]
@@ -155,30 +150,15 @@ def _corollary_lines(exact: Exact, settings: Settings) -> list[Headline]:
                 f"{dg(eta)} / PG",
                 "exponent of delta, signal over contamination",
                 where,
+                _slope(exact, dg(eta), settings),
                 paper=-1 / (2 * eta),
-                ours=_slope(exact, dg(eta), settings),
             )
         )
-    lines.append(
-        headline(
-            "Distributed Cor 1",
-            PG,
-            "exponent of delta, signal over contamination",
-            where,
-            paper=1.0,
-            ours=_slope(exact, PG, settings),
-        )
-    )
-    lines.append(
-        headline(
-            BEYOND,
-            IS,
-            f"cosine, {where}",
-            last,
-            paper=1.0,
-            ours=_exact(exact, "expected", IS, f"{COSINE}, {where}", last),
-        )
-    )
+    what = "exponent of delta, signal over contamination"
+    ours = _slope(exact, PG, settings)
+    lines.append(headline("Distributed Cor 1", PG, what, where, ours, paper=1.0))
+    own = _exact(exact, "expected", IS, f"{COSINE}, {where}", last)
+    lines.append(headline(BEYOND, IS, f"cosine, {where}", last, own, paper=1.0))
     return lines
 
 
@@ -262,7 +242,7 @@ def _sampled_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 closed = _closed(settings, name, error, kind)
                 samples = settings.batch * settings.batches
                 lines.append(
-                    _line(
+                    headline(
                         "Distributed section 4",
                         name,
                         f"cosine, {samples:,} samples, {where}",
@@ -272,23 +252,11 @@ def _sampled_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                     )
                 )
                 lines.append(
-                    _line(BEYOND, name, f"cosine, {settings.batch} samples, {where}", error, batch)
+                    headline(
+                        BEYOND, name, f"cosine, {settings.batch} samples, {where}", error, batch
+                    )
                 )
     return lines
-
-
-def _line(
-    figure: str,
-    series: str,
-    metric: str,
-    x: float,
-    found: Estimate,
-    *,
-    paper: float | None = None,
-) -> Headline:
-    return headline(
-        figure, series, metric, x, paper=paper, ours=found.mean, se=found.se, seeds=found.seeds
-    )
 
 
 def _moment_ratio(records: pd.DataFrame, settings: Settings, eta: float, error: float) -> Estimate:
@@ -318,7 +286,7 @@ def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             found = _moment_ratio(records, settings, eta, error)
             bound = theory.overlap(probs, nu, eta)
             lines += [
-                _line(
+                headline(
                     "Distributed v2, second moment",
                     f"{dg(eta)} / PG",
                     "perpendicular second moment of failures",
@@ -331,9 +299,7 @@ def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                     f"{dg(eta)} / PG",
                     "second moment over sum_a nu(a) pi(a)^(1/eta), at most 1",
                     error,
-                    ours=found.mean / bound,
-                    se=found.se / bound,
-                    seeds=found.seeds,
+                    Estimate(found.mean / bound, found.se / bound, found.seeds),
                 ),
             ]
     return lines
@@ -352,7 +318,7 @@ def _world_lines(exact: Exact, settings: Settings) -> list[Headline]:
             _exact(exact, "worlds", name, metric, error) for metric in (KEPT_SUCCESS, KEPT_FAILURE)
         )
         lines += [
-            headline(BEYOND, name, metric, error, ours=_exact(exact, "worlds", name, metric, error))
+            headline(BEYOND, name, metric, error, _exact(exact, "worlds", name, metric, error))
             for metric in (FAILURE, SUCCESS)
         ]
         if name in sign_blind(settings) and passed > 0:
@@ -362,8 +328,8 @@ def _world_lines(exact: Exact, settings: Settings) -> list[Headline]:
                     name,
                     "weight of a rare success over that of a rare failure",
                     error,
+                    kept / passed,
                     paper=1.0,
-                    ours=kept / passed,
                 )
             )
     for eta in settings.etas:
@@ -377,8 +343,8 @@ def _world_lines(exact: Exact, settings: Settings) -> list[Headline]:
                 dg(eta),
                 "weight of a rare success over that of a rare failure",
                 error,
+                float(success / failure),
                 paper=rare ** (-1 / (2 * eta)),
-                ours=float(success / failure),
             )
         )
     return lines
@@ -415,7 +381,7 @@ def _context_lines(exact: Exact, settings: Settings) -> list[Headline]:
             name,
             f"{metric}, {share:g} of the contexts solved",
             error,
-            ours=_exact(exact, "contexts", name, f"{metric}, {share:g} solved", error),
+            _exact(exact, "contexts", name, f"{metric}, {share:g} solved", error),
         )
         for share in settings.solved
         for name in _series(settings)

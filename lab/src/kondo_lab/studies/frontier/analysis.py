@@ -7,11 +7,11 @@ from functools import partial
 import pandas as pd
 
 from kondo_lab.studies import statistics
-from kondo_lab.studies.frontier import drawing, gates
+from kondo_lab.studies.frontier import compared_gates, drawing
 from kondo_lab.studies.frontier.points import ONLINE, TEST, Point, Task, front, measure
 from kondo_lab.studies.frontier.run import REVERSAL
 from kondo_lab.studies.frontier.settings import Settings
-from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
 
 COST_RATIOS = (1, 2, 4)
 """c: forward passes that a backward pass costs."""
@@ -39,7 +39,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     for task in tasks:
         if task.part not in set(records["part"]):
             continue
-        points = [measure(records, task, line) for line in gates.lines(settings)]
+        points = [measure(records, task, line) for line in compared_gates.lines(settings)]
         found.headline.extend(_lines(task, points))
         found.findings.extend(_findings(task, points))
         found.figures[task.part] = drawing.figure(task, points, COST_RATIOS)
@@ -68,17 +68,15 @@ def _lines(task: Task, points: Sequence[Point]) -> list[Headline]:
     line = partial(headline, "beyond the paper")
     found = []
     for point in points:
-        series, (error, se, seeds) = point.line.series, point.error
-        metric = f"{task.part}: {task.metric} at the end"
-        found.append(line(series, metric, "", ours=error, se=se, seeds=seeds))
-        metric = f"{task.part}: backward passes of the run"
-        found.append(line(series, metric, "", ours=point.backward, seeds=seeds))
+        series, paid = point.line.series, Estimate(point.backward, seeds=point.error.seeds)
+        found.append(line(series, f"{task.part}: {task.metric} at the end", "", point.error))
+        found.append(line(series, f"{task.part}: backward passes of the run", "", paid))
     metric = f"{task.part}: least counted cost to {task.label}, in forward passes"
     for ratio in COST_RATIOS:
         best = _cheapest(points, ratio)
         if best is not None:
-            cost, seeds = best.cost(ratio), best.reach.reached
-            found.append(line(best.line.series, metric, f"c = {ratio}", ours=cost, seeds=seeds))
+            cost = Estimate(best.cost(ratio), seeds=best.reach.reached)
+            found.append(line(best.line.series, metric, f"c = {ratio}", cost))
     return found
 
 
@@ -94,33 +92,16 @@ def _paper_mnist(records: pd.DataFrame, task: Task, points: Sequence[Point]) -> 
     for series, paper in PAPER_ONLINE.items():
         ours = statistics.final(records, task.part, series, ONLINE)
         found.append(
-            headline(
-                "Kondo Fig 1",
-                series,
-                ONLINE,
-                "1M forward passes",
-                paper=paper,
-                ours=ours.mean,
-                se=ours.se,
-                seeds=ours.seeds,
-            )
+            headline("Kondo Fig 1", series, ONLINE, "1M forward passes", ours, paper=paper)
         )
     for series, by_ratio in PAPER_SPEED_UP.items():
         for ratio, paper in by_ratio.items():
             gain = known["PG"].cost(ratio) / known[series].cost(ratio)
             if math.isnan(gain):
                 continue
-            found.append(
-                headline(
-                    "Kondo Fig 3",
-                    series,
-                    f"speed-up over PG to {task.label}",
-                    f"c = {ratio}",
-                    paper=paper,
-                    ours=gain,
-                    seeds=known[series].reach.reached,
-                )
-            )
+            metric = f"speed-up over PG to {task.label}"
+            own = Estimate(gain, seeds=known[series].reach.reached)
+            found.append(headline("Kondo Fig 3", series, metric, f"c = {ratio}", own, paper=paper))
     return found
 
 
@@ -128,18 +109,7 @@ def _paper_reversal(records: pd.DataFrame) -> list[Headline]:
     found = []
     for (series, step), paper in PAPER_REVERSAL.items():
         ours = statistics.at(records, REVERSAL, series, ONLINE, step)
-        found.append(
-            headline(
-                "Kondo Fig 8",
-                series,
-                ONLINE,
-                f"step {step}",
-                paper=paper,
-                ours=ours.mean,
-                se=ours.se,
-                seeds=ours.seeds,
-            )
-        )
+        found.append(headline("Kondo Fig 8", series, ONLINE, f"step {step}", ours, paper=paper))
     return found
 
 

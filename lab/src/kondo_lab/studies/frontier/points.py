@@ -6,7 +6,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from kondo_lab.studies import statistics
-from kondo_lab.studies.frontier.gates import Line
+from kondo_lab.studies.frontier.compared_gates import Line
+from kondo_lab.studies.study import Estimate
 
 ONLINE, TEST = "online error", "test error"
 
@@ -28,7 +29,7 @@ class Point(NamedTuple):
     """A gate on a task."""
 
     line: Line
-    error: statistics.Estimate
+    error: Estimate
     """At the end, of the task's metric."""
     backward: float
     """Backward passes of the whole run, mean over seeds."""

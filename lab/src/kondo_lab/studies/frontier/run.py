@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from functools import partial
 
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population import run
 from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import SequenceProgram
 from kondo_lab.studies import image_bandits
-from kondo_lab.studies.frontier import gates
+from kondo_lab.studies.frontier import compared_gates
 from kondo_lab.studies.frontier.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 from kondo_lab.tasks.reversal import ReversalTask
 
 REVERSAL = "reversal"
@@ -32,7 +32,7 @@ def logged(num_steps: int, settings: Settings) -> list[int]:
 
 
 def _images(settings: Settings, context: Context) -> Iterable[Record]:
-    members = gates.members(settings, learning_rate=settings.image_learning_rate)
+    members = compared_gates.members(settings, learning_rate=settings.image_learning_rate)
     return run.train(
         image_bandits.populations(
             context,
@@ -65,7 +65,7 @@ def _reversal(settings: Settings, context: Context) -> Iterable[Record]:
         num_prompts=settings.num_prompts,
         num_answers=settings.num_answers,
     )
-    members = gates.members(settings, learning_rate=settings.reversal_learning_rate)
+    members = compared_gates.members(settings, learning_rate=settings.reversal_learning_rate)
     with run.matmul_precision(settings.reversal_precision):
         return run.train(
             run.side_by_side(program, members, context.device),

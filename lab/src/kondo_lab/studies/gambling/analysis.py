@@ -14,7 +14,7 @@ from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.gambling import bandit, rules
 from kondo_lab.studies.gambling.run import FINAL, base_rules, few_rules
 from kondo_lab.studies.gambling.settings import Settings
-from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 SHOWN = (1.0, 10.0)
 """sigma / Delta of the headline."""
@@ -74,18 +74,8 @@ def _luck_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 continue
             metric = "share of lucky draws"
             found = statistics.final(records, "luck", f"p={p:g}", metric, setting=ratio)
-            lines.append(
-                headline(
-                    "Kondo Prop 3",
-                    f"p={p:g}",
-                    "Pr(U > 0 | bad arm)",
-                    ratio,
-                    paper=theory,
-                    ours=found.mean,
-                    se=found.se,
-                    seeds=found.seeds,
-                )
-            )
+            what = "Pr(U > 0 | bad arm)"
+            lines.append(headline("Kondo Prop 3", f"p={p:g}", what, ratio, found, paper=theory))
     return lines
 
 
@@ -97,17 +87,7 @@ def _final_lines(
     for name in names:
         for ratio in ratios:
             found = statistics.final(records, part, name, FINAL, setting=ratio)
-            lines.append(
-                headline(
-                    figure,
-                    name,
-                    f"{FINAL}, {part}",
-                    ratio,
-                    ours=found.mean,
-                    se=found.se,
-                    seeds=found.seeds,
-                )
-            )
+            lines.append(headline(figure, name, f"{FINAL}, {part}", ratio, found))
     return lines
 
 
@@ -128,24 +108,12 @@ def _claim_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         ratio: _difference(records, "equal-noise", "DG", "PG", ratio) for ratio in settings.ratios
     }
     worst = max(lead, key=lambda ratio: lead[ratio].mean)
-    lines.append(
-        headline(
-            "Kondo Prop 3",
-            "DG - PG",
-            f"{FINAL}, equal-noise, largest of the sweep",
-            worst,
-            paper=0.0,
-            ours=lead[worst].mean,
-            se=lead[worst].se,
-            seeds=lead[worst].seeds,
-        )
-    )
+    what = f"{FINAL}, equal-noise, largest of the sweep"
+    lines.append(headline("Kondo Prop 3", "DG - PG", what, worst, lead[worst], paper=0.0))
     return lines
 
 
-def _difference(
-    records: pd.DataFrame, part: str, one: str, other: str, ratio: float
-) -> statistics.Estimate:
+def _difference(records: pd.DataFrame, part: str, one: str, other: str, ratio: float) -> Estimate:
     """Return one less other, paired by seed."""
     values = [
         statistics.select(records, part, name, FINAL, setting=ratio).set_index("seed")["value"]

@@ -9,12 +9,12 @@ from torch import Tensor
 
 import kondo
 from kondo_lab.draws import Draws
+from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies import softmax_bandit
 from kondo_lab.studies.gambling import bandit, rules
 from kondo_lab.studies.gambling.bandit import Arms
 from kondo_lab.studies.gambling.rules import Rule, Samples
 from kondo_lab.studies.gambling.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record, Stopped
 
 FINAL = "bad arms at the end"
 """Probability of all arms but the best, mean over the last steps: regret in units of Delta."""

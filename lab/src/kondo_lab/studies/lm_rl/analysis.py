@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from kondo_lab.language import updates
-from kondo_lab.language.model import SIZES
-from kondo_lab.studies.lm_rl import drawing, failures, plan, runs, tuning
+from kondo_lab.language.transformer import SIZES
+from kondo_lab.studies.lm_rl import assignments, drawing, failures, runs, tuning
 from kondo_lab.studies.lm_rl.runs import AXES, DENSE, LEARNER, LOOP, Arena, Reach, SpeedUp
 from kondo_lab.studies.lm_rl.settings import Field, Settings, percent
 from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
 
 FIGURE = "beyond the papers"
 AIM_DENSE, AIM_OTHERS = 5.0, 1.5
@@ -36,16 +36,17 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
 
 
 def _line(
-    series: str, metric: str, x: str, value: float, se: float | None = None, seeds: int = 1
+    series: str, metric: str, x: str, value: float, se: float = math.nan, seeds: int = 1
 ) -> Headline:
-    return headline(FIGURE, series, metric, x, ours=value, se=se, seeds=seeds)
+    return headline(FIGURE, series, metric, x, Estimate(value, se, seeds))
 
 
 def _add_starts(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
     """Say where supervised starts ended."""
     for field in (*settings.grids, *settings.walls):
         own = records[
-            (records["part"] == plan.warm_name(field)) & (records["metric"] == tuning.QUALITY)
+            (records["part"] == assignments.warm_name(field))
+            & (records["metric"] == tuning.QUALITY)
         ]
         if own.empty:
             continue
@@ -80,7 +81,7 @@ def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: S
             found.headline.extend(_speed_lines(arena, settings, shown, level))
     found.frontier.extend(_frontier(arena, settings, levels))
     found.findings.extend(_failure_findings(arena, records, settings))
-    found.figures[f"curves-{plan.slug(arena.name)}"] = drawing.curves(arena, shown, levels)
+    found.figures[f"curves-{assignments.slug(arena.name)}"] = drawing.curves(arena, shown, levels)
     if arena.field == settings.main:
         rates = {each.name: each.rate for each in settings.everyone()}
         found.figures["frontier"] = drawing.frontier(arena, rates)
@@ -88,7 +89,7 @@ def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: S
 
 def _headline_names(settings: Settings) -> list[str]:
     names = [each.name for each in settings.headliners()]
-    return [*names, f"{DENSE} {plan.PLAIN}"]
+    return [*names, f"{DENSE} {assignments.PLAIN}"]
 
 
 def _end_lines(
@@ -108,7 +109,7 @@ def _end_lines(
 
 def arena_records(records: pd.DataFrame, settings: Settings, arena: Arena) -> pd.DataFrame:
     """Return the records that an arena's runs were read from."""
-    names = plan.wall_names if arena.by_clock else plan.grid_names
+    names = assignments.wall_names if arena.by_clock else assignments.grid_names
     return records[records["part"].isin(names(settings, arena.field))]
 
 
@@ -421,7 +422,7 @@ def tuned_rewards(
     records: pd.DataFrame, settings: Settings, field: Field
 ) -> dict[str, dict[float, float]]:
     """Return series -> learning rate -> reward at the end of tuning."""
-    own = records[records["part"].isin(plan.tune_names(settings, field))]
+    own = records[records["part"].isin(assignments.tune_names(settings, field))]
     return tuning.rewards_by_rate(own) if len(own) else {}
 
 
@@ -437,10 +438,10 @@ def edges(tuned: Mapping[str, Mapping[float, float]], rates: tuple[float, ...]) 
 
 def best_by_rate(records: pd.DataFrame, settings: Settings) -> dict[str, dict[float, float]]:
     """Return denominator -> rate -> the learning rate of the highest reward."""
-    own = records[records["part"].isin(plan.denominator_names(settings))]
+    own = records[records["part"].isin(assignments.denominator_names(settings))]
     rewards = tuning.rewards_by_rate(own) if len(own) else {}
     best: dict[str, dict[float, float]] = {}
-    for each in plan.denominators(settings):
+    for each in assignments.denominators(settings):
         if each.name in rewards:
             best.setdefault(each.denominator, {})[each.rate] = tuning.best_rate(rewards[each.name])
     return best

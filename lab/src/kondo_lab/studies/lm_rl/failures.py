@@ -9,7 +9,8 @@ import pandas as pd
 
 from kondo_lab.language.contenders import Contender
 from kondo_lab.studies.lm_rl.runs import Arena, Run
-from kondo_lab.studies.statistics import Estimate, estimate
+from kondo_lab.studies.statistics import estimate
+from kondo_lab.studies.study import Estimate
 
 FADE_ERRORS = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13}
 """Seeds -> standard errors by which a reward must have fallen from its peak: the quantile of

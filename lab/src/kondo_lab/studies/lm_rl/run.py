@@ -20,14 +20,15 @@ from functools import partial
 
 import torch
 
-from kondo_lab.language import loop, population, seconds, updates
+from kondo_lab.language import loop, step_seconds, updates
 from kondo_lab.language.contenders import CLIPPED, Contender
 from kondo_lab.language.loop import Learner, Shape
 from kondo_lab.language.population import Member, Population
-from kondo_lab.studies.lm_rl import costs, plan, starts, tuning
+from kondo_lab.part import Context, Part, Record
+from kondo_lab.population.run import train
+from kondo_lab.studies.lm_rl import assignments, expected_seconds, starts, tuning
 from kondo_lab.studies.lm_rl.settings import Field, Settings
-from kondo_lab.studies.study import Context, Part, Record
-from kondo_lab.workers import one_thread
+from kondo_lab.worker_pool import one_thread
 
 FIRST_SEEDS = 2
 """Of runs by the clock that come before everything else is asked; the rest comes last."""
@@ -96,9 +97,9 @@ def lean(records: Sequence[Record], *, but: Collection[str] = ()) -> list[Record
 
 def _warm_part(settings: Settings, field: Field) -> Part:
     return Part(
-        name=plan.warm_name(field),
+        name=assignments.warm_name(field),
         run=partial(_warm, settings, field),
-        work=costs.warm(settings, field),
+        work=expected_seconds.warm(settings, field),
     )
 
 
@@ -107,15 +108,15 @@ def _tuned_parts(settings: Settings, field: Field) -> list[Part]:
     warm = _warm_part(settings, field)
     if field.tuned_on:
         return [warm]
-    members = plan.tune_members(settings, field)
-    pieces = plan.named_pieces("tune", settings, field, members)
+    members = assignments.tune_members(settings, field)
+    pieces = assignments.named_pieces("tune", settings, field, members)
     return [
         warm,
         *(
             Part(
                 name=name,
                 run=partial(_tune, settings, field, name, piece),
-                work=costs.population(field, members[piece], field.tune_steps),
+                work=expected_seconds.population(field, members[piece], field.tune_steps),
             )
             for name, piece in pieces.items()
         ),
@@ -123,15 +124,15 @@ def _tuned_parts(settings: Settings, field: Field) -> list[Part]:
 
 
 def _grid_parts(settings: Settings, field: Field) -> list[Part]:
-    members = plan.unrated(settings, field)
-    pieces = plan.named_pieces("grid", settings, field, members)
+    members = assignments.unrated(settings, field)
+    pieces = assignments.named_pieces("grid", settings, field, members)
     return [
         *_tuned_parts(settings, field),
         *(
             Part(
                 name=name,
                 run=partial(_grid, settings, field, name, piece),
-                work=costs.population(field, members[piece], field.num_steps),
+                work=expected_seconds.population(field, members[piece], field.num_steps),
             )
             for name, piece in pieces.items()
         ),
@@ -140,46 +141,46 @@ def _grid_parts(settings: Settings, field: Field) -> list[Part]:
 
 def _seconds_part(settings: Settings, field: Field) -> Part:
     return Part(
-        name=plan.seconds_name(field),
+        name=assignments.seconds_name(field),
         run=partial(_seconds, settings, field),
-        work=costs.loops(field, plan.timed(settings, field), 2 * settings.rounds),
+        work=expected_seconds.loops(field, assignments.timed(settings, field), 2 * settings.rounds),
     )
 
 
 def _wall_parts(settings: Settings, field: Field, seeds: Iterable[int]) -> list[Part]:
     return [
         Part(
-            name=plan.wall_name(field, each, path, seed),
+            name=assignments.wall_name(field, each, path, seed),
             run=partial(_wall, settings, field, each, path, seed),
-            work=costs.loops(field, [each], field.num_steps),
+            work=expected_seconds.loops(field, [each], field.num_steps),
         )
         for seed in seeds
         for each in settings.clocked(field)
-        for path in plan.paths(field, each)
+        for path in assignments.paths(field, each)
     ]
 
 
 def _more_parts(settings: Settings, field: Field) -> list[Part]:
     return [
         Part(
-            name=plan.more_name(field, each, seed),
+            name=assignments.more_name(field, each, seed),
             run=partial(_more, settings, field, each, seed),
             # The loop takes as long as dense's by construction, and is looked for first.
-            work=1.5 * costs.loops(field, [Contender(name="dense")], field.num_steps),
+            work=1.5 * expected_seconds.loops(field, [Contender(name="dense")], field.num_steps),
         )
         for seed in range(settings.more_seeds)
-        for each in plan.with_more(settings, field)
+        for each in assignments.with_more(settings, field)
     ]
 
 
 def _denominator_parts(settings: Settings) -> list[Part]:
-    field, members = settings.main, plan.denominator_members(settings)
-    pieces = plan.named_pieces("denominator", settings, field, members)
+    field, members = settings.main, assignments.denominator_members(settings)
+    pieces = assignments.named_pieces("denominator", settings, field, members)
     return [
         Part(
             name=name,
             run=partial(_denominator, settings, name, piece),
-            work=costs.population(field, members[piece], settings.denominator_steps),
+            work=expected_seconds.population(field, members[piece], settings.denominator_steps),
         )
         for name, piece in pieces.items()
     ]
@@ -193,7 +194,7 @@ def _warm(settings: Settings, field: Field, context: Context) -> Iterable[Record
             paid = point.step * batch
             for metric, value in ((tuning.QUALITY, reward), (WARM_LOSS, loss)):
                 yield Record(
-                    plan.warm_name(field),
+                    assignments.warm_name(field),
                     "start",
                     math.nan,
                     seed,
@@ -208,8 +209,8 @@ def _warm(settings: Settings, field: Field, context: Context) -> Iterable[Record
 def _tune(
     settings: Settings, field: Field, part: str, piece: slice, context: Context
 ) -> list[Record]:
-    members = plan.tune_members(settings, field)[piece]
-    steps = plan.evenly(field.tune_steps, settings.tune_evaluations)
+    members = assignments.tune_members(settings, field)[piece]
+    steps = assignments.evenly(field.tune_steps, settings.tune_evaluations)
     found = _train(settings, field, members, context, part, steps)
     return [record for record in found if record.metric in REWARDS]
 
@@ -217,15 +218,15 @@ def _tune(
 def _grid(
     settings: Settings, field: Field, part: str, piece: slice, context: Context
 ) -> list[Record]:
-    members = plan.grid_members(settings, field, rates_in(settings, field, context))[piece]
-    steps = plan.evenly(field.num_steps, settings.evaluations)
+    members = assignments.grid_members(settings, field, rates_in(settings, field, context))[piece]
+    steps = assignments.evenly(field.num_steps, settings.evaluations)
     found = _train(settings, field, members, context, part, steps)
     return lean(found, but=[each.name for each in settings.headliners()])
 
 
 def _denominator(settings: Settings, part: str, piece: slice, context: Context) -> list[Record]:
-    members = plan.denominator_members(settings)[piece]
-    steps = plan.evenly(settings.denominator_steps, settings.tune_evaluations)
+    members = assignments.denominator_members(settings)[piece]
+    steps = assignments.evenly(settings.denominator_steps, settings.tune_evaluations)
     found = _train(settings, settings.main, members, context, part, steps)
     return [record for record in found if record.metric in REWARDS]
 
@@ -251,7 +252,7 @@ def _train(
         max_tokens=settings.max_tokens,
         num_held_out=settings.num_held_out,
     )
-    return population.train(
+    return train(
         trained,
         context,
         part=part,
@@ -263,12 +264,12 @@ def _train(
 
 def _seconds(settings: Settings, field: Field, context: Context) -> list[Record]:
     """Time every contender's step, of the start of seed 0."""
-    contenders = plan.timed(settings, field)
+    contenders = assignments.timed(settings, field)
     learner = _learner(settings, field, context, contenders[0], learning_rate=0.0)
-    found = seconds.seconds_per_step(
+    found = step_seconds.seconds_per_step(
         learner, contenders, rounds=settings.rounds, progress=context.progress
     )
-    return seconds.seconds_records(plan.seconds_name(field), found, learner)
+    return step_seconds.seconds_records(assignments.seconds_name(field), found, learner)
 
 
 def _wall(
@@ -281,15 +282,15 @@ def _wall(
 ) -> list[Record]:
     """Train one contender by the clock. Setting: the learning rate."""
     rate = rates_in(settings, field, context)(contender)
-    named = plan.titled(contender, path)
+    named = assignments.titled(contender, path)
     learner = _learner(settings, field, context, named, learning_rate=rate, seed=seed, path=path)
     found = loop.train(
         learner,
         context,
-        part=plan.wall_name(field, contender, path, seed),
+        part=assignments.wall_name(field, contender, path, seed),
         num_steps=field.num_steps,
         log_steps=(),
-        evaluate_steps=plan.evenly(field.num_steps, settings.wall_evaluations),
+        evaluate_steps=assignments.evenly(field.num_steps, settings.wall_evaluations),
         setting=rate,
     )
     return lean(found)
@@ -299,7 +300,7 @@ def _more(
     settings: Settings, field: Field, contender: Contender, seed: int, context: Context
 ) -> list[Record]:
     """Train with as many prompts as take the dense loop's time. Setting: prompts of a step."""
-    part = plan.more_name(field, contender, seed)
+    part = assignments.more_name(field, contender, seed)
     rate = rates_in(settings, field, context)(contender)
     target = _dense_seconds(settings, field, context)
 
@@ -309,7 +310,7 @@ def _more(
             settings, field, context, contender, learning_rate=0.0, num_prompts=num_prompts
         )
 
-    num_prompts = seconds.prompts_for_equal_time(
+    num_prompts = step_seconds.prompts_for_equal_time(
         make,
         contender,
         target,
@@ -332,7 +333,7 @@ def _more(
         part=part,
         num_steps=field.num_steps,
         log_steps=(),
-        evaluate_steps=plan.evenly(field.num_steps, settings.wall_evaluations),
+        evaluate_steps=assignments.evenly(field.num_steps, settings.wall_evaluations),
         setting=num_prompts,
     )
     return [*lean(found), found[-1]._replace(metric=TARGET_SECONDS, value=target)]
@@ -342,7 +343,7 @@ def _dense_seconds(settings: Settings, field: Field, context: Context) -> float:
     """Return the median seconds of a loop of dense GRPO, by the faster of its two paths."""
     grpo = Contender(name="GRPO", loss=CLIPPED, divided=True)
     learner = _learner(settings, field, context, grpo, learning_rate=0.0)
-    found = seconds.seconds_per_step(learner, [grpo], rounds=MORE_TRIES_ROUNDS)
+    found = step_seconds.seconds_per_step(learner, [grpo], rounds=MORE_TRIES_ROUNDS)
     return min(line.p50 for line in found if line.stage == updates.LOOP)
 
 
@@ -378,7 +379,7 @@ def _learner(
 
 def rates_in(settings: Settings, field: Field, context: Context) -> Callable[[Contender], float]:
     """Return who has which learning rate in a field, as the tuning parts have found it."""
-    known = tuning.handed_over(context, plan.tune_names(settings, field))
+    known = tuning.handed_over(context, assignments.tune_names(settings, field))
     return lambda contender: known[tuning.tuned_name(contender)]
 
 

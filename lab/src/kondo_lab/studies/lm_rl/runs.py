@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 
 from kondo_lab.language import updates
-from kondo_lab.studies.lm_rl import plan
+from kondo_lab.studies.lm_rl import assignments
 from kondo_lab.studies.lm_rl.settings import Field, Settings
 from kondo_lab.studies.lm_rl.tuning import LAST, QUALITY
-from kondo_lab.studies.statistics import Estimate, estimate
+from kondo_lab.studies.statistics import estimate
+from kondo_lab.studies.study import Estimate
 
 ROLLOUTS, TOKENS = "rollouts", "tokens differentiated"
 LEARNER, LOOP = "learner seconds", "loop seconds"
@@ -68,7 +69,7 @@ class Arena(NamedTuple):
     @property
     def dense(self) -> str:
         """Dense GRPO's name: of two paths the one whose learner took less time."""
-        paths = [name for name in (DENSE, f"{DENSE} {plan.PLAIN}") if name in self.runs]
+        paths = [name for name in (DENSE, f"{DENSE} {assignments.PLAIN}") if name in self.runs]
 
         def seconds(name: str) -> float:
             return float(np.mean([own.costs[LEARNER][-1] for own in self.runs[name]]))
@@ -144,7 +145,7 @@ def arenas(records: pd.DataFrame, settings: Settings) -> list[Arena]:
 
 def grid_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
     """Return the runs of a population, by series."""
-    own = records[records["part"].isin(plan.grid_names(settings, field))]
+    own = records[records["part"].isin(assignments.grid_names(settings, field))]
     seconds = step_seconds(records, field)
 
     def costs(series: str, steps: np.ndarray, table: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -159,12 +160,16 @@ def grid_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[s
 
 def clock_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
     """Return the runs by the clock, by series."""
-    return _runs(records[records["part"].isin(plan.wall_names(settings, field))], clocked_costs)
+    return _runs(
+        records[records["part"].isin(assignments.wall_names(settings, field))], clocked_costs
+    )
 
 
 def more_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
     """Return the runs whose saved time bought rollouts, by series."""
-    return _runs(records[records["part"].isin(plan.more_names(settings, field))], clocked_costs)
+    return _runs(
+        records[records["part"].isin(assignments.more_names(settings, field))], clocked_costs
+    )
 
 
 def clocked_costs(_: str, __: np.ndarray, table: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -198,15 +203,17 @@ def _runs(records: pd.DataFrame, costs: _Costs) -> dict[str, list[Run]]:
 
 def step_seconds(records: pd.DataFrame, field: Field) -> dict[str, dict[str, float]]:
     """Return series -> stage -> median seconds of a step; a dense one's by its faster path."""
-    own = records[records["part"] == plan.seconds_name(field)]
+    own = records[records["part"] == assignments.seconds_name(field)]
     own = own[own["metric"].str.endswith(" p50")]
     by_series: dict[str, dict[str, float]] = {}
     for series, metric, value in zip(own["series"], own["metric"], own["value"], strict=True):
         stage = metric.removeprefix("seconds ").removesuffix(" p50")
         by_series.setdefault(series, {})[stage] = value
-    plain = {name: by_series.pop(name) for name in list(by_series) if name.endswith(plan.PLAIN)}
+    plain = {
+        name: by_series.pop(name) for name in list(by_series) if name.endswith(assignments.PLAIN)
+    }
     for name, other in plain.items():
-        series = name.removesuffix(f" {plan.PLAIN}")
+        series = name.removesuffix(f" {assignments.PLAIN}")
         if other[updates.LEARNER] < by_series[series][updates.LEARNER]:
             by_series[series] = other
     return by_series

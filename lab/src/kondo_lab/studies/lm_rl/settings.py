@@ -17,7 +17,7 @@ class Field:
     task: str
     level: int
     size: str
-    """Of the model, a name in `kondo_lab.language.model.SIZES`."""
+    """Of the model, a name in `kondo_lab.language.transformer.SIZES`."""
     num_prompts: int = 32
     """G, fresh prompts of a step."""
     repeats: int = 8

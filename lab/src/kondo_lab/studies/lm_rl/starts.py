@@ -7,10 +7,10 @@ parts' folder.
 
 import torch
 
-from kondo_lab.language.model import StackedLM, compute_dtype
-from kondo_lab.language.warm import Start, WarmPoint, warm_start
+from kondo_lab.language.supervised import Start, WarmPoint, warm_start
+from kondo_lab.language.transformer import StackedLM, compute_dtype
+from kondo_lab.part import Context
 from kondo_lab.studies.lm_rl.settings import Field, Settings
-from kondo_lab.studies.study import Context
 from kondo_lab.text import NUM_TOKENS, TextTask, make
 
 

@@ -31,7 +31,7 @@ from kondo_lab.studies.measured.run import (
     PG,
 )
 from kondo_lab.studies.measured.settings import BanditShape, Settings, Shape
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 BEYOND, FIG_3 = "beyond the paper", "Kondo Fig 3"
 COLOURS = {FREE: "#d55e00", EXACT: "#009e73", DG: "#0072b2"}
@@ -89,7 +89,7 @@ def _lines(records: pd.DataFrame, shape: Shape, gain: StepGain) -> list[Headline
     def line(series: str, metric: str) -> Headline:
         found = spread(records, shape, series, metric)
         return headline(
-            BEYOND, series, metric, shape.name, ours=found.p50, se=found.se, seeds=found.rounds
+            BEYOND, series, metric, shape.name, Estimate(found.p50, found.se, found.rounds)
         )
 
     def to_quality(series: str, metric: str, steps: float, paper: float | None) -> Headline:
@@ -99,10 +99,8 @@ def _lines(records: pd.DataFrame, shape: Shape, gain: StepGain) -> list[Headline
             series,
             f"{metric} over PG to {TARGET}",
             shape.name,
+            Estimate(found.p50, found.se, found.rounds),
             paper=paper,
-            ours=found.p50,
-            se=found.se,
-            seeds=found.rounds,
         )
 
     lines = [line(PG, COST_RATIO), line(PG, "seconds learner")]

@@ -8,8 +8,7 @@ from kondo_lab.studies.comparison import against_paper
 from kondo_lab.studies.mnist_dg import paper
 from kondo_lab.studies.mnist_dg.run import BASELINES, TO_CE, TO_PG, part_name, series
 from kondo_lab.studies.mnist_dg.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 ONLINE = "online error"
 CURVES = ("PG, zero baseline", "DG, zero baseline", "cross-entropy")
@@ -81,9 +80,7 @@ def _sample_lines(records: pd.DataFrame, settings: Settings, there: list[int]) -
 
 def _line(figure: str, name: str, x: float | str, found: Estimate, known: float | None) -> Headline:
     metric = "online error at the end"
-    return headline(
-        figure, name, metric, x, paper=known, ours=found.mean, se=found.se, seeds=found.seeds
-    )
+    return headline(figure, name, metric, x, found, paper=known)
 
 
 def _cosine_lines(records: pd.DataFrame, settings: Settings, probed: list[int]) -> list[Headline]:
@@ -98,18 +95,9 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings, probed: list[int]) 
                 steps = list(points) if _full(settings) else [settings.num_steps]
                 for step in steps:
                     found = statistics.at(records, part_name(samples), name, metric, step)
-                    lines.append(
-                        headline(
-                            figure,
-                            f"{method} S={samples}",
-                            metric,
-                            step,
-                            paper=points.get(step),
-                            ours=found.mean,
-                            se=found.se,
-                            seeds=found.seeds,
-                        )
-                    )
+                    theirs = points.get(step)
+                    titled = f"{method} S={samples}"
+                    lines.append(headline(figure, titled, metric, step, found, paper=theirs))
     return lines
 
 

@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.losses import CrossEntropy, ExactPG
 from kondo_lab.population.member import BaselineName, Member, Update
 from kondo_lab.population.run import log_spaced, train
 from kondo_lab.population.train import Population
 from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_dg.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 
 BASELINES: tuple[BaselineName, ...] = ("zero", "constant", "expected", "oracle")
 EXACT = {

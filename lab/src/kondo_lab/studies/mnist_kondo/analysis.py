@@ -11,8 +11,7 @@ from kondo_lab.studies.comparison import against_paper, finals, settings_of, tol
 from kondo_lab.studies.mnist_kondo import paper
 from kondo_lab.studies.mnist_kondo.run import SIGNALS
 from kondo_lab.studies.mnist_kondo.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline, ordering
 
 ONLINE, TEST = "online error", "test error"
 TARGET = 0.05
@@ -67,15 +66,7 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         ours={name: found.mean for name, found in ends.items()},
     )
     tests = [
-        headline(
-            "Kondo Fig 1",
-            name,
-            TEST,
-            settings.num_steps * settings.batch,
-            ours=found.mean,
-            se=found.se,
-            seeds=found.seeds,
-        )
+        headline("Kondo Fig 1", name, TEST, settings.num_steps * settings.batch, found)
         for name in _series(settings)
         for found in [statistics.final(records, "curves", name, TEST)]
     ]
@@ -125,18 +116,8 @@ def _speed_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             if not math.isfinite(found.mean):
                 continue
             known = paper.FIG_3[series][ratio] if _full(settings) else None
-            lines.append(
-                headline(
-                    "Kondo Fig 3",
-                    series,
-                    "speed-up over PG to 5% test error",
-                    ratio,
-                    paper=known,
-                    ours=found.mean,
-                    se=found.se,
-                    seeds=found.seeds,
-                )
-            )
+            metric = "speed-up over PG to 5% test error"
+            lines.append(headline("Kondo Fig 3", series, metric, ratio, found, paper=known))
     return lines
 
 
@@ -228,10 +209,8 @@ def _rate_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 f"online error after {settings.rate_steps * settings.batch:,} forward passes, "
                 f"learning rate {chosen:g}",
                 rate,
+                found,
                 paper=paper.FIG_2_EVENTUALLY if _full(settings) else None,
-                ours=found.mean,
-                se=found.se,
-                seeds=found.seeds,
             )
         )
     return lines
@@ -290,23 +269,13 @@ def _noise_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             errors = finals(records, "noise", series)
             borne[series] = tolerated(errors, BEARS)
             lines += [
-                headline(
-                    figure, series, ONLINE, level, ours=found.mean, se=found.se, seeds=found.seeds
-                )
-                for level, found in errors.items()
+                headline(figure, series, ONLINE, level, found) for level, found in errors.items()
             ]
             is_dg = series.startswith("DG,")
-            lines.append(
-                headline(
-                    figure,
-                    series,
-                    f"noise at which the error is {BEARS:g}x",
-                    "",
-                    paper=paper.FIG_4_TOLERATED[way] if is_dg and _full(settings) else None,
-                    ours=borne[series],
-                    seeds=settings.sweep_seeds,
-                )
-            )
+            metric = f"noise at which the error is {BEARS:g}x"
+            ours = Estimate(borne[series], seeds=settings.sweep_seeds)
+            known = paper.FIG_4_TOLERATED[way] if is_dg and _full(settings) else None
+            lines.append(headline(figure, series, metric, "", ours, paper=known))
         gated, dense = _noise_series(settings, way)[::-1]
         lines.append(ordering(figure, "noise borne", "", paper=[gated, dense], ours=borne))
     return lines
@@ -329,36 +298,18 @@ def _noise_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 
 def _priority_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     lines = [
-        headline(
-            "Kondo Fig 5a", series, ONLINE, rate, ours=found.mean, se=found.se, seeds=found.seeds
-        )
+        headline("Kondo Fig 5a", series, ONLINE, rate, found)
         for series in SIGNALS
         for rate, found in finals(records, "priorities", series).items()
     ]
     mixes = finals(records, "priorities", "additive mix")
     lines += [
-        headline(
-            "Kondo Fig 5b",
-            "additive mix",
-            ONLINE,
-            mix,
-            ours=found.mean,
-            se=found.se,
-            seeds=found.seeds,
-        )
-        for mix, found in mixes.items()
+        headline("Kondo Fig 5b", "additive mix", ONLINE, mix, found) for mix, found in mixes.items()
     ]
-    lines.append(
-        headline(
-            "Kondo Fig 5b",
-            "additive mix",
-            "weight of surprisal at which the error is 2x",
-            "",
-            paper=paper.FIG_5_COLLAPSE if _full(settings) else None,
-            ours=tolerated(mixes, 2.0),
-            seeds=settings.sweep_seeds,
-        )
-    )
+    metric = "weight of surprisal at which the error is 2x"
+    ours = Estimate(tolerated(mixes, 2.0), seeds=settings.sweep_seeds)
+    known = paper.FIG_5_COLLAPSE if _full(settings) else None
+    lines.append(headline("Kondo Fig 5b", "additive mix", metric, "", ours, paper=known))
     for rate in settings.priority_rates:
         errors = {
             series: statistics.final(records, "priorities", series, ONLINE, setting=rate).mean

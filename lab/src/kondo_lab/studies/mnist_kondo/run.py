@@ -8,12 +8,12 @@ from kondo.core import signals
 from kondo.core.contract import Signal
 from kondo.core.delight import delight
 from kondo.core.gates import Gate
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Member, Update
 from kondo_lab.population.run import log_spaced, train
 from kondo_lab.population.train import Population
 from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_kondo.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 
 SIGNALS: dict[str, Signal] = {
     "delight": delight,

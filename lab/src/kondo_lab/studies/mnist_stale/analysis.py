@@ -4,9 +4,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.frictions import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.comparison import finals, settings_of
+from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies.mnist_stale.run import OLDEST, REINFORCE, UNIFORM, methods
 from kondo_lab.studies.mnist_stale.settings import Settings
 from kondo_lab.studies.study import Analysis, Headline, headline, ordering
@@ -55,18 +55,8 @@ def _error_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[H
                     PAPER_DELAY,
                 ):
                     known = PAPER.get(name)
-                lines.append(
-                    headline(
-                        FIGURE,
-                        name,
-                        f"{metric}, {NAMES[part]}, by delay",
-                        delay,
-                        paper=known,
-                        ours=found.mean,
-                        se=found.se,
-                        seeds=found.seeds,
-                    )
-                )
+                what = f"{metric}, {NAMES[part]}, by delay"
+                lines.append(headline(FIGURE, name, what, delay, found, paper=known))
     return lines
 
 
@@ -87,16 +77,10 @@ def _factor_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[
             if name == "DG":
                 continue
             at_paper = _full(settings) and (part, name, delay) == (OLDEST, exact, PAPER_DELAY)
-            lines.append(
-                headline(
-                    FIGURE,
-                    f"{name} / DG",
-                    f"{LEARNER_ERROR}, {NAMES[part]}, by delay",
-                    delay,
-                    paper=PAPER_FACTOR if at_paper else None,
-                    ours=factor(records, part, name, delay),
-                )
-            )
+            metric = f"{LEARNER_ERROR}, {NAMES[part]}, by delay"
+            ours = factor(records, part, name, delay)
+            known = PAPER_FACTOR if at_paper else None
+            lines.append(headline(FIGURE, f"{name} / DG", metric, delay, ours, paper=known))
         means = {
             name: statistics.final(records, part, name, LEARNER_ERROR, setting=delay).mean
             for name in methods(settings)

@@ -6,12 +6,11 @@ Every member has its own delay; all of a part share one program, and one ring of
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from kondo_lab import frictions
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Frictions, Member, Update
 from kondo_lab.population.run import train
-from kondo_lab.studies import image_bandits, updates
+from kondo_lab.studies import image_bandits, learner_error, updates
 from kondo_lab.studies.mnist_stale.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 
 REINFORCE = "REINFORCE"
 OLDEST, UNIFORM = "oldest", "uniform"
@@ -29,8 +28,8 @@ def methods(settings: Settings) -> dict[str, Update]:
     """Return the compared rules by name."""
     return {
         REINFORCE: updates.PG,
-        frictions.capped(float("inf")): frictions.importance_weighted(),
-        frictions.capped(settings.cap): frictions.importance_weighted(settings.cap),
+        learner_error.capped(float("inf")): learner_error.importance_weighted(),
+        learner_error.capped(settings.cap): learner_error.importance_weighted(settings.cap),
         "PPO": updates.PPO,
         "DG": updates.DG,
         updates.percent(settings.rate): updates.kondo_count(settings.rate),
@@ -75,5 +74,5 @@ def _train(
         num_steps=settings.num_steps,
         log_steps=every,
         evaluate_steps=every,
-        probe=partial(frictions.image_error, num_images=settings.train_images),
+        probe=partial(learner_error.image_error, num_images=settings.train_images),
     )

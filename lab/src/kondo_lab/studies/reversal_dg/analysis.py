@@ -9,8 +9,7 @@ from kondo_lab.studies.comparison import against_paper, finals, settings_of
 from kondo_lab.studies.reversal_dg import paper
 from kondo_lab.studies.reversal_dg.run import COMPARED, at_learning_rate
 from kondo_lab.studies.reversal_dg.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 ONLINE = "online error"
 SWEEPS = {"lengths": ("DG Fig 9a", "length H"), "vocabularies": ("DG Fig 9b", "vocabulary M")}
@@ -91,14 +90,7 @@ def _sweep_lines(
         known = _known(settings, part).get(name, {})
         lines += [
             headline(
-                figure,
-                series,
-                f"{ONLINE} at the end",
-                setting,
-                paper=known.get(setting),
-                ours=value.mean,
-                se=value.se,
-                seeds=value.seeds,
+                figure, series, f"{ONLINE} at the end", setting, value, paper=known.get(setting)
             )
             for setting, value in ends[series].items()
         ]
@@ -115,8 +107,7 @@ def _sweep_lines(
             series,
             "exponent of the average error",
             "",
-            ours=slope,
-            seeds=settings.sweep_seeds,
+            Estimate(slope, seeds=settings.sweep_seeds),
         )
         for series, slope in slopes.items()
     ]

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from functools import partial
 
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Member
 from kondo_lab.population.run import matmul_precision, train
 from kondo_lab.population.train import Population
 from kondo_lab.studies import reversals, updates
 from kondo_lab.studies.reversal_dg.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 
 COMPARED = {"PG": updates.PG, "PPO": updates.PPO, "PMPO": updates.PMPO, "DG": updates.DG}
 

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.frictions import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.comparison import interpolated_longest, settings_of
+from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies.reversal_frictions.run import (
     EACH,
     NONE,
@@ -20,8 +20,7 @@ from kondo_lab.studies.reversal_frictions.run import (
     sweeps,
 )
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 FIGURE = "Distributed, four frictions"
 SOLVED = 0.25
@@ -108,15 +107,7 @@ def _lines_of(
     """
     found = {method: at_end(records, part, series, x) for method, series in names.items()}
     lines = [
-        headline(
-            FIGURE,
-            method,
-            f"{LEARNER_ERROR}, {where}",
-            x,
-            ours=value.mean,
-            se=value.se,
-            seeds=value.seeds,
-        )
+        headline(FIGURE, method, f"{LEARNER_ERROR}, {where}", x, value)
         for method, value in found.items()
     ]
     means = {method: value.mean for method, value in found.items()}
@@ -127,16 +118,11 @@ def _lines_of(
     best = min(baselines(settings), key=lambda method: means[method])
     # A DG that makes no mistake in all its tests is at most this good as far as they can tell.
     least = least_error(records, settings, part, names["DG"], x)
-    lines.append(
-        headline(
-            FIGURE,
-            f"{best} / DG, the best of the others",
-            f"{LEARNER_ERROR}, {where}",
-            x,
-            paper=PAPER_FACTOR if _full(settings) else None,
-            ours=means[best] / max(means["DG"], least),
-        )
-    )
+    metric = f"{LEARNER_ERROR}, {where}"
+    ours = means[best] / max(means["DG"], least)
+    known = PAPER_FACTOR if _full(settings) else None
+    name = f"{best} / DG, the best of the others"
+    lines.append(headline(FIGURE, name, metric, x, ours, paper=known))
     return lines
 
 
@@ -187,29 +173,15 @@ def _together_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
         lines += _lines_of(records, settings, TOGETHER, names, "all frictions, by H", length)
     solved = {method: longest(records, method) for method in names}
     lines += [
-        headline(
-            FIGURE,
-            method,
-            "longest length with error below 25%, all frictions",
-            "",
-            ours=value.mean,
-            se=value.se,
-            seeds=value.seeds,
-        )
+        headline(FIGURE, method, "longest length with error below 25%, all frictions", "", value)
         for method, value in solved.items()
     ]
     for method in baselines(settings):
         theirs = solved[method].mean
-        lines.append(
-            headline(
-                FIGURE,
-                f"DG / {method}",
-                "longest length with error below 25%, all frictions",
-                "",
-                paper=PAPER_LENGTHS if _full(settings) else None,
-                ours=solved["DG"].mean / theirs if theirs > 0 else math.inf,
-            )
-        )
+        metric = "longest length with error below 25%, all frictions"
+        ours = solved["DG"].mean / theirs if theirs > 0 else math.inf
+        known = PAPER_LENGTHS if _full(settings) else None
+        lines.append(headline(FIGURE, f"DG / {method}", metric, "", ours, paper=known))
     return lines
 
 

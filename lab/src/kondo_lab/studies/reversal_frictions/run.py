@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kondo.core import losses
-from kondo_lab import frictions
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Frictions, Member, Update
 from kondo_lab.population.run import matmul_precision, train
 from kondo_lab.population.train import Population
-from kondo_lab.studies import reversals, updates
+from kondo_lab.studies import learner_error, reversals, updates
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 
 NONE = "none"
 EACH, TOGETHER = "each", "together"
@@ -45,7 +44,7 @@ def methods(settings: Settings) -> dict[str, Update]:
         "PG": updates.PG,
         "PPO": updates.PPO,
         "PMPO": updates.PMPO,
-        frictions.capped(settings.cap): frictions.importance_weighted(settings.cap),
+        learner_error.capped(settings.cap): learner_error.importance_weighted(settings.cap),
         "DG": updates.DG,
         updates.percent(settings.rate): updates.kondo(settings.rate),
     }
@@ -150,5 +149,5 @@ def _train(
             num_steps=settings.num_steps,
             log_steps=every,
             evaluate_steps=every,
-            probe=partial(frictions.sequence_error, num_prompts=settings.test_prompts),
+            probe=partial(learner_error.sequence_error, num_prompts=settings.test_prompts),
         )

@@ -18,8 +18,7 @@ from kondo_lab.studies.comparison import (
 from kondo_lab.studies.reversal_kondo import paper
 from kondo_lab.studies.reversal_kondo.run import EXACT_COUNT, baselines, delightful
 from kondo_lab.studies.reversal_kondo.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline, ordering
 
 ONLINE = "online error"
 SOLVED = 0.25
@@ -87,16 +86,7 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         found = _paid(records, series)
         known = paper.FIG_8_BACKWARD.get(series) if _full(settings) else None
         lines.append(
-            headline(
-                "Kondo Fig 8",
-                series,
-                "backward passes at the end",
-                "",
-                paper=known,
-                ours=found.mean,
-                se=found.se,
-                seeds=found.seeds,
-            )
+            headline("Kondo Fig 8", series, "backward passes at the end", "", found, paper=known)
         )
     ends = {
         series: statistics.final(records, "curves", series, ONLINE)
@@ -111,17 +101,7 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 ordering("Kondo Fig 8", ONLINE, settings.num_steps, paper=pair, ours=means)
             )
     exact = ends[_exact(settings)]
-    lines.append(
-        headline(
-            "beyond the paper",
-            _exact(settings),
-            ONLINE,
-            settings.num_steps,
-            ours=exact.mean,
-            se=exact.se,
-            seeds=exact.seeds,
-        )
-    )
+    lines.append(headline("beyond the paper", _exact(settings), ONLINE, settings.num_steps, exact))
     return lines
 
 
@@ -220,18 +200,8 @@ def _length_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 found = longest(records, series, forward, average=average)
                 if found is None:
                     continue
-                lines.append(
-                    headline(
-                        "Kondo Fig 10",
-                        series,
-                        metric,
-                        forward,
-                        paper=known.get(forward) if average else None,
-                        ours=found.mean,
-                        se=found.se,
-                        seeds=found.seeds,
-                    )
-                )
+                theirs = known.get(forward) if average else None
+                lines.append(headline("Kondo Fig 10", series, metric, forward, found, paper=theirs))
     ends = {name: longest(records, name, end, average=True) for name in _all_series(settings)}
     solved = {name: -found.mean for name, found in ends.items() if found is not None}
     lines += [
@@ -252,10 +222,8 @@ def _slow_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             f"{series}, lr {settings.slow_learning_rate:g}",
             SOLVED_NOW,
             forward,
+            found,
             paper=known.get(forward),
-            ours=found.mean,
-            se=found.se,
-            seeds=found.seeds,
         )
         for series in _all_series(settings)
         for known in [paper.FIG_10[series] if _full(settings) else {}]
@@ -345,8 +313,7 @@ def _speed_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             series,
             f"speed-up over PG to 25% error, {name}",
             ratio,
-            ours=value,
-            seeds=settings.sweep_seeds,
+            Estimate(value, seeds=settings.sweep_seeds),
         )
         for part, setting, name in _places(records, settings)
         for series in delightful(settings)
@@ -382,9 +349,7 @@ def _vocabulary_lines(records: pd.DataFrame, settings: Settings) -> list[Headlin
             series,
             f"{ONLINE} at the end, H={settings.length}, by M",
             size,
-            ours=found.mean,
-            se=found.se,
-            seeds=found.seeds,
+            found,
         )
         for series in ("PG", *delightful(settings))
         for size, found in finals(records, "vocabularies", series).items()
@@ -407,15 +372,7 @@ def _tried_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     names = sorted(records[records["part"] == "tried"]["series"].unique())
     steps = [settings.tried_steps // 4, settings.tried_steps // 2, settings.tried_steps]
     return [
-        headline(
-            "beyond the paper",
-            name,
-            ONLINE,
-            step,
-            ours=found.mean,
-            se=found.se,
-            seeds=found.seeds,
-        )
+        headline("beyond the paper", name, ONLINE, step, found)
         for name in names
         for step in steps
         for found in [statistics.at(records, "tried", name, ONLINE, step)]

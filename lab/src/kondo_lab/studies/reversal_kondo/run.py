@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.losses import PreferenceOptimisation
 from kondo_lab.population.member import Member, Update
 from kondo_lab.population.run import log_spaced, matmul_precision, train
 from kondo_lab.population.train import Population
 from kondo_lab.studies import reversals, updates
 from kondo_lab.studies.reversal_kondo.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 
 EXACT_COUNT = "exact count"
 """Marks the gate of `kondo.Gate(rate=...)`: never more than the rate, ties by lot."""

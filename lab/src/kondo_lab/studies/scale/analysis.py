@@ -33,8 +33,7 @@ from kondo_lab.studies.scale.run import (
     cases,
 )
 from kondo_lab.studies.scale.settings import Settings
-from kondo_lab.studies.statistics import Estimate
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 BEYOND = "beyond the paper"
 ENOUGH = 0.9
@@ -154,13 +153,12 @@ def _cost_lines(records: pd.DataFrame, task: str) -> list[Headline]:
                 task,
                 f"milliseconds, {metric}",
                 f"p{100 * share:g}",
-                ours=1e3 * float(values.quantile(share)),
-                seeds=len(values),
+                Estimate(1e3 * float(values.quantile(share)), seeds=len(values)),
             )
             for share in (0.2, 0.5, 0.8)
         ]
     weights = float(statistics.select(records, task, FITTED, "weights_bytes")["value"].iloc[0])
-    return [*found, headline(BEYOND, task, "bytes of the weights", "", ours=weights)]
+    return [*found, headline(BEYOND, task, "bytes of the weights", "", weights)]
 
 
 def _both(
@@ -190,10 +188,8 @@ def _check_lines(records: pd.DataFrame, settings: Settings, task: str) -> list[H
                         f"{task}, {mode}",
                         metric,
                         actors,
+                        Estimate(simulated.mean, measured.se, measured.seeds),
                         paper=measured.mean,
-                        ours=simulated.mean,
-                        se=measured.se,
-                        seeds=measured.seeds,
                     )
                 )
                 if metric == PACE:
@@ -203,9 +199,11 @@ def _check_lines(records: pd.DataFrame, settings: Settings, task: str) -> list[H
                             f"{task}, {mode}",
                             "simulated / measured pace",
                             actors,
-                            ours=simulated.mean / measured.mean,
-                            se=measured.se * simulated.mean / measured.mean**2,
-                            seeds=measured.seeds,
+                            Estimate(
+                                simulated.mean / measured.mean,
+                                measured.se * simulated.mean / measured.mean**2,
+                                measured.seeds,
+                            ),
                         )
                     )
     return found
@@ -217,9 +215,9 @@ def _scale_lines(lines: Lines, settings: Settings, task: str) -> list[Headline]:
         read = _scaling(lines, task, case)
         series = f"{task}, {case.name}"
         found += [
-            headline(BEYOND, series, PACE, max(settings.actors), ours=read.most),
-            headline(BEYOND, series, "actors for 90% of that", "", ours=read.enough),
-            headline(BEYOND, series, STALENESS, read.enough, ours=read.staleness),
+            headline(BEYOND, series, PACE, max(settings.actors), read.most),
+            headline(BEYOND, series, "actors for 90% of that", "", read.enough),
+            headline(BEYOND, series, STALENESS, read.enough, read.staleness),
         ]
         if case.mode == SOURCE:
             other = _scaling(lines, task, case._replace(mode=EVERY_ROW))
@@ -229,7 +227,7 @@ def _scale_lines(lines: Lines, settings: Settings, task: str) -> list[Headline]:
                     series,
                     "pace over that of send all",
                     max(settings.actors),
-                    ours=read.most / other.most,
+                    read.most / other.most,
                 )
             )
     return found

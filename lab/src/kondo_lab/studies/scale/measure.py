@@ -28,7 +28,7 @@ from kondo.actors.prices import EVERYTHING, Price, sketch, unit_delight
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, RolloutProcess
 from kondo.actors.setup import Settings, Setup
 from kondo_lab.studies.scale.costs import Costs, left
-from kondo_lab.studies.scale.real import observe
+from kondo_lab.studies.scale.real_runs import observe
 
 NEVER = 10**9
 BURST = 6

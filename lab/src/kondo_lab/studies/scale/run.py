@@ -15,12 +15,12 @@ import numpy as np
 from kondo.actors.setup import Settings as RaySettings
 from kondo.actors.setup import Setup
 from kondo_lab.actors import digits, reversal
-from kondo_lab.studies.scale import model
+from kondo_lab.part import Context, Part, Record, Stopped
+from kondo_lab.studies.scale import simulation
 from kondo_lab.studies.scale.costs import Costs
-from kondo_lab.studies.scale.model import Network, Outcome, System
 from kondo_lab.studies.scale.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record, Stopped
-from kondo_lab.workers import one_thread, usable_cores
+from kondo_lab.studies.scale.simulation import Network, Outcome, System
+from kondo_lab.worker_pool import one_thread, usable_cores
 
 SOURCE, EVERY_ROW = "at source", "send all"
 MODES = (SOURCE, EVERY_ROW)
@@ -153,7 +153,7 @@ def _costs(settings: Settings, task: str, context: Context) -> tuple[list[Record
 
 def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Iterator[Record]:
     """Run for real, and simulate the same on as many cores; setting: actors."""
-    from kondo_lab.studies.scale import real
+    from kondo_lab.studies.scale import real_runs
 
     kinds = [(s, a, m) for s in range(settings.seeds) for a in settings.real_actors for m in MODES]
     for done, (seed, actors, mode) in enumerate(kinds):
@@ -169,7 +169,7 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
             spares=0,
             start_timeout=START_TIMEOUT,
         )
-        seen = real.observe(
+        seen = real_runs.observe(
             _setup(task),
             chosen,
             seconds=settings.real_seconds,
@@ -196,7 +196,7 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
             queue=chosen.queue,
             checkpoint_every=chosen.checkpoint_every,
         )
-        twin = model.simulate(
+        twin = simulation.simulate(
             costs, system, rollouts=CHECK_ROLLOUTS, warm_up=CHECK_WARM_UP, seed=seed
         )
         foretold = {
@@ -218,7 +218,7 @@ def _simulate(settings: Settings, task: str, costs: Costs, context: Context) -> 
         _report(context, before + (1 - before) * done / len(chosen), case.name)
         for actors in settings.actors:
             system = case.system(settings, costs.samples, actors)
-            found = model.simulate(
+            found = simulation.simulate(
                 costs,
                 system,
                 # Of steps as large as a round, a few: one more or less must not show.

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kondo_lab.studies.scale.model import Network
+from kondo_lab.studies.scale.simulation import Network
 from kondo_lab.studies.study import Size
 
 NETWORKS = (

@@ -14,7 +14,7 @@ The pace is at most the least of them, and the resource that sets it is the one 
 import math
 
 from kondo_lab.studies.scale.costs import Costs
-from kondo_lab.studies.scale.model import System
+from kondo_lab.studies.scale.simulation import System
 
 ACTORS, LEARNER, INWARD, OUTWARD = "actors", "learner", "network in", "network out"
 DRIVER, AHEAD, ORDERS = "driver", "steps ahead", "orders"

@@ -11,7 +11,7 @@ from kondo_lab.studies.speculative import drafts, drawing
 from kondo_lab.studies.speculative.drafts import EXACT
 from kondo_lab.studies.speculative.points import ONLINE, TEST, Point, dense_cost, measure
 from kondo_lab.studies.speculative.settings import Settings
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 COST_RATIO = 2.0
 """c: forward passes that a backward pass costs."""
@@ -51,17 +51,8 @@ def _is_papers(one: Point) -> bool:
 
 
 def _paper_line(one: Point) -> Headline:
-    mean, se, seeds = one.online
-    return headline(
-        "Kondo Fig 1",
-        "DG-K 3%",
-        ONLINE,
-        "1M forward passes",
-        paper=PAPER_ONLINE,
-        ours=mean,
-        se=se,
-        seeds=seeds,
-    )
+    ours = one.online
+    return headline("Kondo Fig 1", "DG-K 3%", ONLINE, "1M forward passes", ours, paper=PAPER_ONLINE)
 
 
 def _cost_name(settings: Settings) -> str:
@@ -77,13 +68,10 @@ def _lines(one: Point, settings: Settings) -> list[Headline]:
         "online error at the end": one.online,
         "test error at the end": one.test,
     }
-    found = [
-        line(name, one.rate, ours=value.mean, se=value.se, seeds=value.seeds)
-        for name, value in estimates.items()
-    ]
+    found = [line(name, one.rate, value) for name, value in estimates.items()]
     cost = one.cost(COST_RATIO)
     if not math.isnan(cost):
-        found.append(line(_cost_name(settings), one.rate, ours=cost, seeds=one.reach.reached))
+        found.append(line(_cost_name(settings), one.rate, Estimate(cost, seeds=one.reach.reached)))
     return found
 
 
@@ -104,11 +92,11 @@ def _dense_lines(
     for series in drafts.DENSE:
         line = partial(headline, "beyond the paper", series)
         for metric in (ONLINE, TEST):
-            mean, se, seeds = statistics.final(records, settings.images, series, metric)
-            found.append(line(f"{metric} at the end", 1.0, ours=mean, se=se, seeds=seeds))
+            end = statistics.final(records, settings.images, series, metric)
+            found.append(line(f"{metric} at the end", 1.0, end))
         if series in costs:
             cost, seeds = costs[series]
-            found.append(line(_cost_name(settings), 1.0, ours=cost, seeds=seeds))
+            found.append(line(_cost_name(settings), 1.0, Estimate(cost, seeds=seeds)))
     return found
 
 

@@ -6,7 +6,8 @@ import pandas as pd
 
 from kondo_lab.studies import statistics
 from kondo_lab.studies.speculative.drafts import Screen
-from kondo_lab.studies.statistics import Cost, Estimate, Reach
+from kondo_lab.studies.statistics import Cost, Reach
+from kondo_lab.studies.study import Estimate
 
 AGREEMENT, ONLINE, TEST = "kept agreement", "online error", "test error"
 

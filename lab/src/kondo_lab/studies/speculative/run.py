@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from functools import partial
 
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.population import run
 from kondo_lab.population.programs import BanditProgram
 from kondo_lab.population.train import Population
 from kondo_lab.studies import image_bandits
-from kondo_lab.studies.speculative import agreement, drafts
+from kondo_lab.studies.speculative import draft_agreement, drafts
 from kondo_lab.studies.speculative.settings import Settings
-from kondo_lab.studies.study import Context, Part, Record
 
 
 def parts(settings: Settings) -> list[Part]:
@@ -29,7 +29,9 @@ def _train(settings: Settings, context: Context) -> Iterable[Record]:
     program = BanditProgram(task, width=settings.width, batch=settings.batch)
     # One population per number of rows trained on: on a GPU they overlap.
     populations: list[Population] = [
-        agreement.ComparedPopulation(program, drafts.gated(settings, rate), device=context.device)
+        draft_agreement.ComparedPopulation(
+            program, drafts.gated(settings, rate), device=context.device
+        )
         for rate in settings.rates
     ]
     populations.append(Population(program, drafts.dense(settings), device=context.device))
@@ -40,5 +42,5 @@ def _train(settings: Settings, context: Context) -> Iterable[Record]:
         num_steps=settings.num_steps,
         log_steps=(),
         evaluate_steps=logged(settings),
-        probe=agreement.probe,
+        probe=draft_agreement.probe,
     )

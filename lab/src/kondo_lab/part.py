@@ -1,0 +1,69 @@
+"""What a part of a study is, and what it gives back: records.
+
+A part knows nothing of files: it is given a `Context`, reports progress, and returns records.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+
+class Record(NamedTuple):
+    """One number of one member. A table of records is all that analysis gets."""
+
+    part: str
+    """Name of the part that made it."""
+    series: str
+    """The line in the figure, as in the papers' legends: PG, DG, DG-K 3%, ..."""
+    setting: float
+    """What the part sweeps (rate, noise, length, ...); NaN where it sweeps nothing."""
+    seed: int
+    step: int
+    """Updates made; 0 where there is no training."""
+    forward: int
+    """Samples seen so far by this member."""
+    backward: int
+    """Samples a backward pass was paid for so far."""
+    metric: str
+    """online error, test error, cosine, seconds, ..."""
+    value: float
+
+
+class Stopped(Exception):  # noqa: N818 (a request granted, not an error)
+    """Raised by a part that was told to stop before its end.
+
+    Args:
+        name: of the part.
+        records: made so far, for the analysis of the stopped run. A resumed run makes them again.
+    """
+
+    def __init__(self, name: str = "", records: Sequence[Record] = ()):
+        super().__init__(name)
+        self.records = records
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a part gets from whoever runs it."""
+
+    device: torch.device
+    progress: Callable[[float, str], None]
+    """(share of this part done, in [0, 1]; a short note such as "error 3.1%")."""
+    stopped: Callable[[], bool]
+    """Whether the user asked to stop: save to `checkpoint`, then raise Stopped."""
+    checkpoint: Path
+    """A file of this part alone. It is there when the part is resumed, deleted when it ends."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A piece of a study that is run, saved and resumed as one."""
+
+    name: str
+    """Lower-case letters, digits and hyphens: it names a file."""
+    run: Callable[[Context], Iterable[Record]]
+    work: float = 1.0
+    """Expected seconds, or any measure of work common to the study's parts: for the time left."""

@@ -1,0 +1,195 @@
+"""One part per task. A part trains all methods of a seed in turns, and its seeds in processes.
+
+settings -> runs of one seed, interleaved (`train_seeds`) -> worker pool -> records
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from kondo_lab import methods, seeds, worker_pool
+from kondo_lab.methods import Method
+from kondo_lab.part import Context, Part, Record, Stopped
+from kondo_lab.policies import MLP, Transformer
+from kondo_lab.studies.demo.settings import Settings
+from kondo_lab.studies.demo.training import (
+    StepRecord,
+    TrainingRun,
+    interleave,
+    mean_error,
+    warm_up,
+    window,
+)
+from kondo_lab.tasks import digits, reversal
+
+ONLINE, TEST = "online error", "test error"
+STAGES = ("sampling", "gate", "forward", "backward", "optimiser")
+NUM_POINTS = 100
+"""Of a run's curve."""
+
+
+def compared(settings: Settings) -> list[Method]:
+    """Return the demo's methods, the baseline first."""
+    return [methods.PG, methods.DG, methods.dg_k(settings.rate)]
+
+
+def digits_run(settings: Settings, method: Method, seed: int) -> TrainingRun[MLP]:
+    """Return a fresh run on the digits."""
+    chosen = settings.digits
+    policy = MLP(
+        digits.NUM_PIXELS,
+        digits.NUM_DIGITS,
+        width=chosen.width,
+        generator=seeds.generator(seed, "digits weights"),
+    )
+    return TrainingRun(
+        digits.DigitsBandit(batch=chosen.batch, seed=seed),
+        policy,
+        method=method,
+        seed=seed,
+        num_steps=chosen.num_steps,
+        learning_rate=chosen.learning_rate,
+    )
+
+
+def reversal_run(settings: Settings, method: Method, seed: int) -> TrainingRun[Transformer]:
+    """Return a fresh run on token reversal."""
+    chosen = settings.reversal
+    policy = Transformer(
+        prompt_length=chosen.length,
+        num_tokens=chosen.num_tokens,
+        generator=seeds.generator(seed, "reversal weights"),
+    )
+    task = reversal.Reversal(
+        length=chosen.length,
+        num_tokens=chosen.num_tokens,
+        num_prompts=chosen.num_prompts,
+        num_answers=chosen.num_answers,
+        seed=seed,
+    )
+    return TrainingRun(
+        task,
+        policy,
+        method=method,
+        seed=seed,
+        num_steps=chosen.num_steps,
+        learning_rate=chosen.learning_rate,
+    )
+
+
+TASKS: dict[str, Callable[[Settings, Method, int], TrainingRun[Any]]] = {
+    "digits": digits_run,
+    "reversal": reversal_run,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What is left of a run once it is over."""
+
+    method: str
+    seed: int
+    steps: Sequence[StepRecord]
+    finished: bool
+    """Whether it made all its steps."""
+    test_error: float | None
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Return one part per task."""
+    work = {"digits": 1.0, "reversal": 6.0}
+    return [Part(name=task, run=partial(_train, settings, task), work=work[task]) for task in TASKS]
+
+
+def _train(settings: Settings, task: str, context: Context) -> list[Record]:
+    """Train every method on a task, a process per seed, and return the records."""
+    seed_list = range(settings.first_seed, settings.first_seed + settings.num_seeds)
+    num_workers = min(len(seed_list), worker_pool.usable_cores())
+    sent: dict[int, tuple[float, dict[str, float]]] = {}
+
+    def on_update(worker: int, message: tuple[float, dict[str, float]]) -> None:
+        sent[worker] = message
+        errors = [found for _, found in sent.values()]
+        note = ", ".join(
+            f"{name} {sum(100 * found[name] for found in errors) / len(errors):.1f}%"
+            for name in errors[0]
+        )
+        context.progress(sum(done for done, _ in sent.values()) / num_workers, f"error {note}")
+
+    shares = worker_pool.spread(
+        partial(train_seeds, settings=settings, task=task),
+        seed_list,
+        num_workers=num_workers,
+        stopped=context.stopped,
+        on_update=on_update,
+    )
+    runs = [run for share in shares for run in share]
+    records = [record for run in trim(runs) for record in run_records(task, run)]
+    if not all(run.finished for run in runs):
+        raise Stopped(task, records)
+    return records
+
+
+def train_seeds(
+    seed_list: Sequence[int],
+    *,
+    send: Callable[[Any], None],
+    stopped: Callable[[], bool],
+    settings: Settings,
+    task: str,
+) -> list[RunResult]:
+    """Train every method for these seeds, side by side; the job of a worker."""
+    makers = [
+        partial(TASKS[task], settings, method, seed)
+        for seed in seed_list
+        for method in compared(settings)
+    ]
+    warm_up(makers)
+    runs = [make() for make in makers]
+    for done in interleave(runs, rounds=settings.rounds, stopped=stopped):
+        # Of the last seed here: the note only shows how training goes.
+        errors = {run.method.name: mean_error(run.records, window(run.num_steps)) for run in runs}
+        send((done / settings.rounds, errors))
+    return [
+        RunResult(
+            method=run.method.name,
+            seed=run.seed,
+            steps=run.records,
+            finished=len(run.records) == run.num_steps,
+            test_error=run.held_out_error(),
+        )
+        for run in runs
+    ]
+
+
+def trim(runs: Sequence[RunResult]) -> list[RunResult]:
+    """Cut the runs to the steps that all of them made: equal samples for each."""
+    common = min(len(run.steps) for run in runs)
+    return [dataclasses.replace(run, steps=run.steps[:common]) for run in runs if common]
+
+
+def run_records(task: str, run: RunResult) -> Iterator[Record]:
+    """Yield evenly spaced points of one run, the last step included; totals since its start."""
+    num_steps = len(run.steps)
+    num_points = min(NUM_POINTS, num_steps)
+    width = window(num_steps)
+    for step in sorted({num_steps * (point + 1) // num_points for point in range(num_points)}):
+        made = run.steps[:step]
+        values = {ONLINE: mean_error(made, width)}
+        values |= {f"seconds {s}": math.fsum(getattr(one, s) for one in made) for s in STAGES}
+        if step == num_steps and run.test_error is not None:
+            values[TEST] = run.test_error
+        for metric, value in values.items():
+            yield Record(
+                part=task,
+                series=run.method,
+                setting=math.nan,
+                seed=run.seed,
+                step=step,
+                forward=sum(one.samples for one in made),
+                backward=sum(one.backward_passes for one in made),
+                metric=metric,
+                value=value,
+            )

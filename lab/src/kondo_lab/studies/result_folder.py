@@ -1,0 +1,152 @@
+"""What a report is made from: result folders, read and checked."""
+
+import csv
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+from kondo_lab.studies.study import FrontierPoint, Headline, Verdict
+
+MANIFEST, HEADLINE, FRONTIER = "manifest.json", "headline.csv", "frontier.csv"
+CURVES = "curves.csv.gz"
+NEEDED = (MANIFEST, HEADLINE, CURVES)
+KEYS = (
+    "study",
+    "version",
+    "title",
+    "paper",
+    "claim",
+    "differences",
+    "findings",
+    "size",
+    "command",
+    "seconds",
+    "settings",
+    "environment",
+    "interrupted",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """One result folder."""
+
+    manifest: dict[str, Any]
+    headline: list[Headline]
+    frontier: list[FrontierPoint]
+    figures: list[Path]
+
+    @property
+    def small(self) -> bool:
+        """Whether the run only showed that it works."""
+        return bool(self.manifest["size"] == "small")
+
+
+def read(folder: Path) -> Result:
+    """Return what `folder` holds.
+
+    Raises:
+        ValueError: it is not a result folder, or a file in it is not what `kondo run` writes.
+    """
+    missing = [name for name in NEEDED if not (folder / name).is_file()]
+    if missing == [HEADLINE, CURVES] and (folder / "curves.csv").is_file():
+        raise ValueError(
+            f"folders: {folder} is in the older format of `kondo demo`, which this version cannot "
+            "show. Leave it out or run the demo again."
+        )
+    if missing:
+        raise ValueError(
+            f"folders: {folder} is not a result folder, it lacks {', '.join(missing)}; expected "
+            "a folder that `kondo run` wrote. Leave it out or run the study."
+        )
+    # Only studies that train to a target have a frontier.
+    lines = _lines(folder / FRONTIER) if (folder / FRONTIER).is_file() else []
+    return Result(
+        manifest=_manifest(folder / MANIFEST),
+        headline=[_headline(where, line) for where, line in _lines(folder / HEADLINE)],
+        frontier=[_point(where, line) for where, line in lines],
+        figures=sorted(folder.glob("*.png"), key=_natural),
+    )
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Order fig2 before fig10."""
+    pieces = re.findall(r"\d+|\D+", path.stem)
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"folders: {path} is not JSON ({error}); run the study again.") from error
+    missing = [key for key in KEYS if not isinstance(manifest, dict) or key not in manifest]
+    if missing:
+        raise ValueError(
+            f"folders: {path} lacks {', '.join(missing)}; expected a manifest that `kondo run` "
+            "wrote. Run the study again."
+        )
+    return dict(manifest)
+
+
+_COLUMNS = {HEADLINE: Headline._fields, FRONTIER: FrontierPoint._fields}
+
+
+def _lines(path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Return (where, column -> text) for each line."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        lines = [(f"{path}, line {reader.line_num}", line) for line in reader]
+    columns = _COLUMNS[path.name]
+    if tuple(reader.fieldnames or ()) != columns:
+        raise ValueError(
+            f"folders: {path} has columns {', '.join(reader.fieldnames or ()) or '(none)'}; "
+            f"expected {', '.join(columns)}. Run the study again."
+        )
+    return lines
+
+
+def _headline(where: str, line: dict[str, str]) -> Headline:
+    if line["verdict"] not in get_args(Verdict):
+        raise ValueError(
+            f"folders: {where}: verdict is {line['verdict']!r}; expected matches, differs or "
+            "nothing. Run the study again."
+        )
+    texts: dict[str, Any] = dict(line)
+    return Headline(
+        **texts
+        | {
+            "paper": _number(where, line, "paper") if line["paper"] else None,
+            "ours": _number_or_nan(where, line, "ours"),
+            "se": _number(where, line, "se") if line["se"] else None,
+            "seeds": int(_number(where, line, "seeds")),
+        }
+    )
+
+
+def _point(where: str, line: dict[str, str]) -> FrontierPoint:
+    numbers = {
+        name: _number_or_nan(where, line, name)
+        for name in ("rate", "forward", "backward", "final_error")
+    }
+    counts = {name: int(_number(where, line, name)) for name in ("reached", "seeds")}
+    texts = {name: line[name] for name in ("task", "series", "target")}
+    values: dict[str, Any] = texts | numbers | counts
+    return FrontierPoint(**values)
+
+
+def _number_or_nan(where: str, line: dict[str, str], name: str) -> float:
+    # Files leave empty what there is none of.
+    return _number(where, line, name) if line[name] else math.nan
+
+
+def _number(where: str, line: dict[str, str], name: str) -> float:
+    try:
+        return float(line[name])
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"folders: {where}: {name} is {line[name]!r}; expected a number. Run the study again."
+        ) from error

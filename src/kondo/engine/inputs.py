@@ -1,0 +1,166 @@
+"""What one step was given, checked: every check of an argument comes before the first forward."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import check_float, check_mask, expand_rows
+from kondo.core.contract import BaseGate, as_gate
+from kondo.engine import rows
+from kondo.engine.differentiate import Loss
+from kondo.engine.options import Options, check_size
+from kondo.engine.policy import Policy, policy_of
+from kondo.engine.screen import devices_of
+from kondo.engine.select import Unit
+
+# The no-grad screen stores no activations: its chunks can be this much larger.
+SCREEN_CHUNK_FACTOR = 4
+
+
+class Rows(NamedTuple):
+    """Everything of a step that has rows."""
+
+    batch: Any
+    advantages: Tensor
+    """[N] or [N, T]."""
+    mask: Tensor | None
+    """bool [N] or [N, T]."""
+    loss_inputs: dict[str, Tensor]
+    screen: Any
+    """None, log-probs [N] or [N, T], or a draft."""
+
+    @property
+    def size(self) -> int:
+        """N; may be 0 on one of many ranks."""
+        return int(self.advantages.shape[0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """One call of `kondo.backward`, checked."""
+
+    policy: Policy
+    gate: BaseGate | None
+    """None for dense."""
+    rows: Rows
+    unit: Unit
+    loss: Loss
+    micro_batch: int | None
+    options: Options
+    device: torch.device
+    """Where the work happens: CUDA if any row or parameter lives there."""
+
+    @property
+    def screen_chunk(self) -> int | None:
+        """Rows per screening forward; None for all at once."""
+        if self.options.screen_chunk is not None or self.micro_batch is None:
+            return self.options.screen_chunk
+        return SCREEN_CHUNK_FACTOR * self.micro_batch
+
+    @property
+    def screens_promising(self) -> bool:
+        """Whether a screen leaves out rows that cannot be kept."""
+        return (self.options.screen_rows or self.policy.screen_rows) == "promising"
+
+
+def prepare(
+    policy: Any,
+    gate: Any,
+    given: Rows,
+    *,
+    unit: Unit | None,
+    loss: Loss,
+    micro_batch: int | None,
+    options: Options,
+    may_be_empty: bool,
+) -> Inputs:
+    """Check what a step was given, and bring what the gate looks at to one device.
+
+    Args:
+        policy: a function rows -> log-probs, or an object that brings more.
+        gate: a gate, a callable, or None.
+        given: batch, advantages, mask, loss_inputs and screen as they came.
+        unit: what is gated; None takes the policy's.
+        loss: per element.
+        micro_batch: rows per forward/backward.
+        options: what few people set.
+        may_be_empty: whether a batch of 0 rows is fine, as on one of many ranks.
+    """
+    known = policy_of(policy)
+    options.check()
+    check_size("micro_batch", micro_batch)
+    size = _num_rows(given.batch, may_be_empty)
+    device = main_device(known.log_prob, given.batch)
+    advantages = check_float("advantages", given.advantages).detach().to(device)
+    loss_inputs = {name: value.detach() for name, value in (given.loss_inputs or {}).items()}
+    mask = known.mask(given.batch) if given.mask is None else given.mask
+    mask = mask.to(device) if isinstance(mask, Tensor) else mask
+    screen = given.screen
+    if not (screen is None or isinstance(screen, Tensor)):
+        screen = policy_of(screen, "screen").log_prob
+    checked = Rows(given.batch, advantages, mask, loss_inputs, screen)
+    _check_rows(checked, size)
+    unit = known.unit if unit is None else unit
+    if size:
+        known.check(given.batch, advantages, screen, loss_inputs, unit)
+    _check_unit(unit, checked)
+    return Inputs(
+        policy=known,
+        gate=None if gate is None else as_gate(gate),
+        rows=checked,
+        unit=unit,
+        loss=loss,
+        micro_batch=micro_batch,
+        options=options,
+        device=device,
+    )
+
+
+def main_device(log_prob: Any, batch: Any) -> torch.device:
+    """Return where the work happens: CUDA if any row or parameter lives there."""
+    cpu = torch.device("cpu")
+    found = rows.devices(batch)
+    # The search for parameters follows references, which takes long: only where rows do not settle.
+    if not any(device.type == "cuda" for device in found):
+        found = devices_of(log_prob, batch)
+    return max(found, key=lambda device: device.type == "cuda", default=cpu)
+
+
+def _num_rows(batch: Any, may_be_empty: bool) -> int:
+    found = rows.leaves(batch) if may_be_empty else []
+    if found and all(tensor.ndim and tensor.shape[0] == 0 for tensor in found):
+        return 0
+    return rows.num_rows(batch)
+
+
+def _check_rows(given: Rows, size: int) -> None:
+    """Raise a ValueError unless everything has as many rows as the batch."""
+    for name, value in given._asdict().items():
+        if isinstance(value, Tensor) and name != "batch" and value.shape[:1] != (size,):
+            raise ValueError(
+                f"{name} must have shape [{size}] or [{size}, T], one row per row of the batch, "
+                f"got {list(value.shape)}."
+            )
+    for name, value in given.loss_inputs.items():
+        if value.shape[:1] != (size,):
+            raise ValueError(
+                f"loss_inputs must have {size} rows like batch, got shape {list(value.shape)} for "
+                f"{name!r}."
+            )
+    if isinstance(given.screen, Tensor):
+        check_float("screen", given.screen)
+
+
+def _check_unit(unit: str, given: Rows) -> None:
+    """Raise a ValueError for a unit, mask or advantages that cannot fit together."""
+    if unit not in ("sample", "token", "sequence"):
+        raise ValueError(f'unit must be "sample", "token" or "sequence", got {unit!r}.')
+    shapes = [part.shape for part in (given.advantages, given.mask) if isinstance(part, Tensor)]
+    full = given.screen.shape if isinstance(given.screen, Tensor) else max(shapes, key=len)
+    if len(full) == 2 and full[1] == 1 and unit != "sample":
+        return  # one value per row, whatever their tokens
+    if given.mask is not None:
+        check_mask(given.mask, full)
+    expand_rows("advantages", given.advantages, full)

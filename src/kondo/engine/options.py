@@ -1,0 +1,91 @@
+"""Options of the step that few people set, in one object."""
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from kondo.engine.compact import Compact
+from kondo.engine.differentiate import BackwardFn
+
+# Beyond this many units over all ranks a sketch sets the price: 16 MB of float32 on every rank.
+EXACT_UNITS = 2**22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `kondo.backward` does otherwise than by default. The last five are for many ranks.
+
+    Example:
+        >>> import kondo
+        >>> kondo.Options(denominator="kept").denominator
+        'kept'
+    """
+
+    denominator: Literal["full", "kept"] | float = "full"
+    """What the sum of losses is divided by. "full": the elements that count in the whole batch, so
+    that a learning rate means what it means for dense. "kept": the kept elements. A number: itself,
+    for batches that are spread over calls. Counts are those of all ranks."""
+    generator: torch.Generator | None = None
+    """For the gate's draws; with ranks rank 0's is used, and those of the others are set to it."""
+    screen_chunk: int | None = None
+    """Rows per screening forward; by default four micro-batches."""
+    screen_rows: Literal["all", "promising"] | None = None
+    """"promising" makes no screening forward for rows without a positive advantage, wherever the
+    gate says that they cannot be kept (a hard rate or price by delight). What is kept stays the
+    same; NaN in a row that was left out is not noticed, and diagnostics are those of the rows that
+    were screened. By default so for language models, "all" otherwise."""
+    backward_fn: BackwardFn = Tensor.backward
+    """How to differentiate a loss: `lambda loss: scaler.scale(loss).backward()` for gradient
+    scaling, `accelerator.backward` for Accelerate."""
+    compact: Compact | None = None
+    """Another compaction of the kept rows, called like `kondo.engine.compact.micro_batches`; its
+    micro-batches go to the policy's log_prob."""
+    module: nn.Module | None = None
+    """What is trained, where it cannot be found in the policy: in DDP, sharded by `fully_shard`, or
+    plain."""
+    rebalance: bool = True
+    """Move kept rows between ranks until each has about the same number of tokens."""
+    all_reduce: bool | None = None
+    """For plain modules, where it must be given: True sums over ranks what this call adds to
+    `.grad`; False leaves each rank its part, and the parts add up to the gradient."""
+    sync: Literal["last", "each", "never"] = "last"
+    """In which forward/backward calls wrapped modules exchange gradients: the "last" of this step;
+    "each", so that FSDP2 holds no unsharded gradients; or "never", for all but the last step of an
+    accumulation. DDP's own `no_sync` around the call is respected."""
+    exact_units: int = EXACT_UNITS
+    """Most units of all ranks whose values are gathered; beyond it a sketch sets the price."""
+
+    def check(self) -> None:
+        """Raise a ValueError for options that cannot be right; a step calls it, on every rank."""
+        _check_denominator(self.denominator)
+        check_size("screen_chunk", self.screen_chunk)
+        if self.screen_rows not in ("all", "promising", None):
+            raise ValueError(f'screen_rows must be "all" or "promising", got {self.screen_rows!r}.')
+
+    def alike(self) -> dict[str, Any]:
+        """Return what ranks must have in common, by name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        draws = values["generator"]
+        own = ("module", "screen_chunk", "backward_fn")
+        return {name: value for name, value in values.items() if name not in own} | {
+            "generator": None if draws is None else draws.device.type
+        }
+
+
+def check_size(name: str, size: int | None) -> None:
+    """Raise a ValueError unless it is None or at least one row."""
+    if size is not None and size < 1:
+        raise ValueError(f"{name} must be at least 1 row, got {size}; None takes all at once.")
+
+
+def _check_denominator(denominator: str | float) -> None:
+    """Raise a ValueError unless it is a word we know or a positive number."""
+    if denominator in ("full", "kept"):
+        return
+    if isinstance(denominator, str) or not 0 < denominator < float("inf"):
+        raise ValueError(
+            f'denominator must be "full", "kept" or a positive number, got {denominator!r}; '
+            f'"full" keeps the dense learning rate.'
+        )

@@ -1,0 +1,167 @@
+"""Which rows a step screens: none, those that can be kept, or all.
+
+No forward is made where log-probs are known, or where the gate's signal does not read them. A hard
+gate by delight keeps units of positive delight as long as there are enough of them. Delight has the
+sign of the advantage, so a row without a positive advantage cannot be kept then:
+
+    rows with an advantage > 0 -> screen -> enough positive values? -> yes: the rest stays unknown
+                                                                    -> no:  screen the rest too
+
+The kept set is that of a screen of all rows. With many ranks the counts are those of all of them,
+and every rank makes the same number of forwards.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import check_mask, expand_rows
+from kondo.core.contract import needs_log_probs
+from kondo.engine import rows
+from kondo.engine.inputs import Inputs
+from kondo.engine.policy import policy_of
+from kondo.engine.screen import screen_log_probs
+from kondo.engine.select import unit_values
+
+Forward = Callable[..., Tensor]
+"""(some rows of the batch, count=True) -> their log-probs, by forwards without a graph."""
+
+
+class Screened(NamedTuple):
+    """What a screen found."""
+
+    log_probs: Tensor
+    """[N] or [N, T]; 0 in rows that were not screened, so that their delight is 0."""
+    rows: Tensor | None
+    """[N] bool: screened rows; None for all."""
+    num_rows: int
+    """Rows that entered a forward."""
+
+
+class ScreenPeers(Protocol):
+    """What a screen asks of the ranks; see `kondo.engine.peers`."""
+
+    def total(self, *numbers: int) -> list[int]:
+        """Return the sums over ranks."""
+
+    def forwards(self, run: Forward, some: Any, calls: int) -> Tensor | None:
+        """Run some rows, as many forwards as every rank; None where no rank has any."""
+
+
+def screen(inputs: Inputs, peers: ScreenPeers) -> Screened:
+    """Return log-probs of every unit that can matter to the gate, without a graph."""
+    assert inputs.gate is not None
+    known, batch = inputs.rows.screen, inputs.rows.batch
+    if known is None and not needs_log_probs(inputs.gate.signal):
+        known = _unseen(inputs)
+    if isinstance(known, Tensor):
+        log_probs = known
+        if inputs.rows.size:
+            log_probs = screen_log_probs(inputs.policy.log_prob, batch, screen=known)
+        return Screened(log_probs.to(inputs.device), None, 0)
+    run = _Forward(inputs)
+    if inputs.screens_promising:
+        promising = _promising(inputs.rows.advantages, inputs.rows.mask)
+        found = _screen_some(inputs, peers, run, promising)
+        if found is not None:
+            return found
+    log_probs = _required(peers.forwards(run, batch, run.calls(batch)))
+    return Screened(log_probs.to(inputs.device), None, run.rows)
+
+
+def _screen_some(
+    inputs: Inputs, peers: ScreenPeers, run: "_Forward", promising: Tensor
+) -> Screened | None:
+    """Screen rows with a positive advantage, and the others only if they can matter.
+
+    Returns:
+        None where all rows have to be screened at once: the gate looks at all, or nothing, or
+        everything, is promising.
+    """
+    assert inputs.gate is not None
+    index = promising.nonzero().squeeze(1)
+    num_promising, num_rows = peers.total(index.numel(), promising.numel())
+    if num_promising in (0, num_rows) or inputs.gate.positives_needed(1) is None:
+        return None
+    batch = inputs.rows.batch
+    some = rows.take(batch, index)
+    found = _required(peers.forwards(run, some, run.calls(some)))
+    log_probs = found.new_zeros(promising.shape[0], *found.shape[1:])
+    log_probs = log_probs.index_copy(0, index.to(found.device), found)
+    if _settled(inputs, peers, log_probs):
+        return Screened(log_probs.to(inputs.device), promising, run.rows)
+    others = (~promising).nonzero().squeeze(1)
+    rest = rows.take(batch, others)
+    missing = _required(peers.forwards(run, rest, run.calls(rest)))
+    log_probs = log_probs.index_copy(0, others.to(missing.device), missing)
+    return Screened(log_probs.to(inputs.device), None, run.rows)
+
+
+class _Forward:
+    """Screens some rows of the batch, and counts those that a forward was made for."""
+
+    def __init__(self, inputs: Inputs):
+        given = inputs.rows.screen
+        self._log_prob = inputs.policy.log_prob
+        self._draft = None if given is None else partial(_checked, given, inputs.policy)
+        self._policy = inputs.policy if given is None else policy_of(given, "screen")
+        self._chunk = inputs.screen_chunk
+        self.rows = 0
+
+    def __call__(self, some: Any, *, count: bool = True) -> Tensor:
+        self.rows += rows.num_rows(some) if count else 0
+        return screen_log_probs(self._log_prob, some, screen=self._draft, chunk=self._chunk)
+
+    def calls(self, some: Any) -> int:
+        """Return how many forwards these rows take."""
+        return self._policy.screen_calls(some, rows.leaves(some)[0].shape[0], self._chunk)
+
+
+def _checked(draft: Forward, policy: Any, some: Any) -> Tensor:
+    log_probs = draft(some)
+    if isinstance(log_probs, Tensor):  # anything else is refused by the screen
+        policy.check_log_probs(log_probs, some)
+    return log_probs
+
+
+def _required(log_probs: Tensor | None) -> Tensor:
+    assert log_probs is not None  # some rank has a row
+    return log_probs
+
+
+def _unseen(inputs: Inputs) -> Tensor | None:
+    """Return zeros in the shape of log-probs that nobody looks at; None where it is not known."""
+    advantages, size = inputs.rows.advantages, inputs.rows.size
+    given = [p.shape for p in (advantages, inputs.rows.mask) if isinstance(p, Tensor)]
+    if inputs.unit == "sample":
+        return advantages.new_zeros(size) if all(len(shape) == 1 for shape in given) else None
+    # One column stands for a value per row, whatever their tokens.
+    widths = [shape[1] for shape in given if len(shape) == 2 and shape[1] > 1]
+    return advantages.new_zeros(size, widths[0]) if widths else None
+
+
+def _promising(advantages: Tensor, mask: Tensor | None) -> Tensor:
+    """Return [N] bool: rows with a positive advantage that counts."""
+    shape = advantages.shape if mask is None or mask.ndim < advantages.ndim else mask.shape
+    positive = expand_rows("advantages", advantages, shape) > 0
+    counts = check_mask(mask, shape)
+    if counts is not None:
+        positive = positive & counts.to(positive.device)
+    return positive if positive.ndim == 1 else positive.any(dim=1)
+
+
+def _settled(inputs: Inputs, peers: ScreenPeers, log_probs: Tensor) -> bool:
+    """Whether there is enough positive value among the rows screened, over all ranks."""
+    assert inputs.gate is not None
+    home = log_probs.device
+    valid = check_mask(inputs.rows.mask, log_probs.shape)
+    valid = torch.ones_like(log_probs, dtype=torch.bool) if valid is None else valid.to(home)
+    advantages = inputs.rows.advantages.to(home)
+    values, counts = unit_values(inputs.gate.signal, log_probs, advantages, valid, inputs.unit)
+    own = torch.stack([((values > 0) & counts).sum(), counts.sum()]).tolist()
+    positive, num_valid = peers.total(*(int(number) for number in own))
+    needed = inputs.gate.positives_needed(num_valid)
+    return needed is not None and positive >= needed

@@ -1,0 +1,203 @@
+"""Who makes a step together: one process alone, or the ranks of a group.
+
+`kondo.backward` calls these members in this order. `Alone` has nobody to agree with; the ranks'
+side is `kondo.ranks.rank_peers`, whose members exchange what must be known between the stages.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from kondo.core.contract import BaseGate
+from kondo.core.diagnostics import diagnostics
+from kondo.engine.compact import MicroBatch
+from kondo.engine.differentiate import differentiate
+from kondo.engine.inputs import Inputs
+from kondo.engine.partial_screen import Forward, Screened
+from kondo.engine.report import Report, StageClock
+from kondo.engine.select import Counts, Selection
+
+_T = TypeVar("_T")
+
+
+class Trained(NamedTuple):
+    """What was differentiated; named as in the report."""
+
+    loss: float
+    rows_trained: int
+    tokens_trained: int
+    calls: int
+    elements: int
+    """Elements of log-probs of a dense step without a mask, which nobody could count before."""
+
+
+class Alone:
+    """One process: what it has is all there is."""
+
+    may_be_empty = False
+    """Whether a batch may have 0 rows, as on one of many ranks."""
+
+    def together(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which an error of one is an error of all."""
+        return contextlib.nullcontext()
+
+    def clock(self, device: torch.device) -> StageClock:
+        """Return a fresh clock."""
+        return StageClock(device)
+
+    def agree(self, inputs: Inputs, clock: StageClock) -> Inputs:
+        """Compare what all must have in common, and return the inputs to go on with."""
+        return inputs
+
+    def total(self, *numbers: int) -> list[int]:
+        """Return the sums over ranks."""
+        return list(numbers)
+
+    def forwards(self, run: Forward, some: Any, calls: int) -> Tensor | None:
+        """Run some rows, in as many forwards as every rank."""
+        return run(some)
+
+    def gate(self, inputs: Inputs, clock: StageClock) -> BaseGate:
+        """Return the gate for the rows of all, which it is bound to where it has to be."""
+        assert inputs.gate is not None
+        facts = inputs.gate.row_facts(inputs.rows.batch)
+        return inputs.gate if facts is None else inputs.gate.bind(facts)
+
+    def count(self, chosen: Selection, clock: StageClock) -> Counts:
+        """Return what all saw and kept together."""
+        return chosen.counts
+
+    def train(
+        self, inputs: Inputs, chosen: Selection, counts: Counts, clock: StageClock
+    ) -> Trained:
+        """Differentiate what was kept."""
+        compact = inputs.options.compact or inputs.policy.compact
+        counted = Counted(
+            compact(
+                inputs.rows.batch,
+                inputs.rows.advantages,
+                chosen,
+                loss_inputs=inputs.rows.loss_inputs,
+                size=inputs.micro_batch,
+            )
+            if chosen.rows.numel()
+            else ()
+        )
+        done = differentiate(
+            inputs.policy.log_prob,
+            timed(counted, clock),
+            loss=inputs.loss,
+            denominator=denominator(inputs, chosen, counts),
+            backward_fn=inputs.options.backward_fn,
+            clock=clock,
+        )
+        with clock.stage("select"):
+            tokens, loss = counted.read(done.loss)
+        elements = done.elements if chosen.whole else 0
+        return Trained(loss, counted.rows, tokens or elements, counted.calls, elements)
+
+    def report(
+        self,
+        inputs: Inputs,
+        chosen: Selection,
+        screened: Screened | None,
+        counts: Counts,
+        trained: Trained,
+        clock: StageClock,
+    ) -> Report:
+        """Say what was done."""
+        return Report(
+            **report_fields(counts, trained),
+            rows_screened=0 if screened is None else screened.num_rows,
+            loss=trained.loss,
+            rows_trained=trained.rows_trained,
+            tokens_trained=trained.tokens_trained,
+            calls=trained.calls,
+            seconds=clock.seconds(),
+            _diagnose=partial(diagnose, inputs.gate, chosen, screened, counts),
+        )
+
+
+def report_fields(counts: Counts, trained: Trained) -> dict[str, Any]:
+    """Return the fields of a report that count what all ranks saw and kept."""
+    dense_elements = trained.elements  # where no mask had told them before
+    return {
+        "seen": dense_elements or counts.units,
+        "kept": dense_elements or counts.units_kept,
+        "rate": counts.rate,
+        "price": counts.price,
+        "rows_seen": counts.rows,
+        "tokens_seen": dense_elements or counts.elements,
+    }
+
+
+def denominator(
+    inputs: Inputs, chosen: Selection, counts: Counts
+) -> float | Callable[[Tensor], float]:
+    """Return what the sum of losses is divided by, or how log-probs of some rows tell it."""
+    asked = inputs.options.denominator
+    if chosen.whole and isinstance(asked, str):
+        return lambda log_probs: float(counts.rows * max(1, log_probs[0].numel()))
+    return counts.denominator(asked)
+
+
+def diagnose(
+    gate: BaseGate | None, chosen: Selection, screened: Screened | None, counts: Counts
+) -> dict[str, float]:
+    """Judge the gate at its own temperature; a hard one at 1. Count the NaN the mask hid."""
+    if gate is None:
+        return {"rate": counts.rate, "price": counts.price, "nan_count": float(counts.hidden_nan)}
+    mask = chosen.unit_mask
+    if screened is not None and screened.rows is not None:
+        known = screened.rows.to(mask.device)
+        mask = mask & (known if mask.ndim == 1 else known.unsqueeze(1))
+    name = getattr(gate.signal, "__name__", "signal")
+    numbers = diagnostics(
+        chosen.values,
+        chosen.choice,
+        mask=mask,
+        eta=gate.eta or 1.0,
+        name="delight" if name == "delight" else "signal",
+    )
+    return numbers | {"nan_count": float(counts.hidden_nan)}
+
+
+class Counted:
+    """Passes micro-batches on and counts what really went through."""
+
+    def __init__(self, micros: Iterable[MicroBatch]):
+        self._micros = micros
+        self.calls = 0
+        self.rows = 0
+        self.tokens: int | Tensor = 0
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for micro in self._micros:
+            self.calls += 1
+            self.rows += micro.num_rows
+            self.tokens = micro.num_tokens + self.tokens
+            yield micro
+
+    def read(self, loss: Tensor) -> tuple[int, float]:
+        """Return the tokens and a loss as numbers; one device sync."""
+        if not isinstance(self.tokens, Tensor):
+            return self.tokens, float(loss)
+        # float64 holds every count below 2^53.
+        both = [self.tokens.double(), loss.to(self.tokens.device).double()]
+        count, value = torch.stack(both).tolist()
+        return int(count), value
+
+
+def timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
+    """Count the time spent waiting for each item as the stage "compact"."""
+    iterator = iter(items)
+    while True:
+        with clock.stage("compact"):
+            item = next(iterator, None)
+        if item is None:
+            return
+        yield item

@@ -1,0 +1,159 @@
+"""A group of ranks that tell each other how they fare before they wait for each other.
+
+Every message is a `say`: one collective of one fixed shape, whatever it is about. So a rank that
+failed can say so wherever the others are in the step, and none waits for data that never comes:
+
+    with ranks.together():       an error in here is said to all, and all of them raise
+        ...                      local work: may fail
+        ranks.say(...)           waits for: every rank's words. Unblocked by: words, or an error
+        ranks.gather(...)        waits for: every rank's data, which nothing but a crash withholds
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# Words of a message beside the one that says whether its rank has failed.
+_WORDS = 12
+_MESSAGE_BYTES = 4096
+
+
+class RankError(RuntimeError):
+    """Another rank failed; the message is its own."""
+
+
+class Ranks:
+    """This process among those of a group.
+
+    Args:
+        group: a process group; None for all processes.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        if not dist.is_available() or not dist.is_initialized():
+            raise ValueError(
+                "group needs torch.distributed to be initialised; call "
+                "torch.distributed.init_process_group(...) first, or leave group out for one "
+                "process."
+            )
+        self.group = group
+        self.rank = dist.get_rank(group)
+        if self.rank < 0:
+            raise ValueError(
+                "group must hold this process, got one without it; only its members call."
+            )
+        self.size = dist.get_world_size(group)
+        self._backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+        self._control = self.wire(torch.device("cpu"))
+        # Whether the error under way is known to all ranks, or cannot be made known.
+        self._said = False
+
+    def wire(self, device: torch.device) -> torch.device:
+        """Return where a tensor of `device` must lie to travel: the CPU, unless there is better."""
+        backend = self._backends.get(device.type)
+        if backend is not None and (device.type == "cpu" or backend != "gloo"):
+            return device
+        if "cpu" in self._backends:
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Say an error that leaves the block to all ranks, which then raise it too."""
+        try:
+            yield
+        except Exception as error:
+            if self._said:
+                raise
+            self.say(error=error)
+
+    def say(self, *words: int, error: Exception | None = None) -> list[list[int]]:
+        """Exchange a few integers; return those of every rank.
+
+        Raises:
+            RankError: another rank failed. The rank that failed raises its own error.
+        """
+        message = torch.zeros(1 + _WORDS, dtype=torch.int64)
+        message[0] = error is not None
+        message[1 : 1 + len(words)] = torch.tensor(words, dtype=torch.int64)
+        told = torch.stack(self._all_gather(message.to(self._control))).cpu()
+        if bool(told[:, 0].any()):
+            self._raise(told[:, 0].nonzero().flatten().tolist(), error)
+        return [[int(word) for word in row] for row in told[:, 1 : 1 + len(words)].tolist()]
+
+    def gather(self, values: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Return the 1-d tensors of all ranks; `lengths` are those of all ranks, known to all."""
+        longest = max(lengths)
+        if longest == 0:
+            return [values] * self.size
+        padded = torch.nn.functional.pad(values, (0, longest - values.numel()))
+        parts = self._all_gather(padded.to(self.wire(values.device)))
+        return [
+            part[:length].to(values.device) for part, length in zip(parts, lengths, strict=True)
+        ]
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return the strings of all ranks."""
+        encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        lengths = [length for (length,) in self.say(encoded.numel())]
+        return [bytes(part.tolist()).decode() for part in self.gather(encoded, lengths)]
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Return rank 0's values; all ranks give tensors of one shape and dtype."""
+        sent = values.to(self.wire(values.device)).clone()
+        with self._collective():
+            dist.broadcast(sent, group_src=0, group=self.group)
+        return sent.to(values.device)
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """Return the sum over ranks, in place where the tensor can travel as it is."""
+        sent = values.to(self.wire(values.device))
+        with self._collective():
+            dist.all_reduce(sent, group=self.group)
+        return sent.to(values.device)
+
+    def trade(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Send parts[d], 1-d bytes, to rank d; return what each rank sent here, of known sizes."""
+        wire = self.wire(parts[0].device)
+        sent = torch.cat(list(parts)).to(wire)
+        received = sent.new_empty(sum(sizes))
+        with self._collective():
+            dist.all_to_all_single(
+                received, sent, list(sizes), [p.numel() for p in parts], group=self.group
+            )
+        return list(torch.split(received.to(parts[0].device), list(sizes)))
+
+    def _all_gather(self, values: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        with self._collective():
+            dist.all_gather(parts, values.contiguous(), group=self.group)
+        return parts
+
+    @contextmanager
+    def _collective(self) -> Iterator[None]:
+        """Mark an error of the group itself: there is no one left to tell it to."""
+        try:
+            yield
+        except Exception:
+            self._said = True
+            raise
+
+    def _raise(self, failed: list[int], error: Exception | None) -> None:
+        """Exchange what went wrong, and raise it."""
+        self._said = True
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        encoded = text.encode()[:_MESSAGE_BYTES]
+        message = torch.frombuffer(
+            bytearray(encoded.ljust(_MESSAGE_BYTES, b"\0")), dtype=torch.uint8
+        )
+        told = self._all_gather(message.to(self._control))
+        if error is not None:
+            raise error
+        first = bytes(told[failed[0]].tolist()).rstrip(b"\0").decode(errors="replace")
+        raise RankError(
+            f"rank {failed[0]} failed ({len(failed)} of {self.size} ranks in all), so no rank made "
+            f"this step. It said: {first}"
+        )

@@ -1,0 +1,268 @@
+"""A step of many ranks: what they exchange between the stages of `kondo.backward`.
+
+    agree -> screen -> all values, one gate -> assign and move kept rows -> compact -> differentiate
+
+Each rank brings rows of its own. Afterwards `.grad` holds what one process with all rows would put
+there, and every rank has made the same number of calls.
+"""
+
+import contextlib
+import dataclasses
+import struct
+from collections.abc import Generator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kondo.core.contract import BaseGate
+from kondo.engine import rows
+from kondo.engine.compact import MicroBatch
+from kondo.engine.differentiate import Differentiated, differentiate
+from kondo.engine.inputs import Inputs, Rows
+from kondo.engine.partial_screen import Forward, Screened
+from kondo.engine.peers import Alone, Counted, Trained, denominator, diagnose, report_fields, timed
+from kondo.engine.report import Report, StageClock
+from kondo.engine.select import Counts, Selection
+from kondo.ranks import placement
+from kondo.ranks.agreement import agree, describe
+from kondo.ranks.communicator import Ranks
+from kondo.ranks.global_gate import GlobalGate
+from kondo.ranks.gradients import Gradients
+from kondo.ranks.placement import Placed
+from kondo.ranks.rank_report import RankClock, RankReport
+from kondo.ranks.rebalance import structure
+
+
+class _Done(NamedTuple):
+    """What was differentiated, by all ranks and by this one; named as in the report."""
+
+    loss: float
+    rows_trained: int
+    tokens_trained: int
+    calls: int
+    elements: int
+    rank_loss: float
+    rank_rows_trained: int
+    rank_tokens_trained: int
+    rank_fillers: int
+    rows_moved: int
+    bytes_moved: int
+
+
+_NOTHING = _Done(0.0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0)
+
+
+class RankPeers(Alone):
+    """This process in one step of the ranks of a group.
+
+    Args:
+        group: a process group that holds this process; None for all processes.
+    """
+
+    may_be_empty = True
+
+    def __init__(self, group: dist.ProcessGroup | None):
+        self._ranks = Ranks(group)
+        self._gate: GlobalGate | None = None
+        self._spare: Rows | None = None
+        self._kept_rows: list[int] = []
+        self._gradients: Gradients | None = None
+        self._done = _NOTHING
+
+    def together(self) -> contextlib.AbstractContextManager[Any]:
+        """Tell an error to all ranks, which then raise it too."""
+        return self._ranks.together()
+
+    def clock(self, device: torch.device) -> RankClock:
+        """Return a fresh clock with the ranks' own stages."""
+        return RankClock(device)
+
+    def agree(self, inputs: Inputs, clock: StageClock) -> Inputs:
+        """Compare what all must have in common; lend a row to ranks that have none."""
+        options, local = inputs.options, inputs.rows
+        self._gradients = Gradients(
+            inputs.policy.log_prob,
+            self._ranks,
+            module=options.module,
+            all_reduce=options.all_reduce,
+            when=options.sync,
+        )
+        alike: dict[str, Any] = {"gate": inputs.gate, "unit": inputs.unit, "loss": inputs.loss}
+        alike |= {"micro_batch": inputs.micro_batch, **options.alike()}
+        alike |= {"policy": type(inputs.policy).__name__}
+        told = {name: describe(value) for name, value in alike.items()}
+        told["screen"] = "a callable" if callable(local.screen) else describe(local.screen)
+        for name, part in local._asdict().items():
+            told |= structure(part, name)
+        with clock.stage("wait"):
+            sizes = [size for (size,) in agree(self._ranks, told, local.size)]
+        with clock.stage("coordinate"):
+            self._spare = placement.with_a_row(self._ranks, local, sizes)
+        if local.size:
+            return inputs
+        # None of the lent rows, but their sizes.
+        return dataclasses.replace(inputs, rows=rows.take(self._spare, slice(0, 0)))
+
+    def total(self, *numbers: int) -> list[int]:
+        """Return the sums over ranks."""
+        return [sum(column) for column in zip(*self._ranks.say(*numbers), strict=True)]
+
+    def forwards(self, run: Forward, some: Any, calls: int) -> Tensor | None:
+        """Run some rows, in as many forwards as every rank; 0 rows run a spare one."""
+        most = max(number for (number,) in self._ranks.say(calls))
+        if most == 0:
+            return None
+        assert self._spare is not None
+        first = rows.take(self._spare.batch, slice(0, 1))
+        found = run(some) if calls else run(first, count=False)[:0]
+        for _ in range(most - max(calls, 1)):
+            run(first, count=False)
+        return found
+
+    def gate(self, inputs: Inputs, clock: StageClock) -> BaseGate:
+        """Return the gate that chooses among the units of all ranks."""
+        assert inputs.gate is not None
+        self._gate = GlobalGate(
+            inputs.gate,
+            inputs.rows.batch,
+            self._ranks,
+            clock,
+            exact_units=inputs.options.exact_units,
+        )
+        return self._gate
+
+    def count(self, chosen: Selection, clock: StageClock) -> Counts:
+        """Add up what the ranks saw and kept; make sure that they chose the same."""
+        own = chosen.counts
+        decided = (0, 0, 0)
+        if self._gate is not None:
+            decided = (_to_word(own.price), self._gate.num_kept, self._gate.digest)
+        with clock.stage("wait"):
+            told = self._ranks.say(*own[:7], *decided)
+        if any(theirs[7:] != told[0][7:] for theirs in told):
+            raise RuntimeError(
+                f"gate decided differently on different ranks: prices "
+                f"{[_to_float(theirs[7]) for theirs in told]}; it must depend on nothing but the "
+                f"values, the mask and the generator it is given."
+            )
+        self._kept_rows = [theirs[5] for theirs in told]
+        sums = [sum(column) for column in zip(*(theirs[:7] for theirs in told), strict=True)]
+        return own._replace(**dict(zip(Counts._fields[:7], sums, strict=True)))
+
+    def train(
+        self, inputs: Inputs, chosen: Selection, counts: Counts, clock: StageClock
+    ) -> Trained:
+        """Share the kept rows among the ranks, and differentiate them in step."""
+        if counts.units_kept:
+            with clock.stage("coordinate"):
+                placed = placement.place(self._ranks, inputs, chosen, self._kept_rows)
+                micros, own, calls = placement.planned(self._ranks, inputs, placed)
+            assert self._gradients is not None
+            assert self._spare is not None
+            fill = partial(placement.filler, inputs, self._spare, chosen)
+            in_step = placement.in_step(micros, calls, fill, self._gradients)
+            self._done = self._train(inputs, chosen, counts, in_step, placed, clock)._replace(
+                rank_fillers=calls - own
+            )
+        return Trained(*self._done[:5])
+
+    def _train(
+        self,
+        inputs: Inputs,
+        chosen: Selection,
+        counts: Counts,
+        micros: Generator[MicroBatch],
+        placed: Placed,
+        clock: StageClock,
+    ) -> _Done:
+        """Differentiate the micro-batches in step with all ranks, and add up what was done."""
+        ranks, gradients = self._ranks, self._gradients
+        assert gradients is not None
+
+        def agreed_backward(gated: Tensor) -> None:
+            with clock.stage("wait"):
+                ranks.say()  # nobody waits in a backward for one whose forward failed
+            inputs.options.backward_fn(gated)
+
+        with gradients.step(clock):
+            with contextlib.closing(micros):
+                counted = Counted(micros)
+                done = self._differentiate(inputs, chosen, counts, counted, agreed_backward, clock)
+            tokens, scaled = counted.read(done.loss)
+            own_loss = scaled / gradients.scale
+            own_elements = done.elements if chosen.whole else 0
+            tokens = tokens or own_elements
+            with clock.stage("wait"):
+                told = ranks.say(counted.rows, tokens, _to_word(own_loss), own_elements)
+        num_rows, num_tokens, losses, elements = zip(*told, strict=True)
+        return _Done(
+            loss=sum(_to_float(theirs) for theirs in losses),
+            rows_trained=sum(num_rows),
+            tokens_trained=sum(num_tokens),
+            calls=counted.calls,
+            elements=sum(elements),
+            rank_loss=own_loss,
+            rank_rows_trained=counted.rows,
+            rank_tokens_trained=tokens,
+            rank_fillers=0,
+            rows_moved=placed.rows_moved,
+            bytes_moved=placed.bytes_moved,
+        )
+
+    def _differentiate(
+        self,
+        inputs: Inputs,
+        chosen: Selection,
+        counts: Counts,
+        counted: Counted,
+        agreed_backward: Any,
+        clock: StageClock,
+    ) -> Differentiated:
+        assert self._gradients is not None
+        scale, divide = self._gradients.scale, denominator(inputs, chosen, counts)
+        return differentiate(
+            inputs.policy.log_prob,
+            timed(counted, clock),
+            loss=inputs.loss,
+            denominator=(lambda lp: divide(lp) / scale) if callable(divide) else divide / scale,
+            backward_fn=agreed_backward,
+            clock=clock,
+        )
+
+    def report(
+        self,
+        inputs: Inputs,
+        chosen: Selection,
+        screened: Screened | None,
+        counts: Counts,
+        trained: Trained,
+        clock: StageClock,
+    ) -> Report:
+        """Say what all ranks did, and what this one did."""
+        with clock.stage("wait"):
+            (rows_screened,) = self.total(0 if screened is None else screened.num_rows)
+        done = self._done._asdict()
+        done.pop("elements")
+        seen = chosen if self._gate is None else self._gate.of_all_ranks(chosen)
+        known = None if self._gate is not None and self._gate.gathered else screened
+        return RankReport(
+            **report_fields(counts, trained),
+            rows_screened=rows_screened,
+            ranks=self._ranks.size,
+            rank_kept=chosen.counts.units_kept,
+            **done,
+            seconds=clock.seconds(),
+            _diagnose=partial(diagnose, inputs.gate, seen, known, counts),
+        )
+
+
+def _to_word(value: float) -> int:
+    """Return the bits of a float as an integer, which a message can carry exactly."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _to_float(word: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", word))[0])

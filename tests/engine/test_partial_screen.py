@@ -1,0 +1,178 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kondo
+from kondo.engine.select import select
+from steps import run_step
+from tolerances import assert_close
+
+
+class Policy(torch.nn.Module):
+    """Log-probs read from the rows, one parameter; remembers which rows it was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.screened = []
+
+    def log_prob(self, batch):
+        if not torch.is_grad_enabled():
+            self.screened += batch["row"].tolist()
+        return batch["log_probs"] + self.shift * batch["log_probs"]
+
+
+def run(gate, log_probs, advantages, *, unit, screen_rows, mask=None):
+    policy = Policy()
+    batch = {"row": torch.arange(len(log_probs)), "log_probs": log_probs}
+    report = run_step(
+        policy.log_prob,
+        batch,
+        advantages,
+        gate=gate,
+        unit=unit,
+        mask=mask,
+        screen_rows=screen_rows,
+    )
+    return policy, report
+
+
+LOG_PROBS = -torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], dtype=torch.float64)
+ADVANTAGES = torch.tensor([1.0, -1.0, 0.0, 1.0, -1.0, 0.5], dtype=torch.float64)
+
+
+def test_rows_without_a_positive_advantage_are_not_screened():
+    gate = kondo.Gate(rate=0.5)
+    policy, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert policy.screened == [0, 3, 5]
+    assert (report.rows_screened, report.kept, report.rows_seen) == (3, 3, 6)
+
+
+def test_the_rest_is_screened_where_positive_delight_runs_out():
+    gate = kondo.Gate(rate=0.6)  # four of six, and three are positive
+    policy, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert sorted(policy.screened) == [0, 1, 2, 3, 4, 5]
+    assert policy.screened[:3] == [0, 3, 5]
+    assert (report.rows_screened, report.kept) == (6, 4)
+
+
+def test_a_certain_success_is_no_positive_delight():
+    log_probs = LOG_PROBS.clone()
+    log_probs[0] = 0.0  # U > 0, but the policy was certain
+    gate = kondo.Gate(rate=0.5)
+    policy, report = run(gate, log_probs, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert len(policy.screened) == 6
+    assert report.kept == 3
+
+
+def test_a_positive_advantage_behind_the_mask_promises_nothing():
+    mask = torch.tensor([True, True, True, False, True, True])
+    gate = kondo.Gate(rate=0.4)
+    policy, _ = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising", mask=mask)
+    assert policy.screened == [0, 5]
+
+
+def test_sequences_are_counted_not_their_tokens():
+    log_probs = -torch.ones(4, 4, dtype=torch.float64)
+    mixed = [1.0, 1.0, -9.0, -9.0]  # eight positive tokens in all, but one positive sequence
+    advantages = torch.tensor([[1.0] * 4, mixed, mixed, [-0.1] * 4], dtype=torch.float64)
+    gate = kondo.Gate(rate=0.5)
+    policy, report = run(gate, log_probs, advantages, unit="sequence", screen_rows="promising")
+    assert policy.screened == [0, 1, 2, 3]
+    assert report.price == pytest.approx(-0.4)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        kondo.Gate(rate=0.3, reserve=0.5),
+        kondo.Gate(rate=0.3, negative_quota=0.5),
+        kondo.Gate(rate=0.3, temperature=1.0),
+        kondo.Gate(rate=0.3, window=4),
+        kondo.Gate(price=-1.0),
+        kondo.Gate(price=0.5, normalise=True),
+        lambda delight, mask, generator: kondo.Gate(rate=0.3)(delight, mask, generator),
+    ],
+    ids=["reserve", "quota", "draw", "window", "negative price", "scale", "stranger"],
+)
+def test_gates_that_look_at_everything_are_shown_everything_once(gate):
+    policy, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert policy.screened == list(range(6))
+    assert report.rows_screened == 6
+
+
+def test_a_free_screen_is_free_either_way():
+    policy = Policy()
+    report = run_step(
+        policy.log_prob,
+        {"row": torch.arange(6), "log_probs": LOG_PROBS},
+        ADVANTAGES,
+        gate=kondo.Gate(rate=0.5),
+        screen=LOG_PROBS,
+        screen_rows="promising",
+    )
+    assert (report.rows_screened, policy.screened) == (0, [])
+
+
+def test_diagnostics_speak_of_the_rows_that_were_screened():
+    gate = kondo.Gate(rate=0.5)
+    _, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert report.diagnostics["positive_share"] == 1.0
+    _, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="all")
+    assert report.diagnostics["positive_share"] == 0.5
+
+
+def test_a_signal_without_the_sign_of_the_advantage_is_screened_in_all_rows():
+    gate = kondo.Gate(rate=0.5, signal=kondo.signals.surprisal)
+    policy, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert report.rows_screened == 6
+    assert policy.screened == list(range(6))
+
+
+def test_another_word_is_refused():
+    batch = {"row": torch.arange(6), "log_probs": LOG_PROBS}
+    options = {"gate": kondo.Gate(rate=0.5), "screen_rows": "some"}
+    with pytest.raises(ValueError, match=r"screen_rows must be .*'some'"):
+        run_step(Policy().log_prob, batch, ADVANTAGES, **options)
+
+
+@given(
+    seed=st.integers(0, 2**20),
+    unit=st.sampled_from(["sample", "token", "sequence"]),
+    per_token=st.booleans(),
+    masked=st.booleans(),
+    gate=st.sampled_from([{"rate": 0.05}, {"rate": 0.3}, {"rate": 0.8}, {"price": 0.0}]),
+)
+def test_the_kept_set_and_the_gradient_are_those_of_a_screen_of_all(
+    seed, unit, per_token, masked, gate
+):
+    draw = torch.Generator().manual_seed(seed)
+    shape = (12,) if unit == "sample" else (12, 4)
+    log_probs = -torch.rand(shape, generator=draw, dtype=torch.float64).mul(3).round()
+    levels = torch.randint(-2, 3, shape if per_token else (12,), generator=draw)
+    advantages = levels.double() - 0.25 * (levels != 0)
+    mask = torch.rand(shape, generator=draw) < 0.7 if masked else None
+    outcomes = {}
+    for screen_rows in ("all", "promising"):
+        policy, report = run(
+            kondo.Gate(**gate), log_probs, advantages, unit=unit, screen_rows=screen_rows, mask=mask
+        )
+        outcomes[screen_rows] = (report, policy.shift.grad)
+    (report, grad), (expected, wanted) = outcomes["promising"], outcomes["all"]
+    assert (report.kept, report.price, report.loss) == (
+        expected.kept,
+        expected.price,
+        expected.loss,
+    )
+    assert (grad is None) == (wanted is None)
+    if grad is not None:
+        assert_close(grad, wanted)
+    chosen = select(
+        log_probs,
+        advantages,
+        gate=kondo.Gate(**gate),
+        unit=unit,
+        mask=mask,
+    )
+    assert report.kept == int(chosen.choice.keep.sum())

@@ -1,0 +1,311 @@
+import html
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from kondo_lab.studies import html_report
+from lab.studies.result_folders import (
+    FRONTIER,
+    HEADLINE,
+    MNIST_FRONTIER,
+    MNIST_LINES,
+    REVERSAL_LINES,
+    manifest,
+    toy_folders,
+    write_folder,
+    write_table,
+)
+
+
+def written(folders, tmp_path):
+    out = tmp_path / "report.html"
+    html_report.write(folders, out)
+    return out.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    root = tmp_path_factory.mktemp("report")
+    return written(toy_folders(root), root)
+
+
+class Elements(HTMLParser):
+    """Collects start tags and the text between tags; fails on tags that do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.words = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "br", "input", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def study(page, anchor):
+    return re.search(f'<article class="study" id="{anchor}".*?</article>', page, re.S)[0]
+
+
+def rows(text):
+    """(class, cells) of each line of a comparison."""
+    lines = re.findall(r'<tr class="line (\w+)">(.*?)</tr>', text, re.S)
+    strip = re.compile(r"<[^>]+>")
+    return [
+        (kind, [html.unescape(strip.sub("", cell)) for cell in re.split(r"</t[hd]>", inside)[:-1]])
+        for kind, inside in lines
+    ]
+
+
+def test_page_needs_nothing_from_elsewhere(page):
+    assert not re.search(r"https?:|@import|url\(|[\"'(]//", page)
+    for _, attributes in Elements(page).seen:
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+
+
+def test_every_anchor_leads_somewhere_and_every_id_is_there_once(page):
+    seen = Elements(page).seen
+    ids = [attributes["id"] for _, attributes in seen if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in seen:
+        for name in {"href", "for", "aria-labelledby"} & attributes.keys():
+            if not attributes[name].startswith("data:"):
+                assert attributes[name].removeprefix("#") in ids
+
+
+def test_headings_leave_out_no_level(page):
+    levels = [int(tag[1]) for tag, _ in Elements(page).seen if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_summary_counts_the_verdicts_of_all_studies(page):
+    counts = dict(re.findall(r'data-verdict="(\w*)">(\d+)<', page))
+    assert counts == {"matches": "6", "differs": "3", "": "1"}
+    assert len(MNIST_LINES + REVERSAL_LINES) == 6 + 3 + 1
+
+
+def test_table_has_paper_ours_and_verdict_in_the_order_of_the_figures(page):
+    assert rows(study(page, "study-mnist-kondo")) == [
+        ("matches", ["PG", "1,000,000", "0.037", "0.03910 ± 0.00060", "+6%", "matches", "30"]),
+        ("matches", ["DG", "1,000,000", "0.0163", "0.01610 ± 0.00020", "-1%", "matches", "30"]),
+        (
+            "differs",
+            ["DG-K 3%", "1,000,000", "0.0236", "0.03120 ± 0.00040", "+32%", "differs", "30"],
+        ),
+        ("matches", ["DG < DG-K 3% < PG", "1,000,000", "1", "1", "0%", "matches", "1"]),
+        ("matches", ["DG", "2", "2.25", "2.310 ± 0.080", "+3%", "matches", "30"]),
+        ("differs", ["DG-K 3%", "2", "3.98", "2.9", "-27%", "differs", "30"]),
+        ("none", ["DG-K 10%", "", "", "0.02040 ± 0.00030", "", "no paper number", "30"]),
+    ]
+    # A number that is missing is said to be, and a place can be a word.
+    assert rows(study(page, "study-reversal-kondo"))[1:] == [
+        ("differs", ["PPO", "1,000,000", "16.7", "none", "", "differs", "10"]),
+        ("matches", ["PG", "at the end", "0.31", "0.300 ± 0.020", "-3%", "matches", "10"]),
+    ]
+
+
+def test_lines_of_a_figure_stand_together_wherever_they_are_in_the_file(tmp_path):
+    lines = [MNIST_LINES[0], MNIST_LINES[4], MNIST_LINES[3], MNIST_LINES[1]]
+    page = written([write_folder(tmp_path / "a", manifest(), lines)], tmp_path)
+    groups = re.findall(r'<tr class="group">.*?<span>([^<]*?) <', page)
+    assert groups == [
+        "Kondo Fig 1: online error",
+        "Kondo Fig 1: order of online error",
+        "Kondo Fig 3: speed-up over PG to 5% test error",
+    ]
+    assert [cells[0] for _, cells in rows(page)] == ["PG", "DG", "DG < DG-K 3% < PG", "DG"]
+
+
+def test_a_number_without_bound_is_shown_and_not_compared(tmp_path):
+    line = ("Fig 4", "DG", "noise borne", "", "0.5", "inf", "", "10", "differs")
+    page = written([write_folder(tmp_path / "a", manifest(), [line])], tmp_path)
+    assert "<td>0.5</td><td>∞</td><td></td>" in page
+
+
+def test_study_shows_claim_findings_differences_and_manifest(page):
+    text = Elements(study(page, "study-mnist-kondo")).text
+    facts = manifest()
+    for sentence in [facts["claim"], *facts["findings"], *facts["differences"]]:
+        assert sentence in text
+    definitions = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    assert definitions["seconds"] == "412.7"
+    assert definitions["commit"] == "0123abc"
+    assert definitions["rates"] == "0.01, 0.03, 0.1"
+    assert definitions["network: width"] == "100"
+    assert "kondo run mnist-kondo --device cuda" in text
+
+
+def test_a_study_without_findings_has_no_heading_for_them(page):
+    assert "<h3>Findings</h3>" in study(page, "study-mnist-kondo")
+    assert "<h3>Findings</h3>" not in study(page, "study-reversal-kondo")
+
+
+def test_only_small_and_interrupted_runs_are_called_so(page):
+    full, small = (study(page, f"study-{name}-kondo") for name in ("mnist", "reversal"))
+    for word in ("Small run.", "numbers mean little", "Interrupted."):
+        assert word in small
+        assert word not in full
+    assert "1 of 2 are small runs." in page
+
+
+def test_every_figure_is_inside_with_words_for_it(page):
+    images = [attributes for tag, attributes in Elements(page).seen if tag == "img"]
+    assert [image["alt"] for image in images] == [
+        "MNIST bandit with the Kondo gate: figure fig1 online error",
+        "MNIST bandit with the Kondo gate: figure fig3 speed up",
+        "Token reversal with the Kondo gate: figure fig1",
+    ]
+    assert all(image["src"].startswith("data:image/png;base64,iVBOR") for image in images)
+    assert {(image["width"], image["height"]) for image in images} == {("500", "320")}
+
+
+def test_figures_stand_in_the_order_of_their_numbers(tmp_path):
+    names = ("fig10", "all", "fig2b", "fig2a")
+    page = written([write_folder(tmp_path / "a", manifest(), [], figures=names)], tmp_path)
+    assert re.findall("<figcaption>(.*?)</figcaption>", page) == ["all", "fig2a", "fig2b", "fig10"]
+
+
+def test_frontier_data_has_each_choice_once_and_null_for_what_is_missing(page):
+    text = re.search(r'id="frontier-data">(.*?)</script>', page)[1]
+    choices = json.loads(text)
+    assert [(c["task"], c["target"], c["small"], len(c["points"])) for c in choices] == [
+        ("MNIST", "5% test error", False, 7),
+        ("MNIST", "2% test error", False, 3),
+        ("reversal H=10", "10% error", True, 3),
+    ]
+    never = choices[1]["points"][0]
+    assert never["forward"] is None
+    assert never["reached"] == 0
+    assert choices[0]["points"][5]["rate"] is None
+
+
+def test_a_page_without_frontier_hides_it(tmp_path):
+    page = written([write_folder(tmp_path / "a", manifest(), MNIST_LINES)], tmp_path)
+    section = dict(a for a in _by_id(page) if a[0] == "frontier")["frontier"]
+    assert "hidden" in section
+
+
+def _by_id(page):
+    return [(a["id"], a) for _, a in Elements(page).seen if "id" in a]
+
+
+def test_nothing_from_a_file_becomes_markup(tmp_path):
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+    facts = manifest(
+        **dict.fromkeys(("study", "title", "paper", "claim", "command"), evil),
+        differences=[evil],
+        findings=[evil],
+        settings={evil: [evil], "inner": {evil: evil}},
+        environment={evil: evil},
+        further=evil,
+    )
+    lines = [(evil, evil, evil, evil, "1", "1", "", "3", "matches")]
+    frontier = [(evil, evil, "", evil, "1", "1", "1", "1", "0.1")]
+    name = "<b>'&"
+    folder = write_folder(tmp_path / "a", facts, lines, frontier, figures=(name,))
+    page = written([folder], tmp_path)
+    elements = Elements(page)
+    tags = [tag for tag, _ in elements.seen]
+    assert tags.count("script") == 2
+    assert tags.count("img") == 1
+    assert "b" not in tags
+    assert not any("onerror" in attributes for _, attributes in elements.seen)
+    # At title, paper, study, claim, command, findings, differences, settings, environment, table:
+    assert elements.text.count(evil) >= 15
+    point = json.loads(re.search(r'id="frontier-data">(.*?)</script>', page)[1])[0]["points"][0]
+    assert point["series"] == evil
+
+
+def test_equal_folders_give_equal_bytes(tmp_path):
+    pages = [
+        written(toy_folders(tmp_path / place / "results"), tmp_path / place)
+        for place in ("here", "there")
+    ]
+    assert pages[0] == pages[1]
+
+
+def test_a_study_that_is_there_twice_has_two_anchors(tmp_path):
+    folders = [write_folder(tmp_path / name, manifest(), MNIST_LINES) for name in ("a", "b")]
+    page = written(folders, tmp_path)
+    ids = [name for name, _ in _by_id(page)]
+    assert "study-mnist-kondo" in ids
+    assert "study-mnist-kondo--2" in ids
+
+
+def test_no_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="folders: expected at least one result folder"):
+        html_report.write([], tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "headline.csv", "curves.csv.gz"])
+def test_a_folder_that_is_no_result_folder_is_refused_by_what_it_lacks(tmp_path, name):
+    folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES)
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=rf"folders: .*a is not a result folder, it lacks {name};"):
+        html_report.write([folder], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"lacks manifest.json, headline.csv, curves.csv.gz"):
+        html_report.write([tmp_path / "nowhere"], tmp_path / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "manifest.json is not JSON"),
+        ("[]", "manifest.json lacks study, version"),
+        (
+            json.dumps({k: v for k, v in manifest().items() if k != "claim"}),
+            "lacks claim; expected",
+        ),
+    ],
+)
+def test_a_broken_manifest_is_refused(tmp_path, text, message):
+    folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        html_report.write([folder], tmp_path / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "lines", "message"),
+    [
+        ("headline.csv", HEADLINE[:-1], [], "has columns figure.*seeds; expected figure.*verdict"),
+        ("headline.csv", HEADLINE, [(*MNIST_LINES[0][:-1], "close")], "line 2: verdict is 'close'"),
+        ("headline.csv", HEADLINE, [("", "", "", "", "x", "1", "", "1", "")], "paper is 'x'"),
+        ("headline.csv", HEADLINE, [("", "", "", "", "", "1", "", "", "")], "seeds is ''"),
+        ("frontier.csv", FRONTIER[1:], [], "has columns series"),
+        ("frontier.csv", FRONTIER, [(*MNIST_FRONTIER[0][:-1], "low")], "final_error is 'low'"),
+    ],
+)
+def test_a_broken_table_is_refused(tmp_path, name, header, lines, message):
+    folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES)
+    write_table(folder / name, header, lines)
+    with pytest.raises(ValueError, match=message):
+        html_report.write([folder], tmp_path / "report.html")
+
+
+def test_a_study_without_numbers_says_so(tmp_path):
+    page = written([write_folder(tmp_path / "a", manifest(), [], figures=())], tmp_path)
+    assert "No numbers to compare." in page
+    assert "<img" not in page
