@@ -205,7 +205,7 @@ def summarise(
                 model=job.task,
                 config=describe(job, contender),
                 contender=contender.name,
-                rate=UPDATES[job.method].rate,
+                rate=getattr(UPDATES[job.method].gate, "rate", 1.0),
                 unit="sample" if bandit else "sequence",
                 rows=rows,
                 tokens=rows if bandit else 2 * job.sizes.length * rows,

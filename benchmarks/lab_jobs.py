@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness import peak_bytes_cpu, peak_bytes_cuda, synchronise
 from kondo_lab import seeds
+from kondo_lab.gates import Everything, QuantileGate
 from kondo_lab.policies import MLP, Transformer
 from kondo_lab.population.member import Member, Update
 from kondo_lab.population.networks import StackedTransformer
@@ -31,8 +32,8 @@ WARM_UP_STEPS = 6
 """On CUDA a population records its graphs at the fourth."""
 PROBE_STEPS = 3
 UPDATES: dict[MethodName, Update] = {
-    "DG": Update(gate="soft"),
-    "DG-K 3%": Update(gate="quantile", rate=RATE),
+    "DG": Update(gate=Everything(eta=1.0)),
+    "DG-K 3%": Update(gate=QuantileGate(rate=RATE)),
 }
 
 

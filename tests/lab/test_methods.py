@@ -7,13 +7,13 @@ from kondo_lab.policies import MLP
 from tolerances import assert_close
 
 
-def test_keep_all_pays_for_units_of_zero_delight_but_not_for_masked_ones():
+def test_dense_pays_for_units_of_zero_delight_but_not_for_masked_ones():
     delight = torch.tensor([0.0, -1.0, 2.0, 5.0])
     mask = torch.tensor([True, True, True, False])
-    out = methods.keep_all(delight, mask)
+    out = methods.PG.make_gate()(delight, mask)
     assert out.keep.tolist() == [True, True, True, False]
     assert out.weight.tolist() == [1.0, 1.0, 1.0, 0.0]
-    assert methods.keep_all(delight).keep.all()
+    assert methods.PG.make_gate()(delight).keep.all()
     # The library's own gate skips the zero: a baseline would then be cheaper than dense training.
     assert kondo.Gate(rate=1.0)(delight).keep.tolist() == [False, True, True, True]
 

@@ -30,6 +30,10 @@ that log-probs are at most 0, which the step makes together with its own.
 """
 
 
+Randomness = torch.Generator | Tensor | None
+"""Where draws come from: a generator, the default one, or uniform draws that were made already."""
+
+
 class Choice(NamedTuple):
     """What a gate chose. Units stand in the last dimension; leading ones are separate choices."""
 
@@ -98,9 +102,7 @@ class BaseGate(ABC):
     gather then agree on a price from a sketch of all values."""
 
     @abstractmethod
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among M units, for each of the leading dimensions on its own.
 
         Reads nothing back from the device, so that many members choose at once and a CUDA graph can
@@ -109,7 +111,8 @@ class BaseGate(ABC):
         Args:
             values: [..., M] float32 or float64, detached, no NaN where the mask is True.
             mask: [..., M] bool, True means "counts".
-            generator: for draws; the default generator if None.
+            generator: for draws; the default generator if None. Or the draws themselves, uniform on
+                [0, 1), like values.
         """
 
     @torch.no_grad()
@@ -126,9 +129,7 @@ class BaseGate(ABC):
         """
         return self.choose_all(*check_units(values, mask), generator)
 
-    def choose_all(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose_all(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose once among all units of checked values, of any shape; the step calls it."""
         choice = self.choose(values.reshape(-1), mask.reshape(-1), generator)
         return choice.reshape(values.shape)
@@ -197,9 +198,7 @@ class CallableGate(BaseGate):
         self.function = function
         self.signal = getattr(function, "signal", delight)
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Call the function."""
         return self.function(values, mask, generator)
 

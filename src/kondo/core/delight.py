@@ -51,10 +51,11 @@ def _surprisal(log_probs: Tensor, mode_log_probs: Tensor | None) -> Tensor:
     if mode_log_probs is not None:
         ceiling = _check_modes(mode_log_probs, log_probs.shape).detach()
     check_excess(log_probs, ceiling)
-    return _clamped(log_probs, ceiling)
+    return clamped(log_probs, ceiling)
 
 
-def _clamped(log_probs: Tensor, ceiling: Tensor | None = None) -> Tensor:
+def clamped(log_probs: Tensor, ceiling: Tensor | None = None) -> Tensor:
+    """Return the surprisal of log-probs that nobody checks."""
     top = 0.0 if ceiling is None else at_least_float32(ceiling)
     return (top - at_least_float32(log_probs)).clamp_min(0)
 
@@ -126,16 +127,17 @@ def delight(
     log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
     if mask is not None and mode_log_probs is not None:
         mode_log_probs = torch.where(mask, _check_modes(mode_log_probs, log_probs.shape), 0.0)
-    return _product(advantages, _surprisal(log_probs, mode_log_probs))
+    return product(advantages, _surprisal(log_probs, mode_log_probs))
 
 
 def _unchecked(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return delight of log-probs that somebody else holds to be at most 0: nothing is read."""
     log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
-    return _product(advantages, _clamped(log_probs))
+    return product(advantages, clamped(log_probs))
 
 
-def _product(advantages: Tensor, unlikely: Tensor) -> Tensor:
+def product(advantages: Tensor, unlikely: Tensor) -> Tensor:
+    """Return U * l, exactly 0 where U = 0."""
     # 0 x inf would be NaN; 0 x NaN must stay NaN, since it is somebody's bug.
     return advantages * torch.where((advantages == 0) & unlikely.isinf(), 0.0, unlikely)
 

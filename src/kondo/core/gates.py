@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kondo.core import rules, signals
-from kondo.core.contract import BaseGate, Choice, Signal, name_of
+from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 from kondo.core.delight import delight
 
 # Spreads the lots of successive calls apart: ties at a rolling price fall anew each time.
@@ -180,9 +180,7 @@ class Gate(BaseGate):
         """Whether a choice changes the running scale or the window."""
         return bool(self.normalise) or self.window > 0
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among M units. Updates the running scale and window, which `state_dict` saves.
 
         Args:
@@ -225,7 +223,7 @@ class Gate(BaseGate):
         return price * self._scale.latest() if self.normalise is True else price
 
     def _sigmoid_choice(
-        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: torch.Generator | None
+        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: Randomness
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return keep, probability and price of a gate with a temperature."""
         scaled = bool(self.normalise)
@@ -250,7 +248,7 @@ class Gate(BaseGate):
         return keep, gate, price
 
     def _counted_choice(
-        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: torch.Generator | None
+        self, values: Tensor, able: Tensor, num_valid: Tensor, generator: Randomness
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return keep, probability and price of a hard rate."""
         assert self.rate is not None
@@ -269,7 +267,7 @@ class Gate(BaseGate):
         return keep, keep.to(values.dtype), price
 
     def _split_count(
-        self, values: Tensor, able: Tensor, count: Tensor, generator: torch.Generator | None
+        self, values: Tensor, able: Tensor, count: Tensor, generator: Randomness
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Keep exactly `count`: the negatives' quota, then the top, then the random reserve."""
         count = torch.minimum(count, able.sum(-1, keepdim=True))
@@ -334,14 +332,18 @@ class Gate(BaseGate):
     def fingerprint(self) -> str:
         """Return options and where the running state is: its counters, not every past value."""
         scale = f"scale {self.scale:.17g} of {self._scale.calls_made()}"
-        return f"{self!r} after {self._calls} calls ({scale}, window {self._past.valid()})"
+        return f"{self!r} after {self._num_calls()} calls ({scale}, window {self._past.valid()})"
+
+    def _num_calls(self) -> int:
+        """Return how many choices were made; a CUDA graph counts only those of the window."""
+        return self._calls if self._past.calls is None else int(self._past.calls)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running scale and the window: plain tensors and numbers."""
         return {
             "past": self._past.state_dict(),
             "scale": self._scale.state_dict(),
-            "calls": self._calls,
+            "calls": self._num_calls(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

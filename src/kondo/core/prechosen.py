@@ -2,10 +2,9 @@
 
 import math
 
-import torch
 from torch import Tensor
 
-from kondo.core.contract import BaseGate, Choice
+from kondo.core.contract import BaseGate, Choice, Randomness
 
 
 class Prechosen(BaseGate):
@@ -26,12 +25,10 @@ class Prechosen(BaseGate):
     def __init__(self, keep: Tensor, *, weight: Tensor | None = None, price: float = -math.inf):
         self.keep, self.weight, self.price = keep, weight, price
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Keep them, where they count; nothing is drawn."""
         keep = self.keep.to(values.device).reshape(values.shape) & mask
-        choice = Choice.of(keep, mask, self.price)
+        choice = Choice.of(keep, mask, self.price, values.dtype)
         if self.weight is None:
             return choice
         weight = self.weight.to(values.device).reshape(values.shape) * keep

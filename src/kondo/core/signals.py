@@ -6,7 +6,8 @@ A unit whose value is exactly 0 is never kept, as with delight. Bind options wit
 `functools.partial`, e.g. `kondo.Gate(rate=0.1, signal=partial(kondo.signals.additive, alpha=0.3))`.
 
 A signal that reads nothing of log_probs but their shape says so with an attribute,
-`needs_log_probs = False`; `kondo.backward` then makes no screening forward for it.
+`needs_log_probs = False`; `kondo.backward` then makes no screening forward for it. One that checks
+log-probs has the same function without the check, and without a read, as its attribute `unchecked`.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,16 @@ _Signal = TypeVar("_Signal", bound=Callable[..., Tensor])
 def _needs_no_log_probs(signal: _Signal) -> _Signal:
     vars(signal)["needs_log_probs"] = False
     return signal
+
+
+def _unchecked_as(signal: Callable[..., Tensor]) -> Callable[[_Signal], _Signal]:
+    """Say that the function is `signal` for log-probs that somebody else holds to be at most 0."""
+
+    def note(function: _Signal) -> _Signal:
+        vars(signal)["unchecked"] = function
+        return function
+
+    return note
 
 
 @_needs_no_log_probs
@@ -136,6 +147,12 @@ def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = 
     return _delight.delight(log_probs, advantages, mask=mask).abs()
 
 
+@_unchecked_as(abs_delight)
+def _abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
+    return _delight.product(advantages, _delight.clamped(log_probs)).abs()
+
+
 def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return l = -log pi(a|s): how unlikely, whatever it was worth.
 
@@ -145,6 +162,11 @@ def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = No
         tensor([1., 2.])
     """
     return _delight.surprisal(prepare_units(log_probs, advantages, mask)[0])
+
+
+@_unchecked_as(surprisal)
+def _surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    return _delight.clamped(prepare_units(log_probs, advantages, mask)[0])
 
 
 @_needs_no_log_probs
@@ -185,10 +207,21 @@ def additive(
 
     Reference: https://arxiv.org/abs/2603.20526, Proposition 2
     """
+    unlikely = surprisal(log_probs, advantages, mask=mask)
+    return _additive_mix(prepare_units(log_probs, advantages, mask)[1], unlikely, alpha)
+
+
+@_unchecked_as(additive)
+def _additive(
+    log_probs: Tensor, advantages: Tensor, *, alpha: float = 0.5, mask: Tensor | None = None
+) -> Tensor:
+    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
+    return _additive_mix(advantages, _delight.clamped(log_probs), alpha)
+
+
+def _additive_mix(advantages: Tensor, unlikely: Tensor, alpha: float) -> Tensor:
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 1 is advantage, 0 is surprisal.")
-    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
-    unlikely = _delight.surprisal(log_probs)
     if alpha == 1.0:
         unlikely = torch.zeros_like(unlikely)  # 0 x inf would be NaN
     return alpha * advantages + (1 - alpha) * unlikely

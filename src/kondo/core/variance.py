@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kondo.core import rules, signals
 from kondo.core._checks import first_unit
-from kondo.core.contract import BaseGate, Choice, Signal, check_units, name_of
+from kondo.core.contract import BaseGate, Choice, Randomness, Signal, check_units, name_of
 
 
 class VarianceGate(BaseGate):
@@ -62,9 +62,7 @@ class VarianceGate(BaseGate):
             raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.1 keeps 10%.")
         self.rate, self.signal = rate, signal
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among M units. There is no price to compare a unit with: it is minus infinity."""
         able = mask & (values != 0)
         count = rules.count_for(self.rate, mask.sum(-1, keepdim=True))

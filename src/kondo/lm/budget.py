@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import check_float, check_mask, first_unit
-from kondo.core.contract import BaseGate, Choice, check_units
+from kondo.core.contract import BaseGate, Choice, Randomness, check_units
 from kondo.core.rules import lottery
 
 # The search for mu ends by itself after about a dozen rounds; rounding must not keep it going.
@@ -36,6 +36,9 @@ _MOST_ROUNDS = 64
 
 # Each round of filling in buys something or is the last; at scale there is little left to buy.
 _MOST_FILLS = 16
+
+# Where every round is made whether it is needed or not.
+_PATIENT_ROUNDS, _PATIENT_FILLS = 32, 8
 
 # Relative distance at which two sums of float64 are the same number.
 _SAME = 1e-12
@@ -221,9 +224,7 @@ class BudgetGate(BaseGate):
         """
         return self.choose_all(*check_units(values, mask), generator)
 
-    def choose_all(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose_all(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among the units of a batch that holds no NaN where the mask is True."""
         infinite = (values == torch.inf) & mask
         outside = mask & (values != 0) & (self._costs(values).view(values.shape) == 0)
@@ -231,9 +232,7 @@ class BudgetGate(BaseGate):
             _refuse(infinite, outside)
         return self.choose(values, mask)
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among the units of the rows that this gate is bound to.
 
         Args:
@@ -341,7 +340,7 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
     best, mu, bound = _lagrangian(curves, budget, patient)
     if patient or bool((best.value < bound * (1 - _SAME)).any()):
         best = _fill_in(curves, best, budget, patient)
-        for start in (_top_cuts(worth, curves, position, budget), _single_row(curves)):
+        for start in (_top_cuts(worth, curves, position, budget, patient), _single_row(curves)):
             other = _fill_in(curves, start, budget, patient)
             best = other.where(other.value > best.value, best)
     cut = best.cut
@@ -382,7 +381,7 @@ def _lagrangian(curves: _Curves, budget: Tensor, patient: bool) -> tuple[_Cuts, 
     cheap = dear.where(all_fits, nothing)
     density = curves.value / curves.cost.clamp_min(_TINY)
     high = density.flatten(-2).amax(-1) if density.shape[-2] else low
-    for turn in range(_MOST_ROUNDS):
+    for turn in range(_PATIENT_ROUNDS if patient else _MOST_ROUNDS):
         if not patient and bool(done.all()):
             break
         crossing = (dear.value - cheap.value) / (dear.cost - cheap.cost)
@@ -405,7 +404,7 @@ def _lagrangian(curves: _Curves, budget: Tensor, patient: bool) -> tuple[_Cuts, 
 
 def _fill_in(curves: _Curves, choice: _Cuts, budget: Tensor, patient: bool) -> _Cuts:
     """Spend what is left: each row's best affordable step up, the most delight per cost first."""
-    for _ in range(_MOST_FILLS):
+    for _ in range(_PATIENT_FILLS if patient else _MOST_FILLS):
         left = (budget - choice.cost).unsqueeze(-1)
         extra = curves.cost - _at(curves.cost, choice.cut).unsqueeze(-1)
         gain = curves.value - _at(curves.value, choice.cut).unsqueeze(-1)
@@ -422,9 +421,11 @@ def _fill_in(curves: _Curves, choice: _Cuts, budget: Tensor, patient: bool) -> _
     return choice
 
 
-def _top_cuts(worth: Tensor, curves: _Curves, position: Tensor, budget: Tensor) -> _Cuts:
+def _top_cuts(
+    worth: Tensor, curves: _Curves, position: Tensor, budget: Tensor, patient: bool
+) -> _Cuts:
     """Return the cuts of the top tokens, in `kondo.Gate`'s order, as many as the budget holds."""
-    rank = _ranks(worth, position)
+    rank = _ranks(worth, position, patient)
     fits = torch.zeros_like(budget, dtype=torch.int64)
     too_many = (worth > 0).sum((-2, -1)) + 1
     for _ in range(worth.shape[-2:].numel().bit_length()):
@@ -436,21 +437,30 @@ def _top_cuts(worth: Tensor, curves: _Curves, position: Tensor, budget: Tensor) 
     return _cuts(curves, torch.where(rank < fits[..., None, None], place, 0).amax(dim=-1))
 
 
-def _ranks(worth: Tensor, position: Tensor) -> Tensor:
+def _ranks(worth: Tensor, position: Tensor, patient: bool = False) -> Tensor:
     """Return each token's place in descending worth, [..., N, S]; ties as `rules.highest` does.
 
     Args:
         worth: [..., N, S].
         position: [N, S] int64, places in the batch, on which ties depend.
+        patient: rank every token, since the number of those worth something would be read.
 
     Returns:
         int64 like worth. Tokens that are worth nothing come last, in no order.
     """
-    values = worth.clamp_min(0).flatten(-2)
-    lots = lottery(position.flatten(), salt=values).argsort(-1)
+    values, places = worth.clamp_min(0).flatten(-2), position.flatten()
+    index = None if patient else values.nonzero().squeeze(1)
+    if index is not None:
+        values, places = values[index], places[index]
+    lots = lottery(places, salt=values).argsort(-1)
     order = lots.gather(-1, values.gather(-1, lots).argsort(dim=-1, descending=True, stable=True))
     place = torch.arange(values.shape[-1], device=worth.device).expand_as(order)
-    return torch.zeros_like(order).scatter(-1, order, place).view(worth.shape)
+    rank = torch.zeros_like(order).scatter(-1, order, place)
+    if index is not None:
+        rank = torch.full((worth.numel(),), len(index), device=worth.device).index_copy(
+            0, index, rank
+        )
+    return rank.view(worth.shape)
 
 
 def _single_row(curves: _Curves) -> _Cuts:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import first_unit
-from kondo.core.contract import BaseGate, Choice
+from kondo.core.contract import BaseGate, Choice, Randomness
 from kondo.core.rules import GOLDEN, count_for, lottery, mix_bits
 from kondo.engine.report import StageClock
 from kondo.engine.select import Selection
@@ -63,17 +63,14 @@ class GlobalGate(BaseGate):
         values, mask, choice = self._all
         return chosen._replace(values=values, unit_mask=mask, choice=choice)
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Return this rank's part of the choice; see `choose_all`."""
         return self.choose_all(values, mask, generator)
 
     @torch.no_grad()
-    def choose_all(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Choice:
+    def choose_all(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Return this rank's part of the choice; price and rate are those of all ranks."""
+        assert not isinstance(generator, Tensor)  # made for the units of this rank alone
         _check_nan(values, mask)
         num_rows, width = values.shape[0], values.shape[1] if values.ndim == 2 else 1
         columns = 0 if self._facts is None else self._facts.shape[1]

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kondo
+from kondo.core import signals
+from kondo.core.rules import most_variance
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
-from kondo_lab.language import contenders, selection
+from kondo_lab.gates import DrawnVarianceGate, Everything
+from kondo_lab.language import contenders
 from kondo_lab.language.contenders import Chosen, Contender, decide, loss
-from kondo_lab.language.selection import most_variance
 from oracles import contenders as oracle
 from oracles import core
 from tolerances import assert_close
@@ -65,20 +67,20 @@ def expected_keep(contender, member, seed):
         "entropy": lambda n, t: entropies[n][t],
         "uniform": lambda n, t: float(drawn.uniform("priority", 3, ROWS, LENGTH)[0, n, t]),
     }
-    if contender.gate in ("dense", "soft"):
+    if contender.kind in ("dense", "soft"):
         kept = set(tokens)
-    elif contender.gate == "filter":
+    elif contender.kind == "filter":
         kept = {(n, t) for n, t in tokens if good[n] != 0}
     elif contender.unit == "token":
-        value = by_token[contender.priority]
+        value = by_token[contender.gate.signal.__name__]
         kept = oracle.highest({place: value(*place) for place in tokens}, contender.rate)
     else:
-        if contender.priority == "advantage":
+        if contender.gate.signal is signals.advantage:
             rows = dict(enumerate(good))
-        elif contender.priority == "uniform":
+        elif contender.gate.signal is signals.uniform:
             rows = dict(enumerate(drawn.uniform("priority", 3, ROWS)[0].tolist()))
         else:
-            value = by_token[contender.priority]
+            value = by_token[contender.gate.signal.__name__]
             rows = {
                 n: math.fsum(value(n, t) for t in range(LENGTH) if mask[n][t]) for n in range(ROWS)
             }
@@ -90,7 +92,7 @@ def expected_keep(contender, member, seed):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     "contender",
-    [each for each in EVERY if each.gate not in ("variance", "budget")],
+    [each for each in EVERY if each.kind not in ("variance", "budget")],
     ids=lambda each: each.name,
 )
 def test_kept_tokens_and_counts_are_those_of_plain_python(contender, seed):
@@ -104,56 +106,26 @@ def test_kept_tokens_and_counts_are_those_of_plain_python(contender, seed):
         assert chosen.tokens_differentiated[member] == read
 
 
-@pytest.mark.parametrize("name", ["pg", "grpo"])
-def test_advantages_are_centred_and_for_grpo_divided_by_the_groups_std(name):
-    chosen = choose(Contender(name="x", loss=name))
+@pytest.mark.parametrize("divided", [False, True])
+def test_advantages_are_centred_and_for_grpo_divided_by_the_groups_std(divided):
+    chosen = choose(Contender(name="x", divided=divided))
     for member, rewards in enumerate(experience()[1].tolist()):
-        expected = oracle.advantages(rewards, ANSWERS, divided=name == "grpo")
+        expected = oracle.advantages(rewards, ANSWERS, divided=divided)
         assert_close(chosen.advantages[member], torch.tensor(expected, dtype=torch.float64))
     assert (chosen.advantages[:, :ANSWERS] == 0).all()  # exactly: such rows cost nothing
 
 
-def test_centred_advantages_are_the_librarys():
-    rewards = experience(rewards="binary")[1]
-    expected = torch.stack([kondo.advantage.group_mean(row, ANSWERS) for row in rewards])
-    assert torch.equal(contenders.centred_advantages(rewards, ANSWERS), expected)
-
-
-@given(
-    st.lists(st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, 3.0]), min_size=1, max_size=30),
-    st.lists(st.booleans(), min_size=30, max_size=30),
-    st.sampled_from([0.01, 0.07, 0.29, 1 / 3, 0.5, 1.0]),
-    st.integers(0, 1000),
-)
-def test_top_is_the_librarys_gate_ties_and_masks_included(values, counts, rate, start):
-    priority = torch.tensor([values, values[::-1]])
-    valid = torch.tensor([counts[: len(values)], counts[-len(values) :]])
-    # The gate draws ties by place; a place before the first unit that counts moves them all.
-    width = start + len(values)
-    whole = torch.zeros(2, width)
-    whole[:, start:] = priority
-    inside = torch.zeros(2, width, dtype=torch.bool)
-    inside[:, start:] = valid
-    expected = [
-        kondo.Gate(rate=rate)(a, b).keep[start:] for a, b in zip(whole, inside, strict=True)
-    ]
-    position = torch.arange(start, width)
-    kept = selection.top(priority, valid, rate, position=position)
-    assert torch.equal(kept, torch.stack(expected))
-
-
-@pytest.mark.parametrize("priority", ["delight", "advantage", "surprisal"])
+@pytest.mark.parametrize("signal", [kondo.delight, signals.advantage, signals.surprisal])
 @pytest.mark.parametrize("unit", ["sequence", "token"])
-def test_the_kept_set_is_that_of_the_librarys_gate_with_paid_and_unpaid_answers(priority, unit):
-    contender = Contender(name="x", gate="top", priority=priority, unit=unit, rate=0.3)
+def test_the_kept_set_is_that_of_the_librarys_gate_with_paid_and_unpaid_answers(signal, unit):
+    contender = Contender(name="x", gate=kondo.Gate(rate=0.3, signal=signal), unit=unit)
     log_probs, paid, mask, _ = experience(rewards="binary")
     chosen = choose(contender, rewards="binary")
     for member in range(MEMBERS):
         good = kondo.advantage.group_mean(paid[member], ANSWERS)
-        function = kondo.delight if priority == "delight" else getattr(kondo.priorities, priority)
-        values = function(log_probs[member], good, mask=mask[member])
+        values = signal(log_probs[member], good, mask=mask[member])
         if unit == "sequence":
-            values = good if priority == "advantage" else values.sum(dim=1)
+            values = good if signal is signals.advantage else values.sum(dim=1)
             keep = kondo.Gate(rate=0.3)(values).keep.unsqueeze(1) & mask[member]
         else:
             # As in the product, where a row is prompt and completion.
@@ -170,7 +142,8 @@ def test_the_kept_set_is_that_of_the_librarys_gate_with_paid_and_unpaid_answers(
 def test_no_other_subset_varies_more(values, data):
     count = data.draw(st.integers(1, len(values)))
     ties = torch.rand(len(values), generator=torch.Generator().manual_seed(len(values)))
-    keep = most_variance(torch.tensor(values, dtype=torch.float64), count, ties)
+    found, able = torch.tensor(values, dtype=torch.float64), torch.ones(len(values)).bool()
+    keep = most_variance(found, able, count, ties)
     assert int(keep.sum()) == count
     found = oracle.variance([v for v, k in zip(values, keep.tolist(), strict=True) if k])
     best = oracle.largest_variance(values, count)
@@ -184,7 +157,8 @@ def test_no_other_subset_varies_more(values, data):
 def test_half_of_what_varies_most_are_successes_as_far_as_there_are_any(successes, count, expected):
     rewards = torch.tensor([1.0] * successes + [0.0] * (8 - successes))
     ties = torch.rand(50, 8, generator=torch.Generator().manual_seed(0))
-    keep = most_variance(rewards.expand(50, 8), count, ties)
+    able = torch.ones(50, 8, dtype=torch.bool)
+    keep = most_variance(rewards.expand(50, 8), able, count, ties)
     assert (torch.where(keep, rewards, 0.0).sum(dim=1) == expected).all()
     assert (keep.sum(dim=1) == count).all()
     if 1 <= count < successes:
@@ -192,9 +166,9 @@ def test_half_of_what_varies_most_are_successes_as_far_as_there_are_any(successe
 
 
 def test_variance_over_the_batch_takes_the_extremes_of_what_answers_are_worth():
-    contender = Contender(name="PODS", gate="variance", rate=0.25)
+    contender = Contender(name="PODS", gate=DrawnVarianceGate(rate=0.25))
     chosen = choose(contender, rewards="binary")
-    good = contenders.centred_advantages(experience(rewards="binary")[1], ANSWERS)
+    good = kondo.advantage.group_mean(experience(rewards="binary")[1], ANSWERS)
     kept = (chosen.weight != 0).any(dim=2)
     assert (kept.sum(dim=1) == 4).all()
     assert ((kept & (good > 0)).sum(dim=1) == 2).all()
@@ -208,9 +182,9 @@ def test_variance_over_the_batch_takes_the_extremes_of_what_answers_are_worth():
 @pytest.mark.parametrize("rewards", ["real", "binary"])
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.6])
 def test_variance_over_the_batch_is_the_products_gate_up_to_ties(rewards, rate):
-    contender = Contender(name="PODS", gate="variance", rate=rate)
+    contender = Contender(name="PODS", gate=DrawnVarianceGate(rate=rate))
     chosen = choose(contender, rewards=rewards)
-    good = contenders.centred_advantages(experience(rewards=rewards)[1], ANSWERS)
+    good = kondo.advantage.group_mean(experience(rewards=rewards)[1], ANSWERS)
     kept = (chosen.weight != 0).any(dim=2)
     for member in range(MEMBERS):
         ours = kondo.VarianceGate(rate=rate)(good[member]).keep
@@ -220,7 +194,8 @@ def test_variance_over_the_batch_is_the_products_gate_up_to_ties(rewards, rate):
 
 
 def test_variance_within_groups_is_pods_with_the_mean_and_std_of_what_it_kept():
-    contender = Contender(name="PODS", loss="grpo", gate="variance", scope="group", rate=0.5)
+    gate = DrawnVarianceGate(rate=0.5, group=ANSWERS)
+    contender = Contender(name="PODS", gate=gate, loss=contenders.CLIPPED, divided=True)
     paid = experience(rewards="binary")[1]
     chosen = choose(contender, rewards="binary")
     kept = (chosen.weight != 0).any(dim=2)
@@ -240,7 +215,7 @@ def test_variance_within_groups_is_pods_with_the_mean_and_std_of_what_it_kept():
 
 def test_half_an_answer_of_a_group_has_no_variance():
     with pytest.raises(ValueError, match="rate must buy at least two answers"):
-        choose(Contender(name="x", gate="variance", scope="group", rate=0.1))
+        DrawnVarianceGate(rate=0.1, group=ANSWERS)
 
 
 @by_name
@@ -268,7 +243,7 @@ def test_a_members_choice_does_not_depend_on_the_others(contender):
 
 
 def test_random_choices_move_with_the_step_and_the_seed():
-    contender = Contender(name="random", gate="top", priority="uniform", rate=0.3)
+    contender = Contender(name="random", gate=kondo.Gate(rate=0.3, signal=signals.uniform))
     first, later = choose(contender, step=3), choose(contender, step=torch.tensor(4))
     assert not torch.equal(first.weight, later.weight)
     assert torch.equal(first.weight, choose(contender, step=torch.tensor(3)).weight)
@@ -277,7 +252,7 @@ def test_random_choices_move_with_the_step_and_the_seed():
 
 @pytest.mark.parametrize("unit", ["sequence", "token"])
 def test_dg_weighs_everything_by_the_sigmoid_of_its_delight(unit):
-    contender = Contender(name="DG", gate="soft", unit=unit, eta=0.5)
+    contender = Contender(name="DG", gate=Everything(0.5), unit=unit)
     log_probs, paid, mask, _ = experience()
     chosen = choose(contender)
     for member in range(MEMBERS):
@@ -289,11 +264,13 @@ def test_dg_weighs_everything_by_the_sigmoid_of_its_delight(unit):
 
 
 @pytest.mark.parametrize("denominator", ["full", "kept"])
-@pytest.mark.parametrize("name", ["pg", "grpo"])
-def test_the_loss_and_its_gradient_are_those_of_plain_python(name, denominator):
+@pytest.mark.parametrize("token_loss", [kondo.losses.pg, contenders.CLIPPED])
+def test_the_loss_and_its_gradient_are_those_of_plain_python(token_loss, denominator):
+    gate = kondo.Gate(rate=0.4)
     contender = Contender(
-        name="x", loss=name, gate="top", unit="token", rate=0.4, denominator=denominator
+        name="x", gate=gate, loss=token_loss, unit="token", denominator=denominator
     )
+    name = "pg" if token_loss is kondo.losses.pg else "grpo"
     log_probs, _, mask, _ = experience()
     chosen = choose(contender)
     shift = torch.linspace(-1, 1, log_probs.numel(), dtype=torch.float64).view_as(log_probs)
@@ -357,7 +334,7 @@ def test_what_lies_outside_the_mask_leaks_nowhere(contender):
 
 def test_a_batch_in_which_all_are_paid_the_same_keeps_nothing_and_has_no_loss():
     log_probs, paid, mask, _ = experience()
-    contender = Contender(name="DG-K", gate="top", rate=0.3, denominator="kept")
+    contender = Contender(name="DG-K", gate=kondo.Gate(rate=0.3), denominator="kept")
     chosen = decide(
         contender, log_probs, paid * 0, mask, Draws([0, 1, 2]), 0, ANSWERS, prompt_length=0
     )
@@ -369,7 +346,7 @@ def test_a_batch_in_which_all_are_paid_the_same_keeps_nothing_and_has_no_loss():
 @pytest.mark.parametrize("unit", ["sequence", "token"])
 @pytest.mark.parametrize("budget", [0.05, 0.2, 0.5, 1.0])
 def test_a_budget_is_never_exceeded_and_buys_nearly_what_the_product_buys(unit, budget):
-    contender = Contender(name="cost", gate="budget", unit=unit, rate=budget)
+    contender = Contender(name="cost", gate=BudgetGate(budget=budget), unit=unit)
     for seed in range(10):
         log_probs, paid, mask, _ = experience(seed)
         chosen = choose(contender, seed)
@@ -389,27 +366,10 @@ def test_a_budget_is_never_exceeded_and_buys_nearly_what_the_product_buys(unit, 
 
 
 def test_a_budget_that_buys_all_positive_delight_keeps_just_that():
-    contender = Contender(name="cost", gate="budget", unit="token", rate=1.0)
+    contender = Contender(name="cost", gate=BudgetGate(budget=1.0), unit="token")
     log_probs, paid, mask, _ = experience()
-    good = contenders.centred_advantages(paid, ANSWERS).unsqueeze(2)
+    good = kondo.advantage.group_mean(paid, ANSWERS).unsqueeze(2)
     assert torch.equal(choose(contender).weight != 0, mask & (good > 0) & (log_probs < 0))
-
-
-def test_a_budget_buys_one_dear_row_rather_than_a_cheap_one_and_a_rest():
-    # Per token the second row is worth more, and then the first no longer fits.
-    delight = torch.tensor([[[0.0] * 9 + [20.0], [2.1] + [0.0] * 9, [0.0] * 10]])
-    mask = torch.ones(1, 3, 10, dtype=torch.bool)
-    kept = selection.buy(delight, mask, 1 / 3, 0)
-    assert torch.equal(kept, delight == 20)
-
-
-def test_a_budget_counts_the_prompt():
-    # 2 rows of 1 token after a prompt of 9: half of 20 tokens buys one of them.
-    delight = torch.tensor([[2.0, 3.0]]).unsqueeze(2)
-    mask = torch.ones(1, 2, 1, dtype=torch.bool)
-    assert selection.buy(delight, mask, 0.5, 9).flatten().tolist() == [False, True]
-    assert not selection.buy(delight, mask, 0.49, 9).any()
-    assert selection.buy(delight, mask, 1.0, 9).all()
 
 
 def test_the_studys_contenders_have_names_of_their_own():
@@ -418,30 +378,38 @@ def test_the_studys_contenders_have_names_of_their_own():
     assert {"PG", "GRPO", "DG, eta 1", "DG-K 3%", "PODS 3%", "zero-advantage filter"} < set(names)
 
 
+def test_contenders_that_contradict_themselves_are_refused():
+    with pytest.raises(ValueError, match="unit must be 'token' for the signal entropy"):
+        Contender(name="x", gate=kondo.Gate(rate=0.1, signal=contenders.entropy))
+    with pytest.raises(ValueError, match="unit must be 'sequence' for DrawnVarianceGate"):
+        Contender(name="x", gate=DrawnVarianceGate(rate=0.1), unit="token")
+    with pytest.raises(ValueError, match="entropy is known to the sampler alone"):
+        contenders.entropy(torch.zeros(1), torch.zeros(1))
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("gate", "kind", "rate", "by_delight"),
     [
-        ({"rate": 0.0}, "rate must lie in"),
-        ({"rate": 1.5, "gate": "top"}, "rate must lie in"),
-        ({"rate": 0.5}, "rate must be 1 for gate 'dense'"),
-        ({"rate": 0.5, "gate": "filter"}, "rate must be 1 for gate 'filter'"),
-        ({"eta": 0.0, "gate": "soft"}, "eta must be > 0"),
-        ({"clip": 0.0}, "clip must be > 0"),
-        ({"priority": "surprisal"}, "priority must be 'delight' for gate 'dense'"),
-        ({"priority": "entropy", "gate": "top"}, "unit must be 'token'"),
-        ({"unit": "token", "gate": "variance"}, "unit must be 'sequence'"),
-        ({"scope": "group", "gate": "top"}, "scope must be 'batch'"),
+        (None, "dense", 1.0, False),
+        (Everything(1.0), "soft", 1.0, False),
+        (contenders.FILTER, "filter", 1.0, False),
+        (kondo.Gate(rate=0.1), "top", 0.1, True),
+        (kondo.Gate(rate=0.1, signal=signals.uniform), "top", 0.1, False),
+        (DrawnVarianceGate(rate=0.1), "variance", 0.1, False),
+        (BudgetGate(budget=0.1), "budget", 0.1, False),
     ],
 )
-def test_contenders_that_contradict_themselves_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Contender(name="x", **changes)
+def test_contenders_tell_what_they_keep(gate, kind, rate, by_delight):
+    contender = Contender(name="x", gate=gate)
+    assert (contender.kind, contender.rate, contender.by_delight) == (kind, rate, by_delight)
 
 
 def test_inputs_that_cannot_be_right_are_refused():
     log_probs, paid, mask, _ = experience()
     draws, dense = Draws([0, 1, 2]), Contender(name="PG")
-    entropy = Contender(name="x", gate="top", priority="entropy", unit="token", rate=0.1)
+    entropy = Contender(
+        name="x", gate=kondo.Gate(rate=0.1, signal=contenders.entropy), unit="token"
+    )
     with pytest.raises(ValueError, match="log_probs and mask must have one shape"):
         decide(dense, log_probs, paid, mask[:, 1:], draws, 0, ANSWERS, prompt_length=0)
     with pytest.raises(ValueError, match="rewards must have shape"):
@@ -493,6 +461,7 @@ def test_a_graph_on_a_gpu_chooses_what_a_cpu_does(contender):
 
 
 def test_a_contender_can_be_changed_in_one_field_and_told_apart():
-    kept = Contender(name="x", gate="top", rate=0.1)
-    assert dataclasses.replace(kept, rate=0.2) != kept
+    kept = Contender(name="x", gate=kondo.Gate(rate=0.1))
+    assert dataclasses.replace(kept, gate=kondo.Gate(rate=0.2)) != kept
+    assert dataclasses.replace(kept, gate=kondo.Gate(rate=0.1)) == kept
     assert len({kept, dataclasses.replace(kept)}) == 1

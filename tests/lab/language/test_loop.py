@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import kondo
 from kondo import lm
+from kondo.core import signals
+from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
+from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders, loop, step_seconds, updates
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.loop import Learner, Shape
@@ -19,21 +23,23 @@ from kondo_lab.language.transformer import Size, StackedLM
 from kondo_lab.part import Context, Stopped
 from tolerances import assert_close
 
+GRPO = {"loss": contenders.CLIPPED, "divided": True}
+by = partial(kondo.Gate, rate=0.2)
 NUM_TOKENS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 3, 4
 GROUP, ROWS = 4, 32
 EVERY = [
     *contenders.contenders(rates=(0.1, 0.3), etas=(0.5,)),
-    Contender(name="DG sequences", gate="soft", eta=2.0),
-    Contender(name="PODS groups", loss="grpo", gate="variance", scope="group", rate=0.5),
-    Contender(name="GRPO kept", loss="grpo", gate="top", rate=0.2, denominator="kept"),
-    Contender(name="random tokens", gate="top", priority="uniform", unit="token", rate=0.2),
-    Contender(name="advantage tokens", gate="top", priority="advantage", unit="token", rate=0.2),
-    Contender(name="|advantage|", gate="top", priority="abs_advantage", rate=0.2),
-    Contender(name="budget of rows", gate="budget", rate=0.2),
+    Contender(name="DG sequences", gate=Everything(2.0)),
+    Contender(name="PODS groups", gate=DrawnVarianceGate(rate=0.5, group=4), **GRPO),
+    Contender(name="GRPO kept", gate=kondo.Gate(rate=0.2), denominator="kept", **GRPO),
+    Contender(name="random tokens", gate=by(signal=signals.uniform), unit="token"),
+    Contender(name="advantage tokens", gate=by(signal=signals.advantage), unit="token"),
+    Contender(name="|advantage|", gate=by(signal=signals.abs_advantage)),
+    Contender(name="budget of rows", gate=BudgetGate(budget=0.2)),
 ]
 by_name = partial(pytest.mark.parametrize, "contender", ids=lambda each: each.name)
 DENSE = Contender(name="PG")
-KEPT = Contender(name="DG-K 30%", gate="top", rate=0.3)
+KEPT = Contender(name="DG-K 30%", gate=kondo.Gate(rate=0.3))
 
 
 class Echo:
@@ -259,7 +265,7 @@ def test_records_say_what_was_paid():
 
 def test_a_step_in_which_all_are_paid_the_same_differentiates_nothing():
     one = learner(DENSE)
-    for contender in (KEPT, Contender(name="filter", gate="filter")):
+    for contender in (KEPT, Contender(name="filter", gate=contenders.FILTER)):
         one.task = type("Free", (Echo,), {"reward": lambda self, p, c: (c[..., 0] < 99).float()})()
         one.contender = contender
         before = [p.clone() for p in one.module.parameters()]
@@ -283,7 +289,7 @@ def test_a_run_is_that_of_a_populations_member_of_its_seed(contender):
     )
     # Answers to one prompt share the entropy of their first token, and such ties are drawn by its
     # bits: once the weights differ by rounding, another of the four is kept.
-    for _ in range(1 if contender.priority == "entropy" else 3):
+    for _ in range(1 if "entropy" in contender.name else 3):
         population.step()
         one.step()
     expected = model.as_module(population.parameters, 0)

@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
+import kondo
+from kondo.core import signals
+from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
+from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders, population
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.population import MEANS, TOTALS, Member, Population
@@ -21,21 +25,23 @@ from lab.language import toys
 from lab.population.toys import HostIsBlind
 from tolerances import assert_close
 
+GRPO = {"loss": contenders.CLIPPED, "divided": True}
+by = functools.partial(kondo.Gate, rate=0.25)
 PG = Contender(name="PG")
-KEPT = Contender(name="DG-K", gate="top", rate=0.25)
-RANDOM = Contender(name="random", gate="top", priority="uniform", rate=0.25, denominator="kept")
+KEPT = Contender(name="DG-K", gate=kondo.Gate(rate=0.25))
+RANDOM = Contender(name="random", gate=by(signal=signals.uniform), denominator="kept")
 EVERY = [
     PG,
     KEPT,
-    Contender(name="GRPO", loss="grpo"),
-    Contender(name="DG", gate="soft", unit="token", eta=0.5),
-    Contender(name="DG-K exact", gate="top", rate=0.25, screen="exact"),
-    Contender(name="DG-K tokens", gate="top", unit="token", rate=0.25),
+    Contender(name="GRPO", **GRPO),
+    Contender(name="DG", gate=Everything(0.5), unit="token"),
+    Contender(name="DG-K exact", gate=kondo.Gate(rate=0.25), screen="exact"),
+    Contender(name="DG-K tokens", gate=kondo.Gate(rate=0.25), unit="token"),
     RANDOM,
-    Contender(name="entropy", gate="top", priority="entropy", unit="token", rate=0.25),
-    Contender(name="PODS", gate="variance", loss="grpo", rate=0.25),
-    Contender(name="filter", gate="filter", loss="grpo"),
-    Contender(name="budget", gate="budget", rate=0.25),
+    Contender(name="entropy", gate=by(signal=contenders.entropy), unit="token"),
+    Contender(name="PODS", gate=DrawnVarianceGate(rate=0.25), **GRPO),
+    Contender(name="filter", gate=contenders.FILTER, **GRPO),
+    Contender(name="budget", gate=BudgetGate(budget=0.25)),
 ]
 SHAPE = {"num_prompts": 6, "repeats": 4, "num_held_out": 20}
 
@@ -124,7 +130,7 @@ def by_hand(own, num_steps, *, max_norm=1.0):
 def test_a_member_trains_as_by_hand(contender):
     # Completions of a prompt have equal entropies at their first token, and who of them is kept is
     # drawn by the last bits: they must be equal too, so members are alone and step but once.
-    num_steps = 1 if contender.priority == "entropy" else 3
+    num_steps = 1 if contender.name == "entropy" else 3
     for own in members([contender]):
         trained = made([own], dtype=torch.float64)
         for _ in range(num_steps):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import kondo
-from kondo.lm import CausalLM, TokenRows, backward
+from kondo.lm import CausalLM, TokenRows
 from kondo_lab.language.transformer import SIZES, Size, StackedLM, compute_dtype, entropy
 from lab.language import toys
 from oracles import language as oracle
@@ -144,7 +144,7 @@ def test_kondo_lm_reads_and_trains_a_module(attention):
     assert_close(lm.log_prob(rows)[:, own.prompt_length :], stacked)
 
     advantages = torch.linspace(-1, 1, len(mask), dtype=torch.float64)
-    report = backward(lm, rows, advantages, gate=kondo.Gate(rate=0.4))
+    report = kondo.backward(lm, rows, advantages, gate=kondo.Gate(rate=0.4))
     assert report.rows_trained == 4
     chi = (-stacked.detach() * advantages.unsqueeze(1)).sum(dim=1)
     kept = torch.zeros(len(mask), 1, dtype=torch.float64)

@@ -5,6 +5,7 @@ import torch
 
 from kondo_lab.population import cuda_graphs
 from kondo_lab.population.cuda_graphs import Captured
+from kondo_lab.population.member import Update
 from lab.population import toys
 from tolerances import assert_close
 
@@ -50,7 +51,7 @@ def test_steps_on_a_device_are_those_on_the_cpu(kind, device):
         here.step()
         there.step()
         assert there.read_backward() == here.read_backward()
-    errors = [torch.tensor(population.read_error()) for population in (there, here)]
+    errors = [torch.tensor(population.read()["online error"]) for population in (there, here)]
     assert_close(*errors)
     for name, value in there.parameters.items():
         assert_close(value, here.parameters[name], dtype=torch.float32)
@@ -62,7 +63,7 @@ def test_steps_on_a_device_are_those_on_the_cpu(kind, device):
 
 def test_new_sizes_after_the_recording_train_on_the_newest_rows(device):
     # A price that falls late: sizes never seen before run eagerly beside a replayed rollout.
-    members = [toys.member(toys.UPDATES["price 0"], seed=seed) for seed in range(3)]
+    members = [toys.member(Update(gate=toys.MovingPrice()), seed=seed) for seed in range(3)]
     here = toys.population(toys.bandit_program(), members)
     there = toys.population(toys.bandit_program(device), members, device=device)
     for name, value in there.parameters.items():
@@ -70,7 +71,7 @@ def test_new_sizes_after_the_recording_train_on_the_newest_rows(device):
     for step in range(12):
         for population in (here, there):
             (group,) = population.groups
-            group.rules[0].knobs.price.fill_(0.0 if step < 6 else -0.5 * (step - 5))
+            group.rules[0].gate.price.fill_(0.0 if step < 6 else -0.5 * (step - 5))
             population.step()
         assert there.read_backward() == here.read_backward()
     assert len(there.groups[0]._programs) > 1

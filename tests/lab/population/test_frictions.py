@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kondo_lab.draws import Draws
+from kondo_lab.gates import Everything
 from kondo_lab.part import Context, Stopped
 from kondo_lab.population import run
 from kondo_lab.population.frictions import KINDS, Snapshots
+from kondo_lab.population.losses import ImportanceWeighted
 from kondo_lab.population.member import Frictions, Update
 from kondo_lab.population.train import save
 from lab.population import toys
@@ -68,7 +70,7 @@ def log_probs_of(population, parameters, number):
 @programs
 def test_a_stale_actor_acts_with_the_parameters_of_its_delay_and_the_learner_judges(kind):
     members = [
-        toys.member(Update(gate="soft"), seed=delay, frictions=Frictions(delay=delay))
+        toys.member(Update(gate=Everything(eta=1.0)), seed=delay, frictions=Frictions(delay=delay))
         for delay in (0, 1, 3)
     ]
     population = population_of(kind, members)
@@ -232,11 +234,12 @@ def test_losses_take_what_the_actor_reported_and_gates_what_the_learner_thinks(k
         old = rolled["behaviour"]
         ratio = (log_probs - old).exp()
         update = member.update
-        if update.loss == "ppo":
-            clipped = ratio.clamp(1 - update.clip, 1 + update.clip)
+        if update.loss is toys.PPO:
+            clip, beta = (toys.PPO.keywords[name] for name in ("clip", "beta"))
+            clipped = ratio.clamp(1 - clip, 1 + clip)
             terms = -torch.minimum(ratio * advantages, clipped * advantages)
-            terms = terms - update.beta * log_probs
-        elif update.loss == "is_pg":
+            terms = terms - beta * log_probs
+        elif update.loss == ImportanceWeighted():
             weight = ratio.detach()
             weight = weight.prod(dim=1, keepdim=True) if kind == "sequences" else weight
             terms = -weight * advantages * log_probs
@@ -369,7 +372,7 @@ def test_a_run_that_is_stopped_with_stale_actors_goes_on_as_if_it_had_not(
 
 
 def test_loading_a_state_rewinds_stale_actors_too(device):
-    members = [m for m in members_of("stale", "all") if m.update.gate != "quantile"]
+    members = [m for m in members_of("stale", "all") if m.update.kind != "quantile"]
     population = toys.population(toys.bandit_program(device), members, device=device)
     for _ in range(6):
         population.step()

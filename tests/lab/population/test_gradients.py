@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import kondo
+from kondo_lab.population.losses import CrossEntropy, ExactPG, PreferenceOptimisation
 from kondo_lab.population.member import Update
 from kondo_lab.population.programs import BanditProgram
 from lab.population import toys
@@ -66,22 +67,16 @@ def per_unit(population, number):
 
 def core_loss(update, advantages, old):
     """The core's loss of an update, and what else it takes by row."""
-    match update.loss:
-        case "pg":
-            return kondo.losses.pg, {}
-        case "ppo":
-            ppo = partial(kondo.losses.ppo, clip=update.clip, beta=update.beta)
-            return ppo, {"old_log_probs": old}
-        case "pmpo":
-            share = float((advantages > 0).double().mean())
-            pmpo = partial(
-                kondo.losses.pmpo,
-                alpha=update.preferred,
-                beta=update.beta,
-                positive_share=share if 0 < share < 1 else None,
-            )
-            return pmpo, {"old_log_probs": old}
-    raise AssertionError(update.loss)
+    if not isinstance(update.loss, PreferenceOptimisation):
+        return update.loss, {} if update.loss is kondo.losses.pg else {"old_log_probs": old}
+    share = float((advantages > 0).double().mean())
+    pmpo = partial(
+        kondo.losses.pmpo,
+        alpha=update.loss.alpha,
+        beta=update.loss.beta,
+        positive_share=share if 0 < share < 1 else None,
+    )
+    return pmpo, {"old_log_probs": old}
 
 
 def assert_gradients(found, number, policy):
@@ -95,15 +90,13 @@ def same_set(keep):
     def gate(delight, mask, generator):
         weight = keep.to(delight.dtype)
         rate = keep.double().mean()
-        return kondo.GateOutput(keep, weight, torch.zeros(()).double(), rate, weight)
+        return kondo.Choice(keep, weight, torch.zeros(()).double(), rate, weight)
 
     return gate
 
 
 @programs
-@pytest.mark.parametrize(
-    "name", [n for n, u in toys.UPDATES.items() if u.gate not in ("dense", "soft")]
-)
+@pytest.mark.parametrize("name", [n for n, u in toys.UPDATES.items() if not u.trains_all_rows])
 def test_gated_gradients_are_the_engines(kind, name):
     update = toys.UPDATES[name]
     population = rolled_population(kind, update)
@@ -130,9 +123,9 @@ def test_gated_gradients_are_the_engines(kind, name):
 @pytest.mark.parametrize(
     ("update", "gate"),
     [
-        (Update(gate="top", rate=0.3), partial(kondo.Gate, rate=0.3)),
-        (Update(gate="price"), partial(kondo.Gate, price=0.0)),
-        (Update(gate="price", price=0.25), partial(kondo.Gate, price=0.25)),
+        (Update(gate=kondo.Gate(rate=0.3)), partial(kondo.Gate, rate=0.3)),
+        (Update(gate=kondo.Gate(price=0.0)), partial(kondo.Gate, price=0.0)),
+        (Update(gate=kondo.Gate(price=0.25)), partial(kondo.Gate, price=0.25)),
     ],
     ids=["top", "price 0", "price 0.25"],
 )
@@ -185,13 +178,13 @@ def test_importance_weights_are_of_an_action_or_of_a_whole_answer(kind, name):
         ratio = log_probs.detach().exp() / old.exp()
         if kind == "sequences":
             ratio = ratio.prod(dim=1, keepdim=True)
-        weight = ratio.clamp_max(update.max_weight)
+        weight = ratio.clamp_max(update.loss.max_weight)
         assert ratio.min() < 0.9
         assert ratio.max() > 1.1
         (-weight * advantages * log_probs).mean().backward()
         assert_gradients(found, number, twin)
         if kind == "bandit":
-            cap = None if name == "IS" else update.max_weight
+            cap = None if name == "IS" else update.loss.max_weight
             own = kondo.losses.is_pg(log_probs, advantages, old, max_weight=cap)
             assert_close(own, -weight * advantages * log_probs.detach())
 
@@ -209,7 +202,7 @@ def test_soft_gradients_are_those_of_dg(kind, name):
         advantages, _ = per_unit(population, number)
         twin = toys.single(population.program, population.parameters, number)
         log_probs = twin.log_prob(rows_of(population, number))
-        kondo.losses.dg(log_probs, advantages, eta=update.temperature).mean().backward()
+        kondo.losses.dg(log_probs, advantages, eta=update.gate.eta).mean().backward()
         assert_gradients(found, number, twin)
 
 
@@ -234,7 +227,7 @@ def test_several_actions_per_image_are_averaged_and_gated_together(name):
         if name == "DG":
             weight = torch.sigmoid(chi)
         elif name == "quantile":
-            count = max(1, round(update.rate * program.num_rows))
+            count = max(1, round(update.gate.rate * program.num_rows))
             delight = chi.sum(dim=1)
             weight = (delight >= delight.sort().values[-count] - 1e-6)[:, None].double()
             assert int(kept_counts(population)[number]) == int(weight.sum())
@@ -244,10 +237,10 @@ def test_several_actions_per_image_are_averaged_and_gated_together(name):
         assert_gradients(found, number, twin)
 
 
-@pytest.mark.parametrize("loss", ["exact_pg", "cross_entropy"])
-@pytest.mark.parametrize("gate", ["dense", "top"])
+@pytest.mark.parametrize("loss", [ExactPG(), CrossEntropy()], ids=repr)
+@pytest.mark.parametrize("gate", [None, kondo.Gate(rate=0.25)], ids=repr)
 def test_exact_gradients_are_of_the_labels_also_for_another_rule(loss, gate):
-    rule = Update(gate=gate, rate=0.25 if gate == "top" else 1.0)
+    rule = Update(gate=gate)
     members = [toys.member(rule, seed=seed) for seed in SEEDS]
     population = toys.population(toys.bandit_program(), members)
     population.step()
@@ -259,7 +252,7 @@ def test_exact_gradients_are_of_the_labels_also_for_another_rule(loss, gate):
         twin = toys.single(population.program, population.parameters, number)
         logits = twin(population.rolled["inputs"][number].double())
         labels = population.rolled["labels"][number].squeeze(1)
-        if loss == "cross_entropy":
+        if loss == CrossEntropy():
             F.cross_entropy(logits, labels).backward()
         else:
             (-logits.softmax(dim=1).gather(1, labels[:, None]).mean()).backward()
@@ -280,7 +273,7 @@ def test_padding_adds_nothing(kind, name):
 @programs
 def test_where_nothing_is_kept_the_gradient_is_zero(kind):
     # Beside a member that keeps rows, so that the other's are padding.
-    members = [toys.member(Update(gate="price", price=price)) for price in (0.0, 1e6)]
+    members = [toys.member(Update(gate=kondo.Gate(price=price))) for price in (0.0, 1e6)]
     population = toys.population(PROGRAMS[kind](), members)
     population.begin_step()
     nothing = toys.place(population, members[1])

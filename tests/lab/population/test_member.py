@@ -1,33 +1,24 @@
 import dataclasses
+from functools import partial
 
 import pytest
 
+import kondo
+from kondo_lab.gates import Everything, QuantileGate
+from kondo_lab.population.losses import CrossEntropy, ExactPG, ImportanceWeighted
 from kondo_lab.population.member import Frictions, Update
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rate": 0.0}, r"rate must lie in \(0, 1\], got 0.0"),
-        ({"rate": 1.5}, r"rate must lie in \(0, 1\], got 1.5"),
-        ({"rate": float("nan")}, r"rate must lie in \(0, 1\], got nan"),
-        ({"gate": "soft", "temperature": 0.0}, "temperature must be > 0 for soft, got 0.0"),
-        ({"gate": "draw", "temperature": -1.0}, "temperature must be > 0 for draw, got -1.0"),
         ({"delight_noise": -0.1}, "delight_noise must be >= 0, got -0.1"),
         ({"logit_noise": float("nan")}, "logit_noise must be >= 0, got nan"),
-        ({"alpha": 1.1}, r"alpha must lie in \[0, 1\], got 1.1"),
-        ({"loss": "is_pg", "max_weight": 0.0}, "max_weight must be > 0, got 0.0"),
-        ({"loss": "is_pg", "max_weight": float("nan")}, "max_weight must be > 0, got nan"),
-        ({"gate": "rolling", "window": 0}, "window must be >= 1 past steps, got 0"),
         (
-            {"gate": "soft", "priority": "surprisal"},
-            "priority must be delight for the soft gate, .* got surprisal",
+            {"gate": kondo.Gate(rate=0.5), "loss": CrossEntropy()},
+            r"gate must be None for CrossEntropy\(\), .* got Gate\(rate=0.5\)",
         ),
-        (
-            {"gate": "top", "loss": "cross_entropy"},
-            "gate must be dense for cross_entropy, .* got top",
-        ),
-        ({"gate": "soft", "loss": "exact_pg"}, "gate must be dense for exact_pg, .* got soft"),
+        ({"gate": Everything(1.0), "loss": ExactPG()}, r"gate must be None for ExactPG\(\)"),
     ],
 )
 def test_bad_options_are_named(options, message):
@@ -35,36 +26,45 @@ def test_bad_options_are_named(options, message):
         Update(**options)
 
 
-def test_a_temperature_of_zero_is_no_error_where_none_is_used():
-    assert Update(gate="top", temperature=0.0).temperature == 0.0
+@pytest.mark.parametrize("weight", [0.0, float("nan")])
+def test_an_importance_weight_has_a_cap_above_zero(weight):
+    with pytest.raises(ValueError, match="max_weight must be > 0"):
+        ImportanceWeighted(weight)
+
+
+PPO = partial(kondo.losses.ppo, clip=0.1)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "shared"),
     [
-        ({}, {"price": 1.0}, True),
-        ({"gate": "price"}, {"gate": "price", "price": 1.0}, True),
-        ({"gate": "soft"}, {"gate": "soft", "temperature": 2.0}, True),
-        ({"gate": "top", "rate": 0.1}, {"gate": "top", "rate": 0.2}, False),
-        ({"gate": "price", "rate": 0.1}, {"gate": "price", "rate": 0.2}, True),
-        ({"gate": "rolling", "window": 3}, {"gate": "rolling", "window": 4}, False),
-        ({"gate": "top", "window": 3}, {"gate": "top", "window": 4}, True),
-        ({}, {"clip": 0.2}, True),
-        ({"loss": "ppo"}, {"loss": "ppo", "clip": 0.2}, False),
-        ({"loss": "pmpo"}, {"loss": "pmpo", "preferred": 0.5}, False),
-        ({}, {"max_weight": 10.0}, True),
-        ({"loss": "is_pg"}, {"loss": "is_pg", "max_weight": 10.0}, False),
+        ({}, {}, True),
+        ({"gate": kondo.Gate(price=0.0)}, {"gate": kondo.Gate(price=0.0)}, True),
+        ({"gate": kondo.Gate(price=0.0)}, {"gate": kondo.Gate(price=1.0)}, False),
+        ({"gate": kondo.Gate(rate=0.1)}, {"gate": QuantileGate(rate=0.1)}, False),
+        ({"gate": Everything(1.0)}, {"gate": Everything(2.0)}, False),
+        ({"gate": Everything(1.0)}, {}, False),
+        (
+            {"gate": kondo.Gate(rate=0.1)},
+            {"gate": kondo.Gate(rate=0.1, signal=kondo.signals.uniform)},
+            False,
+        ),
+        ({"loss": PPO}, {"loss": partial(kondo.losses.ppo, clip=0.1)}, True),
+        ({"loss": PPO}, {"loss": partial(kondo.losses.ppo, clip=0.2)}, False),
+        ({"loss": ImportanceWeighted()}, {"loss": ImportanceWeighted(10.0)}, False),
         ({}, {"baseline": "zero"}, False),
-        ({"gate": "top"}, {"gate": "top", "priority": "uniform"}, False),
+        ({}, {"logit_noise": 0.1}, False),
     ],
 )
-def test_members_share_a_program_where_only_numbers_differ(one, other, shared):
+def test_members_with_equal_updates_share_a_program(one, other, shared):
     assert (Update(**one).program == Update(**other).program) is shared
+    assert (Update(**one) == Update(**other)) is shared
+    assert not shared or hash(Update(**one)) == hash(Update(**other))
 
 
 def test_updates_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Update().rate = 0.5
+        Update().baseline = "zero"
 
 
 @pytest.mark.parametrize(

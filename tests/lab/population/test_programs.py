@@ -1,4 +1,4 @@
-"""What a gate looks at: priorities and their noise. Losses are in test_gradients."""
+"""What a gate looks at: signals and their noise. Losses are in test_gradients."""
 
 import functools
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import kondo
+from kondo_lab.gates import Everything
 from kondo_lab.population.member import Update
 from lab.population import toys
 from tolerances import assert_close
@@ -22,28 +23,29 @@ def begun(update, program=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "priority"),
+    "signal",
     [
-        ("delight", kondo.delight),
-        ("advantage", kondo.priorities.advantage),
-        ("abs_advantage", kondo.priorities.abs_advantage),
-        ("surprisal", kondo.priorities.surprisal),
-        ("additive", functools.partial(kondo.priorities.additive, alpha=0.25)),
+        kondo.delight,
+        kondo.signals.abs_delight,
+        kondo.signals.advantage,
+        kondo.signals.abs_advantage,
+        kondo.signals.surprisal,
+        functools.partial(kondo.signals.additive, alpha=0.25),
     ],
 )
-def test_gates_look_at_the_named_priority(name, priority):
-    population = begun(Update(gate="top", rate=0.2, priority=name, alpha=0.25))
+def test_gates_look_at_their_signal(signal):
+    population = begun(Update(gate=kondo.Gate(rate=0.2, signal=signal)))
     for number in range(len(SEEDS)):
         advantages, weight, order, kept = toys.decision_of(population, number)
         log_probs = population.rolled["log_probs"][number, :, 0]
-        expected = kondo.Gate(rate=0.2)(priority(log_probs, advantages[:, 0])).keep
+        expected = kondo.Gate(rate=0.2)(signal(log_probs, advantages[:, 0])).keep
         assert torch.equal(weight[:, 0].bool(), expected)
         assert sorted(order[:kept].tolist()) == expected.nonzero()[:, 0].tolist()
 
 
 def test_a_sequences_delight_is_the_sum_of_its_tokens():
     program = toys.sequence_program(num_prompts=10)
-    population = begun(Update(gate="top", rate=0.25), program)
+    population = begun(Update(gate=kondo.Gate(rate=0.25)), program)
     for number in range(len(SEEDS)):
         advantages, weight, _, _ = toys.decision_of(population, number)
         chi = (-population.rolled["log_probs"][number] * advantages).sum(dim=1)
@@ -51,8 +53,8 @@ def test_a_sequences_delight_is_the_sum_of_its_tokens():
 
 
 def test_what_costs_just_the_price_is_not_bought():
-    right = Update(gate="price", priority="advantage", baseline="zero", price=1.0)
-    cheaper = Update(gate="price", priority="advantage", baseline="zero", price=0.5)
+    right = Update(gate=kondo.Gate(price=1.0, signal=kondo.signals.advantage), baseline="zero")
+    cheaper = Update(gate=kondo.Gate(price=0.5, signal=kondo.signals.advantage), baseline="zero")
     assert begun(right).groups[0].decisions[0].kept.tolist() == [0, 0, 0]
     population = begun(cheaper)
     rewards = population.rolled["rewards"].flatten(1).sum(dim=1)
@@ -61,7 +63,7 @@ def test_what_costs_just_the_price_is_not_bought():
 
 
 def test_a_uniform_priority_keeps_every_row_as_often():
-    population = begun(Update(gate="top", rate=0.2, priority="uniform"))
+    population = begun(Update(gate=kondo.Gate(rate=0.2, signal=kondo.signals.uniform)))
     counts = torch.zeros(len(SEEDS), 30)
     for _ in range(100):
         population.begin_step()
@@ -78,8 +80,8 @@ def soft_input(population, number):
 
 def test_delight_noise_is_a_multiple_of_the_batchs_own_deviation():
     program = toys.bandit_program(batch=2000)
-    clean = begun(Update(gate="soft"), program)
-    noisy = begun(Update(gate="soft", delight_noise=0.5), program)
+    clean = begun(Update(gate=Everything(eta=1.0)), program)
+    noisy = begun(Update(gate=Everything(eta=1.0), delight_noise=0.5), program)
     for number in range(len(SEEDS)):
         chi = soft_input(clean, number)
         noise = soft_input(noisy, number) - chi
@@ -91,8 +93,8 @@ def test_delight_noise_is_a_multiple_of_the_batchs_own_deviation():
 
 
 def test_logit_noise_reaches_the_surprisal_and_not_the_advantage():
-    clean = begun(Update(gate="soft"))
-    noisy = begun(Update(gate="soft", logit_noise=0.5))
+    clean = begun(Update(gate=Everything(eta=1.0)))
+    noisy = begun(Update(gate=Everything(eta=1.0), logit_noise=0.5))
     drawn = noisy.draws.normal("logit noise", 1, 30, 4)
     for number in range(len(SEEDS)):
         advantages = toys.decision_of(noisy, number)[0]
@@ -106,7 +108,9 @@ def test_logit_noise_reaches_the_surprisal_and_not_the_advantage():
 
 def test_members_without_noise_are_untouched_by_noisy_neighbours():
     levels = (0.0, 0.5)
-    members = [toys.member(Update(gate="soft", delight_noise=level)) for level in levels]
+    members = [
+        toys.member(Update(gate=Everything(eta=1.0), delight_noise=level)) for level in levels
+    ]
     population = toys.population(toys.bandit_program(), members)
     alone = toys.population(toys.bandit_program(), members[:1])
     population.begin_step()

@@ -76,7 +76,7 @@ def test_records_say_who_when_and_at_what_cost(tmp_path):
         assert (record.series, record.seed) == (member.series, member.seed)
         assert record.setting == member.seed / 2
         assert record.forward == record.step * 12
-        if member.update.gate in ("dense", "soft"):
+        if member.update.trains_all_rows:
             assert record.backward == record.forward
     last = records[-len(population.members) :]
     assert [r.backward for r in last] == population.read_backward()

@@ -6,17 +6,18 @@ import dataclasses
 import pytest
 import torch
 
+import kondo
 from kondo_lab.draws import Draws
-from kondo_lab.population import choice, screens
+from kondo_lab.population import screens
 from kondo_lab.population.member import Update
 from lab.population import toys
 from tolerances import TOLERANCES, assert_close
 
 RATE = 0.25
 DRAFTS = {
-    "stale": Update(gate="top", rate=RATE, screen="stale", draft=3),
-    "quantised": Update(gate="top", rate=RATE, screen="quantised", draft=3),
-    "narrow": Update(gate="top", rate=RATE, screen="narrow", draft=2),
+    "stale": Update(gate=kondo.Gate(rate=RATE), screen="stale", draft=3),
+    "quantised": Update(gate=kondo.Gate(rate=RATE), screen="quantised", draft=3),
+    "narrow": Update(gate=kondo.Gate(rate=RATE), screen="narrow", draft=2),
 }
 drafts = pytest.mark.parametrize("kind", DRAFTS)
 
@@ -86,7 +87,7 @@ def test_quantise_leaves_as_many_levels_as_the_bits_have(bits):
 
 
 def test_a_quantised_screen_sees_rounded_parameters_of_now():
-    few, many = (Update(gate="top", rate=RATE, screen="quantised", draft=b) for b in (3, 6))
+    few, many = (Update(gate=kondo.Gate(rate=RATE), screen="quantised", draft=b) for b in (3, 6))
     population = population_of(few, many)
     seen = seen_by(population)
     for _ in range(4):
@@ -99,7 +100,7 @@ def test_a_quantised_screen_sees_rounded_parameters_of_now():
 
 
 def test_a_stale_screen_sees_the_parameters_of_its_last_copy():
-    often, seldom = (Update(gate="top", rate=RATE, screen="stale", draft=k) for k in (2, 3))
+    often, seldom = (Update(gate=kondo.Gate(rate=RATE), screen="stale", draft=k) for k in (2, 3))
     population = population_of(often, seldom, seeds=(0,))
     seen, past = seen_by(population), []
     for step in range(8):  # copies are due before steps 0, 2, 4, 6 and 0, 3, 6
@@ -158,8 +159,8 @@ def test_the_gate_ranks_by_the_advantage_times_the_drafts_surprisal(kind):
 
 
 def test_a_screen_one_step_old_is_the_policy():
-    exact = Update(gate="top", rate=RATE)
-    fresh = Update(gate="top", rate=RATE, screen="stale", draft=1)
+    exact = Update(gate=kondo.Gate(rate=RATE))
+    fresh = Update(gate=kondo.Gate(rate=RATE), screen="stale", draft=1)
     population = population_of(exact, fresh, seeds=(3,))
     for _ in range(10):
         population.step()
@@ -187,7 +188,7 @@ def test_a_run_goes_on_from_its_state(kind):
 
 def test_what_has_the_same_shapes_is_screened_together():
     def program(screen, draft):
-        return Update(gate="top", rate=RATE, screen=screen, draft=draft).program
+        return Update(gate=kondo.Gate(rate=RATE), screen=screen, draft=draft).program
 
     assert program("stale", 10) == program("stale", 100)
     assert program("quantised", 2) == program("quantised", 8)
@@ -199,8 +200,8 @@ def test_what_has_the_same_shapes_is_screened_together():
 def test_a_member_is_the_same_beside_others(kind):
     others = [
         *DRAFTS.values(),
-        Update(gate="top", rate=RATE),
-        Update(gate="top", rate=RATE, logit_noise=1.0),
+        Update(gate=kondo.Gate(rate=RATE)),
+        Update(gate=kondo.Gate(rate=RATE), logit_noise=1.0),
     ]
     alone, among = population_of(DRAFTS[kind], seeds=(1,)), population_of(*others, seeds=(0, 1))
     for _ in range(6):
@@ -212,16 +213,16 @@ def test_a_member_is_the_same_beside_others(kind):
 
 
 def test_noise_on_some_logits_leaves_the_other_members_to_the_bit():
-    plain, noisy = (Update(gate="top", rate=RATE, logit_noise=noise) for noise in (0.0, 1.0))
+    plain, noisy = (Update(gate=kondo.Gate(rate=RATE), logit_noise=noise) for noise in (0.0, 1.0))
     assert plain.program != noisy.program
     population = population_of(plain, noisy, seeds=(0,))
     population.begin_step()
     number = toys.place(population, toys.member(plain, seed=0))
     rolled = {name: value[number : number + 1] for name, value in population.rolled.items()}
     advantages = population.program.advantages(plain, rolled)
-    chi = choice.delight(rolled["log_probs"], advantages).sum(dim=2)
+    chi = kondo.delight(rolled["log_probs"], advantages).sum(dim=2)
     kept = toys.decision_of(population, number)[1].squeeze(1) > 0
-    assert torch.equal(kept, choice.top(chi, RATE)[0])
+    assert torch.equal(kept, kondo.Gate(rate=RATE)(chi[0]).keep)
 
 
 def test_deciding_by_a_draft_reads_nothing_back():
@@ -277,7 +278,7 @@ def test_sequences_keep_no_distribution_to_distil():
 )
 def test_an_update_refuses_screens_that_make_no_sense(options, message):
     with pytest.raises(ValueError, match=message):
-        Update(gate="top", rate=RATE, **options)
+        Update(gate=kondo.Gate(rate=RATE), **options)
 
 
 def test_a_draft_that_remembers_cannot_look_aside():

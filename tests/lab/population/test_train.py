@@ -5,6 +5,8 @@ import random
 import pytest
 import torch
 
+import kondo
+from kondo_lab.gates import Everything, QuantileGate
 from kondo_lab.population.member import Update
 from kondo_lab.population.train import save
 from lab.population import toys
@@ -96,12 +98,12 @@ def test_backward_passes_are_the_kept_rows(kind):
     paid = population.read_backward()
     for member, count in zip(population.members, paid, strict=True):
         assert count == sum(kept for kept, _ in seen[member])
-        if member.update.gate in ("dense", "soft"):
+        if member.update.trains_all_rows:
             assert count == STEPS * rows
         else:
             assert 0 < count <= STEPS * rows
-        if member.update.gate == "top":
-            assert count <= STEPS * round(member.update.rate * rows)
+        if member.update.keeps_a_count:
+            assert count <= STEPS * round(member.update.gate.rate * rows)
 
 
 @programs
@@ -148,7 +150,9 @@ def test_only_kept_rows_go_through_the_training_forward(kind, name, monkeypatch)
 
 
 def test_rows_are_padded_to_powers_of_two_and_never_beyond_the_batch():
-    population = toys.population(toys.bandit_program(batch=12), [toys.member(Update(gate="price"))])
+    population = toys.population(
+        toys.bandit_program(batch=12), [toys.member(Update(gate=kondo.Gate(price=0.0)))]
+    )
     (group,) = population.groups
     assert [group.num_rows(kept, 12) for kept in (0, 1, 2, 3, 5, 8, 9, 12)] == [
         *(1, 1, 2, 4, 8, 8, 12, 12)
@@ -158,9 +162,9 @@ def test_rows_are_padded_to_powers_of_two_and_never_beyond_the_batch():
 def test_a_gate_of_rate_one_trains_beside_dense_members():
     members = [
         toys.member(Update()),
-        toys.member(Update(gate="quantile", rate=1.0)),
-        toys.member(Update(gate="top", rate=1.0)),
-        toys.member(Update(gate="soft")),
+        toys.member(Update(gate=QuantileGate(rate=1.0))),
+        toys.member(Update(gate=kondo.Gate(rate=1.0))),
+        toys.member(Update(gate=Everything(eta=1.0))),
     ]
     population, _ = trained("bandit", members)
     dense, *gated = (toys.place(population, member) for member in members[:3])
@@ -170,10 +174,10 @@ def test_a_gate_of_rate_one_trains_beside_dense_members():
 
 
 def test_adam_moves_on_where_nothing_is_kept():
-    update = Update(gate="price")
+    update = Update(gate=toys.MovingPrice())
     population = toys.population(toys.bandit_program(), [toys.member(update)])
     population.step()
-    population.groups[0].rules[0].knobs.price.fill_(1e6)
+    population.groups[0].rules[0].gate.price.fill_(1e6)
     before = population.parameters["2.weight"].clone()
     population.step()
     assert population.groups[0].decisions[0].kept.tolist() == [0]
@@ -267,7 +271,7 @@ def test_a_population_is_not_empty():
 
 
 def test_sequences_refuse_noise_on_logits_they_do_not_keep():
-    update = Update(gate="top", rate=0.5, logit_noise=0.1)
+    update = Update(gate=kondo.Gate(rate=0.5), logit_noise=0.1)
     population = toys.population(toys.sequence_program(), [toys.member(update)])
     with pytest.raises(ValueError, match="logit_noise must be 0 for sequences"):
         population.step()

@@ -1,10 +1,20 @@
 """Small populations, and the single policies that a member of theirs must equal."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import kondo
+from kondo_lab.gates import Everything, QuantileGate
 from kondo_lab.policies import MLP, Transformer
+from kondo_lab.population.losses import (
+    CrossEntropy,
+    ExactPG,
+    ImportanceWeighted,
+    PreferenceOptimisation,
+)
 from kondo_lab.population.member import Frictions, Member, Update
 from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import BanditProgram, SequenceProgram
@@ -16,35 +26,56 @@ from kondo_lab.tasks.reversal import ReversalTask
 CPU = torch.device("cpu")
 NONE = Frictions()
 
+PPO = partial(kondo.losses.ppo, clip=0.125, beta=0.25)
+PMPO = PreferenceOptimisation(alpha=0.75, beta=0.25)
+MIX = partial(kondo.signals.additive, alpha=0.25)
 UPDATES = {
     "PG": Update(),
-    "IS": Update(loss="is_pg"),
-    "IS capped": Update(loss="is_pg", max_weight=1.1),
-    "PPO": Update(loss="ppo", clip=0.125, beta=0.25),
-    "PMPO": Update(loss="pmpo", preferred=0.75, beta=0.25),
-    "DG": Update(gate="soft"),
-    "DG cool": Update(gate="soft", temperature=0.25),
-    "quantile": Update(gate="quantile", rate=0.3),
-    "quantile 1": Update(gate="quantile", rate=1.0),
-    "top": Update(gate="top", rate=0.3),
-    "top additive": Update(gate="top", rate=0.3, priority="additive", alpha=0.25),
-    "top noisy": Update(gate="top", rate=0.3, delight_noise=0.5),
-    "price 0": Update(gate="price"),
-    "price 0.25": Update(gate="price", price=0.25),
-    "draw": Update(gate="draw", rate=0.3, temperature=0.5),
-    "rolling": Update(gate="rolling", rate=0.3, window=4),
-    "gated PPO": Update(loss="ppo", gate="top", rate=0.5, clip=0.125, beta=0.25),
-    "gated PMPO": Update(loss="pmpo", gate="price", preferred=0.75, beta=0.25),
+    "IS": Update(loss=ImportanceWeighted()),
+    "IS capped": Update(loss=ImportanceWeighted(1.1)),
+    "PPO": Update(loss=PPO),
+    "PMPO": Update(loss=PMPO),
+    "DG": Update(gate=Everything(eta=1.0)),
+    "DG cool": Update(gate=Everything(eta=0.25)),
+    "quantile": Update(gate=QuantileGate(rate=0.3)),
+    "quantile 1": Update(gate=QuantileGate(rate=1.0)),
+    "top": Update(gate=kondo.Gate(rate=0.3)),
+    "top additive": Update(
+        gate=kondo.Gate(rate=0.3, signal=partial(kondo.signals.additive, alpha=0.25))
+    ),
+    "top noisy": Update(gate=kondo.Gate(rate=0.3), delight_noise=0.5),
+    "price 0": Update(gate=kondo.Gate(price=0.0)),
+    "price 0.25": Update(gate=kondo.Gate(price=0.25)),
+    "draw": Update(gate=kondo.Gate(rate=0.3, temperature=0.5)),
+    "rolling": Update(gate=kondo.Gate(rate=0.3, window=4)),
+    "gated PPO": Update(
+        gate=kondo.Gate(rate=0.5), loss=partial(kondo.losses.ppo, clip=0.125, beta=0.25)
+    ),
+    "gated PMPO": Update(
+        gate=kondo.Gate(price=0.0), loss=PreferenceOptimisation(alpha=0.75, beta=0.25)
+    ),
 }
 """One of each kind."""
 
 BANDIT_UPDATES = {
-    "exact PG": Update(loss="exact_pg"),
-    "cross-entropy": Update(loss="cross_entropy"),
-    "zero baseline": Update(gate="soft", baseline="zero"),
-    "oracle baseline": Update(gate="price", baseline="oracle"),
-    "logit noise": Update(gate="quantile", rate=0.3, logit_noise=0.5),
+    "exact PG": Update(loss=ExactPG()),
+    "cross-entropy": Update(loss=CrossEntropy()),
+    "zero baseline": Update(gate=Everything(eta=1.0), baseline="zero"),
+    "oracle baseline": Update(gate=kondo.Gate(price=0.0), baseline="oracle"),
+    "logit noise": Update(gate=QuantileGate(rate=0.3), logit_noise=0.5),
 }
+
+
+class MovingPrice(kondo.BaseGate):
+    """A price that a test may move, also under a program that was recorded."""
+
+    def __init__(self, price=0.0):
+        self.price = torch.tensor(price)
+
+    def choose(self, values, mask, generator=None):
+        self.price = self.price.to(values.device)
+        keep = mask & (values > self.price) & (values != 0)
+        return kondo.Choice.of(keep, mask, dtype=values.dtype)
 
 
 class HostIsBlind(TorchDispatchMode):

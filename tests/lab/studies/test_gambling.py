@@ -104,31 +104,22 @@ def test_pg_rests_at_the_good_arm_and_a_gate_that_keeps_nothing_where_it_starts(
     assert bandit.rest_point(np.zeros_like, 0.5, bad_noise=5.0, good_noise=0.0) == 0.5
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.34])
-@pytest.mark.parametrize("negative_quota", [0.0, 0.5])
-def test_a_rate_for_many_rows_keeps_what_the_gate_keeps_in_each(rate, negative_quota):
-    generator = torch.Generator().manual_seed(3)
-    delight = torch.randn(20, 50, generator=generator)
-    delight[:, ::7] = 0.0
-    delight[3] = 0.0
-    kept = rules.keep_rate(delight, torch.empty(0), rate, negative_quota=negative_quota)
-    for row, weight in zip(delight, kept, strict=True):
-        gate = kondo.Gate(rate=rate, negative_quota=negative_quota)
-        assert torch.equal(gate(row).weight, weight)
-
-
 @pytest.mark.parametrize("inverse_propensity", [False, True])
-def test_a_reserve_keeps_as_many_as_the_gate_with_the_same_weights(inverse_propensity):
-    generator = torch.Generator().manual_seed(4)
-    delight = torch.randn(20, 50, generator=generator)
-    uniform = torch.rand(20, 50, generator=generator)
-    weight = rules.keep_rate(delight, uniform, 0.2, 0.3, 0.0, inverse_propensity)
-    gate = kondo.Gate(rate=0.2, reserve=0.3, inverse_propensity=inverse_propensity)
-    for row, found in zip(delight, weight, strict=True):
-        expected = gate(row).weight
-        assert_close(found.sort().values, expected.sort().values)  # the lots differ
-        certain = row.topk(7).indices
-        assert bool((found[certain] == 1).all())
+def test_a_reserve_takes_the_samples_with_the_highest_draws(inverse_propensity):
+    # 10 of 20 in reserve, of which half: the five best for certain, then the highest draws.
+    advantages = torch.linspace(-1, 2, 20).unsqueeze(0)
+    uniform = torch.rand(1, 20, generator=torch.Generator().manual_seed(4))
+    gate = kondo.Gate(rate=0.5, reserve=0.5, inverse_propensity=inverse_propensity)
+    samples = batch(log_probs=torch.full((1, 20), -1.0), advantages=advantages, uniform=uniform)
+    coefficients, paid = rules.Rule(name="", gate=gate).coefficients(samples)
+    drawn = uniform[0, :15].topk(5).indices
+    assert paid[0].nonzero().flatten().tolist() == sorted([*drawn.tolist(), *range(15, 20)])
+    weight = (coefficients / advantages)[0]
+    assert_close(weight[drawn], torch.full((5,), 3.0 if inverse_propensity else 1.0))
+    assert_close(weight[15:], torch.ones(5))
+
+
+FREE, DEAR = kondo.Gate(price=0.0), kondo.Gate(price=5.0)
 
 
 def batch(**changes):
@@ -147,20 +138,23 @@ def batch(**changes):
     [
         (rules.PG, [0.1, 3.0, -3.0]),
         (rules.priced(0.0), [0.1, 3.0, 0.0]),
-        (rules.Rule(name="", weigh=rules.at_price(0.0), signal=rules.by_critic), [0.1, 0, 0]),
-        (rules.Rule(name="", weigh=rules.at_price(0.0), gate_signal=rules.by_critic), [0.1, 0, 0]),
+        (rules.Rule(name="", gate=FREE, signal=rules.by_critic), [0.1, 0, 0]),
+        (rules.Rule(name="", gate=FREE, gate_signal=rules.by_critic), [0.1, 0, 0]),
         (
-            rules.Rule(name="", weigh=rules.at_price(0.0), signal=rules.lower_confidence),
+            rules.Rule(name="", gate=FREE, signal=rules.lower_confidence),
             [0.1, 1, 0],
         ),
         (
-            rules.Rule(name="", weigh=rules.at_price(0.0), gate_signal=rules.lower_confidence),
+            rules.Rule(name="", gate=FREE, gate_signal=rules.lower_confidence),
             [0.1, 3.0, 0.0],
         ),
-        (rules.Rule(name="", weigh=rules.at_price(0.0), signal=rules.scaled_by_noise), [0.1, 1, 0]),
-        (rules.Rule(name="", weigh=rules.at_price(0.0), signal=rules.clipped), [0.1, 1, 0]),
-        (rules.Rule(name="", weigh=rules.at_price(5.0), symmetric=True), [0.0, 3.0, -3.0]),
-        (rules.Rule(name="", weigh=rules.at_price(5.0), surprisal_cap=0.5), [0.0, 0.0, 0.0]),
+        (
+            rules.Rule(name="", gate=FREE, signal=rules.scaled_by_noise),
+            [0.1, 1, 0],
+        ),
+        (rules.Rule(name="", gate=FREE, signal=rules.clipped), [0.1, 1, 0]),
+        (rules.Rule(name="", gate=DEAR, symmetric=True), [0.0, 3.0, -3.0]),
+        (rules.Rule(name="", gate=DEAR, surprisal_cap=0.5), [0.0, 0.0, 0.0]),
     ],
 )
 def test_rules_by_hand(rule, expected):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from kondo_lab.population.losses import ImportanceWeighted
 from kondo_lab.population.member import Frictions, Update
 from kondo_lab.studies import learner_error
 from lab.population import toys
@@ -91,5 +92,5 @@ def test_a_policy_that_is_not_finite_has_diverged_and_names_no_label(bad):
 def test_importance_weighted_pg_is_named_by_its_cap():
     assert learner_error.capped(math.inf) == "IS-PG"
     assert learner_error.capped(10.0) == "IS-PG cap 10"
-    assert learner_error.importance_weighted().max_weight == math.inf
-    assert learner_error.importance_weighted(10.0) == Update(loss="is_pg", max_weight=10.0)
+    assert learner_error.importance_weighted().loss.max_weight == math.inf
+    assert learner_error.importance_weighted(10.0) == Update(loss=ImportanceWeighted(10.0))

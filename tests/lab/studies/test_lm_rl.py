@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
+import kondo
 from kondo_lab import progress
 from kondo_lab.draws import Draws
 from kondo_lab.language import loop
@@ -162,7 +163,7 @@ def test_denominators_differ_in_nothing_else():
     full, kept = assignments.denominators(TINY)
     assert (full.denominator, kept.denominator) == ("full", "kept")
     assert dataclasses.replace(kept, name=full.name, denominator="full") == full
-    assert full == Contender(name=full.name, gate="top", rate=0.1)
+    assert full == Contender(name=full.name, gate=kondo.Gate(rate=0.1))
 
 
 def test_the_analysis_draws_and_tells(tiny):
@@ -322,7 +323,7 @@ def test_full_size_parts_are_short_and_all_of_them_fit_half_an_hour():
 
 def test_cheaper_contenders_are_expected_to_take_less_time():
     field = FULL.walls[0]
-    dense, gated = Contender(name="PG"), Contender(name="DG-K 3%", gate="top", rate=0.03)
+    dense, gated = Contender(name="PG"), Contender(name="DG-K 3%", gate=kondo.Gate(rate=0.03))
     assert expected_seconds.loops(field, [gated], 10) < expected_seconds.loops(field, [dense], 10)
     assert expected_seconds.loops(field, [dense, gated], 10) > expected_seconds.loops(
         field, [dense], 10

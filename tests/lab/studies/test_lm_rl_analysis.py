@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kondo
+from kondo_lab.gates import Everything
 from kondo_lab.language.contenders import Contender
 from kondo_lab.part import Record
 from kondo_lab.studies import records
@@ -508,17 +510,17 @@ def test_groups_that_all_agree_are_told():
 @pytest.mark.parametrize(
     ("gate", "share", "kinds"),
     [
-        ({"gate": "soft"}, 0.5, ["flat gate"]),
-        ({"gate": "soft"}, 0.99, ["saturated gate"]),
-        ({"gate": "soft"}, 0.8, []),
-        ({"gate": "top", "rate": 0.1}, 0.99, ["saturated gate"]),
-        ({"gate": "top", "rate": 0.1}, 0.5, []),
-        ({"gate": "top", "rate": 0.1, "priority": "uniform"}, 0.99, []),
-        ({}, 1.0, []),
+        (Everything(1.0), 0.5, ["flat gate"]),
+        (Everything(1.0), 0.99, ["saturated gate"]),
+        (Everything(1.0), 0.8, []),
+        (kondo.Gate(rate=0.1), 0.99, ["saturated gate"]),
+        (kondo.Gate(rate=0.1), 0.5, []),
+        (kondo.Gate(rate=0.1, signal=kondo.signals.uniform), 0.99, []),
+        (None, 1.0, []),
     ],
 )
 def test_gates_that_no_longer_tell_units_apart_are_told(gate, share, kinds):
-    contender = Contender(name="PG", **gate)
+    contender = Contender(name="PG", gate=gate)
     assert diagnosed(0.5, contenders=[contender], kept_delight_share=share) == kinds
 
 

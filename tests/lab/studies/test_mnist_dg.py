@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from kondo_lab import progress
+from kondo_lab.gates import Everything
 from kondo_lab.part import Context
+from kondo_lab.population.losses import CrossEntropy, ExactPG
 from kondo_lab.population.member import Member, Update
 from kondo_lab.studies import image_bandits, records, runner
 from kondo_lab.studies.mnist_dg import STUDY, paper
@@ -57,7 +59,7 @@ def test_an_exact_gradient_points_where_it_should():
     one.step()
     gaps = cosine_gaps(one)
     names = [member.update.loss for member in one.members]
-    exact, labels = names.index("exact_pg"), names.index("cross_entropy")
+    exact, labels = names.index(ExactPG()), names.index(CrossEntropy())
     assert abs(float(gaps[TO_PG][exact])) < 1e-6
     assert abs(float(gaps[TO_CE][labels])) < 1e-6
     assert float(gaps[TO_CE][exact]) > 1e-3
@@ -82,7 +84,7 @@ def test_looking_aside_puts_the_steps_own_experience_back():
 
 
 def test_looking_aside_changes_nothing():
-    watched, left_alone = population([Update(gate="soft")]), population([Update(gate="soft")])
+    watched, left_alone = (population([Update(gate=Everything(eta=1.0))]) for _ in "ab")
     for _ in range(3):
         watched.step()
         cosine_gaps(watched)

@@ -6,7 +6,9 @@ import math
 import pytest
 import torch
 
+import kondo
 from kondo_lab import progress
+from kondo_lab.gates import Everything
 from kondo_lab.part import Record
 from kondo_lab.population.member import Update
 from kondo_lab.studies import records, runner
@@ -21,7 +23,7 @@ from tolerances import assert_close
 
 FULL = settings("full", None)
 RATE = 0.25
-EXACT = Update(gate="top", rate=RATE)
+EXACT = Update(gate=kondo.Gate(rate=RATE))
 
 
 def quick(size, num_seeds):
@@ -70,8 +72,8 @@ def test_the_exact_screen_agrees_with_itself():
 
 
 def test_agreement_is_the_mean_overlap_since_the_last_reading():
-    by_advantage = Update(gate="top", rate=RATE, priority="advantage")
-    old = Update(gate="top", rate=RATE, screen="stale", draft=50)
+    by_advantage = Update(gate=kondo.Gate(rate=RATE, signal=kondo.signals.advantage))
+    old = Update(gate=kondo.Gate(rate=RATE), screen="stale", draft=50)
     population = compared(by_advantage, old)
     for steps in (6, 4):
         by_hand = torch.zeros(4)
@@ -91,7 +93,9 @@ def test_agreement_is_the_mean_overlap_since_the_last_reading():
 
 
 def test_agreement_survives_a_stop():
-    whole, first, second = (compared(Update(gate="top", rate=RATE, logit_noise=2.0)) for _ in "abc")
+    whole, first, second = (
+        compared(Update(gate=kondo.Gate(rate=RATE), logit_noise=2.0)) for _ in "abc"
+    )
     for _ in range(7):
         whole.step()
     for _ in range(4):
@@ -103,8 +107,8 @@ def test_agreement_survives_a_stop():
 
 
 def test_only_gates_of_one_size_are_compared():
-    with pytest.raises(ValueError, match=r"must all have the gate top.*got \['price', 'soft'\]"):
-        compared(EXACT, Update(gate="soft"), Update(gate="price"))
+    with pytest.raises(ValueError, match=r"keep a fixed count.*got \['Every.*', 'Gate\(price.*'\]"):
+        compared(EXACT, Update(gate=Everything(eta=1.0)), Update(gate=kondo.Gate(price=0.0)))
     plain = toys.population(toys.bandit_program(), [toys.member(Update())])
     assert draft_agreement.probe(plain) == {}
 
@@ -124,14 +128,14 @@ def test_every_screen_has_members_at_a_rate():
     found = {member.series: member.update for member in members}
     assert len(found) == 15
     assert len({(m.series, m.seed) for m in members}) == len(members) == 150
-    assert all(m.setting == 0.03 == m.update.rate and m.update.gate == "top" for m in members)
-    assert found["exact"] == Update(gate="top", rate=0.03)
+    assert all(m.setting == 0.03 == m.update.gate.rate and m.update.keeps_a_count for m in members)
+    assert found["exact"] == Update(gate=kondo.Gate(rate=0.03))
     assert found["noise 0.3"].logit_noise == 0.3
     assert (found["10 steps old"].screen, found["10 steps old"].draft) == ("stale", 10)
     assert (found["3 bits"].screen, found["3 bits"].draft) == ("quantised", 3)
     assert (found["width 32"].screen, found["width 32"].draft) == ("narrow", 32)
-    assert found["advantage only"].priority == "advantage"
-    assert {(m.series, m.update.gate) for m in drafts.dense(FULL)} == {
+    assert found["advantage only"].gate.signal is kondo.signals.advantage
+    assert {(m.series, m.update.kind) for m in drafts.dense(FULL)} == {
         ("PG", "dense"),
         ("DG", "soft"),
     }

@@ -3,117 +3,126 @@
 P members decide at once: N = G prompts x A answers rows, T completion tokens. Nothing is read back
 from the device, so that a step can be captured in a CUDA graph.
 
-    rewards -> advantages U -> priority per unit -> gate -> weight per token -> loss
+    rewards -> advantages U -> value per unit -> gate -> weight per token -> loss
 
     L = 1/D * sum over tokens of  weight * loss(log pi(token), U),  D: tokens of the batch, or kept
 
 All contenders sum over tokens and divide by a number of tokens, so that they differ in what they
-choose and in their loss, and in nothing else. `loop` makes the same choices through the product,
-with `kondo.Gate` and `kondo.lm.backward`.
+choose and in their loss, and in nothing else. `loop` makes the same choices with the same gates
+through the product.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from kondo.core import losses
+from kondo.core import losses, signals
+from kondo.core.advantage import group_mean
+from kondo.core.contract import BaseGate, Choice, Signal, needs_log_probs
+from kondo.core.delight import delight
+from kondo.core.gates import Gate
 from kondo.core.rules import count_for
+from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
-from kondo_lab.language.selection import buy, most_variance, top
-from kondo_lab.population import choice
-
-LossName = Literal["pg", "grpo"]
-GateName = Literal["dense", "soft", "top", "filter", "variance", "budget"]
-PriorityName = Literal[
-    "delight", "abs_delight", "advantage", "abs_advantage", "surprisal", "entropy", "uniform"
-]
+from kondo_lab.gates import DrawnVarianceGate, Everything, kept_first, unchecked
+from kondo_lab.population.losses import Loss, inputs_of, words
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards; TRL's."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Contender:
-    """One way to update a language model on N answers. The defaults are dense PG.
+def entropy(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Stand for the entropy of the distribution that each token was drawn from.
 
-    | gate       | trains on                                                                    |
-    |------------|------------------------------------------------------------------------------|
-    | `dense`    | everything, weight 1                                                         |
-    | `soft`     | everything, weight sigmoid(delight / eta): DG                                |
-    | `top`      | the round(rate * units) units of highest priority, as `kondo.Gate(rate=...)` |
-    | `filter`   | answers to prompts whose rewards differ: U is not 0                          |
-    | `variance` | the round(rate * rows) rows whose rewards vary most: PODS; see `scope`       |
-    | `budget`   | what buys most delight for rate * all tokens, as `kondo.lm.budget`           |
+    A signal that nobody can compute from log-probs: whoever decides puts the sampler's in.
+    """
+    raise ValueError("entropy is known to the sampler alone; give decide(..., entropies=...).")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Contender:
+    """One way to update a language model on N answers: a gate and a loss. The default is dense PG.
+
+    | gate                        | trains on                                                   |
+    |-----------------------------|-------------------------------------------------------------|
+    | None                        | everything, weight 1                                        |
+    | `Everything(eta)`           | everything, weight sigmoid(delight / eta): DG               |
+    | `kondo.Gate(rate=...)`      | the units of highest delight, or of another signal; rate 1  |
+    |                             | by |U| is the zero-advantage filter                         |
+    | `DrawnVarianceGate(...)`    | the rows whose rewards vary most: PODS                      |
+    | `BudgetGate(...)`           | what buys most delight for a share of all tokens            |
 
     Example:
+        >>> import kondo
         >>> from kondo_lab.language.contenders import Contender
-        >>> Contender(name="DG-K 3%", gate="top", rate=0.03).priority
-        'delight'
+        >>> Contender(name="DG-K 3%", gate=kondo.Gate(rate=0.03)).rate
+        0.03
     """
 
     name: str
     """As in the figures' legends."""
-    loss: LossName = "pg"
-    """Either "pg", -U log pi, U the reward minus its group's mean; or "grpo", PPO's clipped loss,
-    its U also divided by the group's standard deviation. Delight is that of the undivided U."""
-    gate: GateName = "dense"
-    priority: PriorityName = "delight"
-    """Of the `top` gate: what units are ranked by."""
+    gate: BaseGate | None = None
+    loss: Loss = losses.pg
+    """Of the tokens: `kondo.losses.pg`, or `kondo.losses.ppo` with options."""
+    divided: bool = False
+    """Divide U of the loss by the group's standard deviation, as GRPO does. Delight is that of the
+    undivided U."""
     unit: Literal["sequence", "token"] = "sequence"
     """What is gated. A sequence's delight and surprisal are the sums of its tokens'; its advantage
     is its own."""
-    rate: float = 1.0
-    """Share of the units kept; of the `budget` gate, tokens differentiated / all, prompts included
-    in both."""
-    eta: float = 1.0
-    """Temperature of the `soft` gate."""
     denominator: Literal["full", "kept"] = "full"
     """D: the tokens of the whole batch, as for dense, or the kept ones."""
     screen: Literal["free", "exact"] = "free"
     """Whose log-probs are decided by: the sampler's, or those of a forward without a graph."""
-    clip: float = 0.2
-    """Of the clipped loss."""
-    scope: Literal["batch", "group"] = "batch"
-    """Of the `variance` gate. "group" is PODS as published: of each prompt's A answers the
-    round(rate * A) whose rewards vary most, at least two, and U from these alone. "batch" is for
-    rates at which that is less than two: of all N rows those whose rewards, less their group's
-    mean, vary most, and U from the whole group. Rewards of 0 and 1 give half successes and half
-    failures, as far as there are any. Rows with U = 0 have no gradient, and are not paid for."""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.rate <= 1.0:
-            raise ValueError(f"rate must lie in (0, 1], got {self.rate}; 0.03 keeps 3%.")
-        if not self.eta > 0:
-            raise ValueError(f"eta must be > 0, got {self.eta}; a hard gate is gate='top'.")
-        if not self.clip > 0:
-            raise ValueError(f"clip must be > 0, got {self.clip}; infinite means no clipping.")
-        if self.rate < 1 and self.gate in ("dense", "soft", "filter"):
+        if self.unit == "token":
+            if isinstance(self.gate, DrawnVarianceGate):
+                raise ValueError(
+                    f"unit must be 'sequence' for {self.gate!r}: rewards are those of whole "
+                    f"answers; got 'token'."
+                )
+        elif self.gate is not None and self.gate.signal is entropy:
             raise ValueError(
-                f"rate must be 1 for gate {self.gate!r}, which has no rate, got {self.rate}; use "
-                f"'top', 'variance' or 'budget'."
+                "unit must be 'token' for the signal entropy, which is a token's, got 'sequence'."
             )
-        if self.priority != "delight" and self.gate != "top":
-            raise ValueError(
-                f"priority must be 'delight' for gate {self.gate!r}, which ranks by nothing else, "
-                f"got {self.priority!r}; use gate='top'."
-            )
-        if self.priority == "entropy" and self.unit != "token":
-            raise ValueError(
-                "unit must be 'token' for the priority 'entropy', which is a token's, got "
-                "'sequence'."
-            )
-        if self.gate in ("filter", "variance") and self.unit != "sequence":
-            raise ValueError(
-                f"unit must be 'sequence' for gate {self.gate!r}: rewards are those of whole "
-                f"answers; got {self.unit!r}."
-            )
-        if self.scope != "batch" and self.gate != "variance":
-            raise ValueError(
-                f"scope must be 'batch' for gate {self.gate!r}, got {self.scope!r}; only "
-                f"'variance' chooses within groups."
-            )
+
+    @property
+    def rate(self) -> float:
+        """Share of the units kept; of a budget, tokens differentiated / all, prompts in both."""
+        share = getattr(self.gate, "rate", None) or getattr(self.gate, "budget", None)
+        return 1.0 if share is None else float(share)
+
+    @property
+    def kind(self) -> str:
+        """The gate's kind in a word."""
+        if isinstance(self.gate, Gate):
+            return "top" if self.rate < 1 else "filter"
+        kinds = {Everything: "soft", DrawnVarianceGate: "variance", BudgetGate: "budget"}
+        return next((word for kind, word in kinds.items() if isinstance(self.gate, kind)), "dense")
+
+    @property
+    def by_delight(self) -> bool:
+        """Whether it keeps a share by delight: DG-K."""
+        return self.kind == "top" and self.gate is not None and self.gate.signal is delight
+
+    def _key(self) -> tuple[object, ...]:
+        options = (self.divided, self.unit, self.denominator, self.screen)
+        return (self.name, repr(self.gate), words(self.loss), *options)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both have the same name and options."""
+        return self._key() == other._key() if isinstance(other, Contender) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"Contender{self._key()!r}"
 
 
 class Chosen(NamedTuple):
@@ -159,31 +168,28 @@ def decide(
         draws: of these members, for random choices and for ties between equal rewards.
         step: of the draws.
         group: A, answers per prompt.
-        entropies: [P, N, T] float of the distribution each token was drawn from; the priority
-            "entropy" needs them.
+        entropies: [P, N, T] float of the distribution each token was drawn from; the signal
+            `entropy` needs them.
         prompt_length: prompt tokens of every row, which a kept row drags into the forward: counted
             in tokens_differentiated and in the costs of the budget.
     """
     _check_inputs(contender, log_probs, rewards, mask, group, entropies)
-    centred = centred_advantages(rewards, group)
+    centred = group_mean(rewards, group)
     advantages = loss_advantages(contender, rewards, group)
-    if contender.gate == "soft":
-        chi = _units(contender, choice.delight(_known(log_probs, mask), centred.unsqueeze(2)))
-        soft = torch.sigmoid(chi / contender.eta)
-        soft = soft.unsqueeze(2) if contender.unit == "sequence" else soft
-        return _chosen(advantages, mask, soft * mask, None, prompt_length)
-    if contender.gate == "variance":
-        rows_kept = vary_most(contender, rewards, draws, step, group)
-        if contender.scope == "group":
-            advantages = loss_advantages(contender, rewards, group, among=rows_kept)
-        keep = rows_kept.unsqueeze(2) & mask
+    gate = contender.gate
+    if gate is None:
+        return _chosen(advantages, mask, mask.to(log_probs.dtype), None, prompt_length)
+    values = _values(contender, gate, log_probs, centred, mask, draws, step, entropies)
+    if contender.unit == "sequence":
+        choice = choose_rows(gate, values, mask, draws, step, prompt_length)
+        keep, weight = choice.keep.unsqueeze(2) & mask, choice.weight.unsqueeze(2) * mask
+        if isinstance(gate, DrawnVarianceGate) and gate.group is not None:
+            advantages = loss_advantages(contender, rewards, group, among=choice.keep)
     else:
-        keep = _keep(
-            contender, log_probs, centred, mask, draws, step, entropies, prompt_length=prompt_length
-        )
+        keep, weight = _choose_tokens(gate, values, mask, prompt_length)
     count = fixed_rows(contender, rewards.shape[1], group)
-    rows = None if count is None else choice.kept_first(keep.any(dim=2))[:, :count]
-    return _chosen(advantages, keep, keep.to(log_probs.dtype), rows, prompt_length)
+    rows = None if count is None else kept_first(keep.any(dim=2))[:, :count]
+    return _chosen(advantages, keep, weight, rows, prompt_length)
 
 
 def loss(
@@ -200,7 +206,7 @@ def loss(
     Args:
         contender: the rule.
         new_log_probs: [P, N, T] float, or [P, C, T] of some rows.
-        behaviour_log_probs: [P, N, T] float of the policy that sampled; "pg" does not look at them.
+        behaviour_log_probs: [P, N, T] float of the policy that sampled; PG does not look at them.
         chosen: by `decide`.
         mask: [P, N, T] bool.
         rows: [P, C] int64, the rows that new_log_probs stand for, e.g. chosen.rows; None for all.
@@ -217,11 +223,10 @@ def loss(
     # What lies outside may be anything, and must not leak.
     trained = weight != 0
     new = torch.where(trained, new_log_probs, 0.0).flatten(0, 1)
-    if contender.loss == "pg":
-        terms = losses.pg(new, advantages.flatten())
-    else:
-        old = torch.where(trained, old, 0.0).flatten(0, 1)
-        terms = losses.ppo(new, advantages.flatten(), old, clip=contender.clip)
+    inputs = inputs_of(
+        contender.loss, {"old_log_probs": lambda: torch.where(trained, old, 0.0).flatten(0, 1)}
+    )
+    terms = contender.loss(new, advantages.flatten(), **inputs)
     counted = mask.sum(dim=(1, 2)) if contender.denominator == "full" else chosen.tokens_kept
     return (weight * terms.view_as(weight)).sum(dim=(1, 2)) / counted.clamp(min=1)
 
@@ -234,21 +239,12 @@ def take_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 def fixed_rows(contender: Contender, num_rows: int, group: int) -> int | None:
     """Return how many rows suffice for a training forward; None where only all of them do."""
-    if contender.gate == "top" and contender.unit == "sequence" and contender.rate < 1:
+    gate = contender.gate
+    if isinstance(gate, DrawnVarianceGate) and gate.group is not None:
+        return num_rows // group * count_for(gate.rate, group)
+    if contender.kind == "variance" or (contender.kind == "top" and contender.unit == "sequence"):
         return count_for(contender.rate, num_rows)
-    if contender.gate == "variance":
-        if contender.scope == "batch":
-            return count_for(contender.rate, num_rows)
-        return num_rows // group * _per_group(contender, group)
     return None
-
-
-def centred_advantages(rewards: Tensor, group: int) -> Tensor:
-    """Return U = R - mean(R of the same prompt's answers), [P, N]: `kondo.advantage.group_mean`."""
-    by_prompt = rewards.reshape(len(rewards), -1, group)
-    # Measured from the lowest, equal rewards leave exactly nothing.
-    above = by_prompt - by_prompt.amin(dim=2, keepdim=True)
-    return (above - above.mean(dim=2, keepdim=True)).flatten(1)
 
 
 def loss_advantages(
@@ -263,8 +259,8 @@ def loss_advantages(
         among: [P, N] bool, take mean and std of these rows alone; U is 0 elsewhere.
     """
     if among is None:
-        centred = centred_advantages(rewards, group)
-        if contender.loss == "pg":
+        centred = group_mean(rewards, group)
+        if not contender.divided:
             return centred
         centred = centred.reshape(len(rewards), -1, group)
         return (centred / (centred.std(dim=2, keepdim=True) + STD_EPSILON)).flatten(1)
@@ -272,70 +268,65 @@ def loss_advantages(
     number = kept.sum(dim=2, keepdim=True)
     mean = torch.where(kept, by_prompt, 0.0).sum(dim=2, keepdim=True) / number.clamp(min=1)
     centred = torch.where(kept, by_prompt - mean, 0.0)
-    if contender.loss == "grpo":
+    if contender.divided:
         variance = centred.square().sum(dim=2, keepdim=True) / (number - 1).clamp(min=1)
         centred = centred / (variance.sqrt() + STD_EPSILON)
     return centred.flatten(1)
 
 
-def vary_most(
-    contender: Contender, rewards: Tensor, draws: Draws, step: int | Tensor, group: int
-) -> Tensor:
-    """Return the rows of the `variance` gate, [P, N] bool; see `Contender.scope`."""
-    num_rows = rewards.shape[1]
-    ties = draws.uniform("variance", step, num_rows)
-    centred = centred_advantages(rewards, group)
-    if contender.scope == "batch":
-        parts, count = 1, count_for(contender.rate, num_rows)
-    else:
-        parts, count = num_rows // group, _per_group(contender, group)
-    values, lots = (each.reshape(len(rewards), parts, -1) for each in (centred, ties))
-    return most_variance(values, count, lots).flatten(1) & (centred != 0)
-
-
-def _per_group(contender: Contender, group: int) -> int:
-    count = round(contender.rate * group)
-    if count < 2:
-        raise ValueError(
-            f"rate must buy at least two answers of every group of {group} for scope 'group', got "
-            f"{contender.rate}; one answer has no variance: use scope='batch'."
-        )
-    return count
-
-
-def _keep(
-    contender: Contender,
-    log_probs: Tensor,
-    centred: Tensor,
+def choose_rows(
+    gate: BaseGate,
+    values: Tensor,
     mask: Tensor,
     draws: Draws,
     step: int | Tensor,
-    entropies: Tensor | None,
-    *,
     prompt_length: int,
-) -> Tensor:
-    """Return the kept tokens of the gates that look at no reward but through U, [P, N, T] bool."""
-    match contender.gate:
-        case "dense":
-            return mask
-        case "filter":
-            return (centred != 0).unsqueeze(2) & mask
-        case "budget":
-            chi = choice.delight(_known(log_probs, mask), centred.unsqueeze(2))
-            return buy(_units(contender, chi), mask, contender.rate, prompt_length)
-    priority = _priority(contender, log_probs, centred, mask, draws, step, entropies)
-    if contender.unit == "sequence":
-        return top(priority, mask.any(dim=2), contender.rate).unsqueeze(2) & mask
-    # Ties fall as in `kondo.Gate` on whole rows, prompts included.
-    _, num_rows, length = mask.shape
-    corner = torch.arange(num_rows, device=mask.device).unsqueeze(1) * (prompt_length + length)
-    position = corner + prompt_length + torch.arange(length, device=mask.device)
-    kept = top(priority.flatten(1), mask.flatten(1), contender.rate, position=position.flatten())
-    return kept.view_as(mask)
+) -> Choice:
+    """Return the choice of a gate among whole rows.
+
+    Args:
+        gate: of a contender.
+        values: [P, N].
+        mask: [P, N, T] bool.
+        draws: of these members.
+        step: of the draws.
+        prompt_length: of every row.
+    """
+    if isinstance(gate, BudgetGate):
+        gate = gate.for_rows(_with_prompts(mask, prompt_length))
+    drawn = draws.uniform("variance", step, values.shape[1]) if gate.draws else None
+    return gate.choose(values, mask.any(dim=2), drawn)
 
 
-def _priority(
+def _choose_tokens(
+    gate: BaseGate, values: Tensor, mask: Tensor, prompt_length: int
+) -> tuple[Tensor, Tensor]:
+    """Return keep and weight of tokens, [P, N, T] both, as of rows with their prompts.
+
+    Ties depend on a token's place in the batch, which in the product has prompts.
+    """
+    whole, inside = (pad(part, (prompt_length, 0)) for part in (values, mask))
+    if isinstance(gate, BudgetGate):
+        choice = gate.for_rows(_with_prompts(mask, prompt_length)).choose(whole, inside)
+    else:
+        choice = gate.choose(whole.flatten(1), inside.flatten(1)).reshape(whole.shape)
+    return choice.keep[..., prompt_length:], choice.weight[..., prompt_length:]
+
+
+class _Masks(NamedTuple):
+    attention_mask: Tensor
+    completion_mask: Tensor
+
+
+def _with_prompts(mask: Tensor, prompt_length: int) -> _Masks:
+    """Return the masks of rows, [P, N, S], that have their prompts before them."""
+    real = pad(mask, (prompt_length, 0), value=True)
+    return _Masks(real, pad(mask, (prompt_length, 0)))
+
+
+def _values(
     contender: Contender,
+    gate: BaseGate,
     log_probs: Tensor,
     centred: Tensor,
     mask: Tensor,
@@ -343,34 +334,18 @@ def _priority(
     step: int | Tensor,
     entropies: Tensor | None,
 ) -> Tensor:
-    """Return [P, N], or [P, N, T] for tokens."""
-    known = _known(log_probs, mask)
-    spread = centred if contender.unit == "sequence" else centred.unsqueeze(2).expand_as(known)
-    match contender.priority:
-        case "delight":
-            return _units(contender, choice.delight(known, centred.unsqueeze(2)))
-        case "abs_delight":
-            return _units(contender, choice.delight(known, centred.unsqueeze(2)).abs())
-        case "surprisal":
-            return _units(contender, (-known).clamp_min(0))
-        case "advantage":
-            return spread
-        case "abs_advantage":
-            return spread.abs()
-        case "uniform":
-            return draws.uniform("priority", step, *spread.shape[1:])
-        case "entropy":
-            assert entropies is not None  # checked at the entry
-            return entropies
-
-
-def _units(contender: Contender, per_token: Tensor) -> Tensor:
-    """Return a token's value as it is, [P, N, T], or the sum over a sequence's, [P, N]."""
-    return per_token.sum(dim=2) if contender.unit == "sequence" else per_token
-
-
-def _known(log_probs: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, log_probs.detach(), 0.0)
+    """Return what units are worth: [P, N], or [P, N, T] for tokens."""
+    signal, by_row = gate.signal, contender.unit == "sequence"
+    if signal is entropy:
+        assert entropies is not None  # checked at the entry
+        return torch.where(mask, entropies, 0.0)
+    if signal is signals.uniform:
+        return draws.uniform("priority", step, *(centred.shape if by_row else mask.shape)[1:])
+    if by_row and not needs_log_probs(signal):  # a sum over tokens would favour length
+        return signal(centred, centred)
+    spread = centred.unsqueeze(2).expand_as(log_probs)
+    values = unchecked(signal)(log_probs.detach(), spread, mask=mask)
+    return values.sum(dim=2) if by_row else values
 
 
 def _chosen(
@@ -412,14 +387,19 @@ def _check_inputs(
             f"group must be at least 2 and divide the {rewards.shape[1]} rows, got {group}; it is "
             f"the number of answers to a prompt."
         )
-    if contender.priority == "entropy" and (
-        entropies is None or entropies.shape != log_probs.shape
-    ):
+    needed = contender.gate is not None and contender.gate.signal is entropy
+    if needed and (entropies is None or entropies.shape != log_probs.shape):
         got = "None" if entropies is None else list(entropies.shape)
         raise ValueError(
             f"entropies must have the shape of log_probs, {list(log_probs.shape)}, for the "
-            f"priority 'entropy', got {got}; ask the sampler for them."
+            f"signal entropy, got {got}; ask the sampler for them."
         )
+
+
+CLIPPED = partial(losses.ppo, clip=0.2)
+"""GRPO's loss."""
+FILTER = Gate(rate=1.0, signal=signals.abs_advantage)
+"""Keeps answers to prompts whose rewards differ: U is not 0."""
 
 
 def contenders(
@@ -440,9 +420,9 @@ def contenders(
     """
     found = [
         Contender(name="PG"),
-        Contender(name="GRPO", loss="grpo"),
-        *(Contender(name=f"DG, eta {eta:g}", gate="soft", unit="token", eta=eta) for eta in etas),
-        Contender(name="zero-advantage filter", loss="grpo", gate="filter"),
+        Contender(name="GRPO", loss=CLIPPED, divided=True),
+        *(Contender(name=f"DG, eta {eta:g}", gate=Everything(eta), unit="token") for eta in etas),
+        Contender(name="zero-advantage filter", gate=FILTER, loss=CLIPPED, divided=True),
     ]
     for rate in rates:
         found += at_rate(rate)
@@ -452,21 +432,25 @@ def contenders(
 def at_rate(rate: float) -> list[Contender]:
     """Return the contenders that keep a share `rate`."""
     share = f"{100 * rate:g}%"
-    kept = Contender(name=f"DG-K {share}", gate="top", rate=rate)
+    kept = Contender(name=f"DG-K {share}", gate=Gate(rate=rate))
 
     def other(name: str, **changes: Any) -> Contender:
         return dataclasses.replace(kept, name=f"{name} {share}", **changes)
 
+    def by(signal: Signal) -> Gate:
+        return Gate(rate=rate, signal=signal)
+
+    grpo: dict[str, Any] = {"loss": CLIPPED, "divided": True}
     return [
         kept,
         other("DG-K exact", screen="exact"),
         other("DG-K tokens", unit="token"),
         other("DG-K tokens exact", unit="token", screen="exact"),
-        other("DG-K cost", gate="budget", unit="token"),
-        other("|delight|", priority="abs_delight"),
-        other("random", priority="uniform"),
-        other("PODS", gate="variance", loss="grpo", denominator="kept"),
-        other("entropy tokens", priority="entropy", unit="token", loss="grpo"),
-        other("surprisal", priority="surprisal"),
-        other("advantage", priority="advantage"),
+        other("DG-K cost", gate=BudgetGate(budget=rate), unit="token"),
+        other("|delight|", gate=by(signals.abs_delight)),
+        other("random", gate=by(signals.uniform)),
+        other("PODS", gate=DrawnVarianceGate(rate=rate), denominator="kept", **grpo),
+        other("entropy tokens", gate=by(entropy), unit="token", **grpo),
+        other("surprisal", gate=by(signals.surprisal)),
+        other("advantage", gate=by(signals.advantage)),
     ]

@@ -22,11 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kondo.core.advantage import group_mean
+from kondo.core.delight import delight
 from kondo_lab.draws import Draws
+from kondo_lab.gates import unchecked
 from kondo_lab.language.contenders import (
     Chosen,
     Contender,
-    centred_advantages,
     decide,
     fixed_rows,
     loss,
@@ -35,7 +37,6 @@ from kondo_lab.language.contenders import (
 from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut, StackedAdam, Start
 from kondo_lab.language.transformer import StackedLM
-from kondo_lab.population import choice
 from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.text.base import TextTask
 
@@ -131,8 +132,7 @@ class _Crew:
     def delight_share(self, population: "Population", chosen: Chosen) -> Tensor:
         """Return [P]: how much of the tokens' positive delight the weights let through."""
         sampled, rewards = self._own(population)
-        centred = centred_advantages(rewards, population.repeats).unsqueeze(2)
-        worth = choice.delight(sampled.log_probs, centred).clamp(min=0).double()
+        worth = _delight(sampled, rewards, population.repeats).clamp(min=0).double()
         through = (chosen.weight * worth).sum(dim=(1, 2))
         return through / worth.sum(dim=(1, 2)).clamp(min=_TINY)
 
@@ -140,6 +140,12 @@ class _Crew:
         assert population.sampled is not None
         own = Sampled(*(part[self.members] for part in population.sampled))
         return own, population.rewards[self.members]
+
+
+def _delight(sampled: Sampled, rewards: Tensor, group: int) -> Tensor:
+    """Return the delight of every token, [P, N, T]."""
+    centred = group_mean(rewards, group).unsqueeze(2).expand_as(sampled.log_probs)
+    return unchecked(delight)(sampled.log_probs, centred)
 
 
 class Population:
@@ -159,7 +165,7 @@ class Population:
         num_held_out: prompts of an evaluation.
 
     Example:
-        >>> import torch
+        >>> import kondo, torch
         >>> from kondo_lab.language.contenders import Contender
         >>> from kondo_lab.language.transformer import StackedLM
         >>> from kondo_lab.language.population import Member, Population
@@ -175,9 +181,10 @@ class Population:
         >>> start, _ = warm_start(
         ...     model, task, [0], num_steps=2, batch=4, learning_rate=1e-3, device=cpu
         ... )
+        >>> dense, gated = Contender(name="PG"), Contender(name="DG-K", gate=kondo.Gate(rate=0.25))
         >>> members = [
         ...     Member(series=each.name, seed=0, learning_rate=1e-4, contender=each)
-        ...     for each in (Contender(name="PG"), Contender(name="DG-K", gate="top", rate=0.25))
+        ...     for each in (dense, gated)
         ... ]
         >>> population = Population(
         ...     model, task, members, start, device=cpu, num_prompts=2, repeats=4
@@ -311,8 +318,7 @@ class Population:
         sampled, rewards = self.sampled, self.rewards
         num_tokens = sampled.mask.sum(dim=(1, 2))
         groups = rewards.view(len(rewards), self.num_prompts, self.repeats)
-        centred = centred_advantages(rewards, self.repeats).unsqueeze(2)
-        delight = choice.delight(sampled.log_probs, centred).sum(dim=2).sort(dim=1).values
+        delight = _delight(sampled, rewards, self.repeats).sum(dim=2).sort(dim=1).values
         places = [round(quantile * (self.num_rows - 1)) for quantile in _QUANTILES]
         low, middle, high = (delight[:, place] for place in places)
         return {

@@ -55,7 +55,7 @@ def seconds_per_step(
         )
     if rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {rounds}.")
-    plain = [each for each in others if each.gate in ("dense", "soft")]
+    plain = [each for each in others if each.kind in ("dense", "soft")]
     turns: list[tuple[Contender, Path]] = [(each, "product") for each in others]
     turns += [(each, "plain") for each in plain]
     found: dict[str, list[Step]] = {}

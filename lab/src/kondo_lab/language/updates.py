@@ -1,14 +1,14 @@
 """One update of one model, with clocks: by the product, and as somebody without a gate writes it.
 
     screen     log-probs to decide by: the sampler's (free), or a forward without a graph (exact)
-    select     priority -> gate -> kept tokens, and packs of what they need
+    select     signal -> gate -> kept tokens, and packs of what they need
     train      forward and backward of the packs
 
-Every contender goes through `kondo.lm.backward`, and so has the same packing and head; a dense one
+Every contender goes through `kondo.backward`, and so has the same packing and head; a dense one
 keeps everything. The plain way pads all rows to one length: a second witness of what dense costs.
 """
 
-import math
+import copy
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,13 +22,16 @@ from torch.nn.functional import pad
 
 import kondo
 from kondo import lm
-from kondo.core import losses
-from kondo.engine.select import GateLike, Priority
+from kondo.core import signals
+from kondo.core.contract import BaseGate, Signal, needs_log_probs
+from kondo.core.prechosen import Prechosen
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
+from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.sampler import Sampled
+from kondo_lab.population.losses import inputs_of
 
 STAGES = ("generate", "reward", "screen", "select", "train", "optimiser")
 LEARNER, LOOP = "learner", "loop"
@@ -50,54 +53,6 @@ class Learned(NamedTuple):
     """Of screen, select and train."""
 
 
-class Everything:
-    """A gate that keeps all units that count: dense, or DG with a temperature.
-
-    Unlike `kondo.Gate(rate=1)` it also keeps units of zero delight: dense pays for them.
-
-    Args:
-        eta: weigh units by sigmoid(delight / eta); None weighs all by 1.
-    """
-
-    def __init__(self, eta: float | None = None):
-        self.eta = eta
-
-    def __call__(
-        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> kondo.GateOutput:
-        """Keep whatever the mask says; nothing is drawn."""
-        weight = torch.ones_like(delight) if self.eta is None else (delight / self.eta).sigmoid()
-        return _decision(mask, weight * mask, mask)
-
-
-class Prechosen:
-    """A gate that keeps the units it was told to, whatever their delight.
-
-    Args:
-        keep: bool, like the delight it will be shown.
-    """
-
-    def __init__(self, keep: Tensor):
-        self.keep = keep
-
-    def __call__(
-        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> kondo.GateOutput:
-        """Keep them, where they count; nothing is drawn."""
-        keep = self.keep & mask
-        return _decision(keep, keep.to(delight.dtype), mask)
-
-
-def _decision(keep: Tensor, weight: Tensor, mask: Tensor) -> kondo.GateOutput:
-    return kondo.GateOutput(
-        keep=keep,
-        weight=weight,
-        price=torch.tensor(-math.inf, dtype=torch.float64),
-        rate=keep.sum().double() / mask.sum(),
-        probability=keep.to(weight.dtype),
-    )
-
-
 def product_backward(
     contender: Contender,
     policy: lm.CausalLM,
@@ -107,7 +62,7 @@ def product_backward(
     step: int,
     group: int,
 ) -> Learned:
-    """Add to `.grad` the gradient of the contender's loss, through `kondo.lm.backward`.
+    """Add to `.grad` the gradient of the contender's loss, through `kondo.backward`.
 
     The choices are those of `contenders.decide` for one member.
 
@@ -132,15 +87,15 @@ def product_backward(
     clock = Clock(rewards.device)
     with clock.stage("select"):  # some choose here, before the engine asks
         gate, advantages = _gate(contender, rows, rewards, draws, step, group)
+        gate.signal = _signal(contender, gate, on_rows(entropies), draws, step, prompt_length)
     kept: Counter[str] = Counter()
 
     def loss(log_probs: Tensor, _: Tensor, *, own: Tensor, old: Tensor) -> Tensor:
         kept["tokens"] += log_probs.numel()  # a pack holds kept tokens alone
-        if contender.loss == "pg":
-            return losses.pg(log_probs, own)
-        return losses.ppo(log_probs, own, old, clip=contender.clip)
+        inputs = inputs_of(contender.loss, {"old_log_probs": lambda: old})
+        return contender.loss(log_probs, own, **inputs)
 
-    report = lm.backward(
+    report = kondo.backward(
         policy,
         rows,
         kondo.advantage.group_mean(rewards, group),
@@ -148,9 +103,8 @@ def product_backward(
         unit=contender.unit,
         screen=old if contender.screen == "free" else None,
         loss=loss,
-        denominator=contender.denominator,
         loss_inputs={"own": advantages, "old": old},
-        priority=_priority(contender, on_rows(entropies), draws, step, prompt_length),
+        options=kondo.Options(denominator=contender.denominator),
     )
     spent = report.seconds
     return Learned(
@@ -173,53 +127,48 @@ def _gate(
     draws: Draws,
     step: int,
     group: int,
-) -> tuple[GateLike, Tensor]:
-    """Return the contender's gate for these rows, and the advantages [N] of its loss."""
+) -> tuple[BaseGate, Tensor]:
+    """Return a copy of the contender's gate for these rows, and the advantages [N] of its loss."""
     together = rewards.unsqueeze(0)
     advantages = contenders.loss_advantages(contender, together, group)[0]
-    match contender.gate:
-        case "dense":
-            return Everything(), advantages
-        case "soft":
-            return Everything(contender.eta), advantages
-        case "top" | "filter":
-            return kondo.Gate(rate=contender.rate), advantages
-        case "budget":
-            return BudgetGate(budget=contender.rate).for_rows(rows), advantages
-        case "variance":
-            keep = contenders.vary_most(contender, together, draws, step, group)
-            if contender.scope == "group":
-                advantages = contenders.loss_advantages(contender, together, group, among=keep)[0]
-            return Prechosen(keep[0]), advantages
+    gate = Everything() if contender.gate is None else copy.copy(contender.gate)
+    if isinstance(gate, BudgetGate):
+        return gate.for_rows(rows), advantages
+    if not isinstance(gate, DrawnVarianceGate):
+        return gate, advantages
+    values, mask = kondo.advantage.group_mean(together, group), rows.completion_mask.unsqueeze(0)
+    keep = contenders.choose_rows(gate, values, mask, draws, step, 0).keep
+    if gate.group is not None:
+        advantages = contenders.loss_advantages(contender, together, group, among=keep)[0]
+    return Prechosen(keep[0]), advantages
 
 
-def _priority(
-    contender: Contender, entropies: Tensor, draws: Draws, step: int, prompt_length: int
-) -> Priority:
-    """Return what the gate looks at."""
-    name = "abs_advantage" if contender.gate == "filter" else contender.priority
-    if name == "delight":
-        return kondo.delight
-    if name == "abs_delight":
-        return kondo.priorities.abs_delight
-    if name == "surprisal":
-        return kondo.priorities.surprisal
+def _signal(
+    contender: Contender,
+    gate: BaseGate,
+    entropies: Tensor,
+    draws: Draws,
+    step: int,
+    prompt_length: int,
+) -> Signal:
+    """Return what the gate looks at, with the sampler's entropies and this member's draws."""
+    signal, by_row = gate.signal, contender.unit == "sequence"
 
-    def other(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
-        num_rows, num_columns = log_probs.shape
-        if name == "entropy":
+    def of_tokens(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+        if signal is contenders.entropy:
             return entropies.where(mask, 0.0)
-        if contender.unit == "sequence":  # one value per row: a sum over tokens would favour length
-            drawn = draws.uniform("priority", step, num_rows)[0]
-            of_row = {"uniform": drawn, "advantage": advantages, "abs_advantage": advantages.abs()}
-            return of_row[name]
-        if name == "uniform":
-            drawn = draws.uniform("priority", step, num_rows, num_columns - prompt_length)[0]
-            return pad(drawn, (prompt_length, 0)).where(mask, 0.0)
-        signal: Tensor = getattr(kondo.priorities, name)(log_probs, advantages, mask=mask)
-        return signal
+        num_rows, num_columns = log_probs.shape
+        drawn = draws.uniform("priority", step, num_rows, num_columns - prompt_length)[0]
+        return pad(drawn, (prompt_length, 0)).where(mask, 0.0)
 
-    return other
+    def of_rows(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+        if signal is signals.uniform:
+            return draws.uniform("priority", step, len(log_probs))[0]
+        return signal(advantages, advantages)  # a sum over tokens would favour length
+
+    if by_row:
+        return signal if needs_log_probs(signal) else of_rows
+    return of_tokens if signal in (contenders.entropy, signals.uniform) else signal
 
 
 def plain_backward(

@@ -2,7 +2,7 @@
 
 - member.py: what a member is, a seed, a learning rate, an update rule and its frictions
 - networks.py: P networks as stacked parameters
-- choice.py: priorities and gates over [P, N] units, no host in the loop
+- losses.py: losses of whole answers, of a whole batch and of labels
 - programs.py: what one step of a task does: draw, act, pay; then the loss of kept rows
 - screens.py: draft screens, stale, quantised or narrower stand-ins for the policy
 - frictions.py: actors that are stale, buggy or lucky, and rewards that are wrong

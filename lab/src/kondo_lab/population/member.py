@@ -4,81 +4,60 @@ import dataclasses
 import math
 from typing import Literal
 
-LossName = Literal["pg", "is_pg", "ppo", "pmpo", "exact_pg", "cross_entropy"]
-GateName = Literal["dense", "soft", "quantile", "top", "price", "draw", "rolling"]
-PriorityName = Literal["delight", "advantage", "abs_advantage", "surprisal", "uniform", "additive"]
+from kondo.core import losses
+from kondo.core.contract import BaseGate, name_of
+from kondo.core.delight import delight
+from kondo.core.gates import Gate
+from kondo_lab.gates import Everything, QuantileGate
+from kondo_lab.population.losses import Loss, is_of_labels, short_name, words
+
 BaselineName = Literal["expected", "zero", "constant", "oracle"]
 ScreenName = Literal["exact", "stale", "quantised", "narrow"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Update:
-    """One way to update a policy. The defaults are PG.
+    """One way to update a policy: a gate and a loss. The defaults are PG.
 
-    | gate       | keeps                                                                     |
-    |------------|---------------------------------------------------------------------------|
-    | `dense`    | everything, weight 1: PG, PPO, PMPO, cross-entropy                        |
-    | `soft`     | everything, weight sigmoid(priority / temperature): DG                    |
-    | `quantile` | priority >= the batch's (1 - rate)-quantile, ties included: the papers'   |
-    | `top`      | exactly round(rate * N), as `kondo.Gate(rate=...)`                        |
-    | `price`    | priority > price, as `kondo.Gate(price=...)`                              |
-    | `draw`     | Bernoulli with a solved price, as `kondo.Gate(rate=..., temperature=...)` |
-    | `rolling`  | priority > a price from past steps, as `kondo.Gate(rate=..., window=...)` |
+    | gate                               | keeps                                             |
+    |------------------------------------|---------------------------------------------------|
+    | None                               | everything, weight 1: PG, PPO, PMPO, ...          |
+    | `Everything(eta)`                  | everything, weight sigmoid(delight / eta): DG     |
+    | `QuantileGate(rate=...)`           | what reaches the batch's quantile: the papers'    |
+    | `kondo.Gate(...)`, ...             | whatever it says                                  |
+
+    Updates are equal where their gates and losses have the same options.
+
+    Example:
+        >>> import kondo
+        >>> from kondo_lab.population.member import Update
+        >>> Update(gate=kondo.Gate(rate=0.03)) == Update(gate=kondo.Gate(rate=0.03))
+        True
     """
 
-    loss: LossName = "pg"
-    gate: GateName = "dense"
-    priority: PriorityName = "delight"
-    rate: float = 1.0
-    price: float = 0.0
-    temperature: float = 1.0
-    window: int = 16
-    alpha: float = 0.5
-    """Of the additive priority, alpha * U + (1 - alpha) * l."""
+    gate: BaseGate | None = None
+    """Chooses among rows; each population works with a copy, since a gate may remember."""
+    loss: Loss = losses.pg
+    """A function of `kondo.losses`, or of `population.losses`."""
     delight_noise: float = 0.0
-    """Standard deviation of noise on the priority, as a multiple of the batch's own."""
+    """Standard deviation of noise on the gate's values, as a multiple of the batch's own."""
     logit_noise: float = 0.0
-    """Standard deviation of noise on the logits that the priority is computed from."""
+    """Standard deviation of noise on the logits that the values are computed from."""
     screen: ScreenName = "exact"
-    """Whose log-probs the priority is computed from: the policy's, or a draft's (`screens`)."""
+    """Whose log-probs the values are computed from: the policy's, or a draft's (`screens`)."""
     draft: int = 0
     """Of a draft screen: steps between two copies (stale), bits (quantised) or width (narrow)."""
     baseline: BaselineName = "expected"
     """Of bandits: sum_a pi(a)^2, 0, 1/2, or pi(label). Sequences use the prompt's mean reward."""
-    max_weight: float = math.inf
-    """Of importance-weighted PG: its weight pi / mu is capped here; infinite leaves it exact."""
-    clip: float = 0.1
-    """Of PPO."""
-    beta: float = 0.0
-    """KL term of PPO and PMPO."""
-    preferred: float = 0.6
-    """PMPO's weight of the preferred answers."""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.rate <= 1.0:
-            raise ValueError(f"rate must lie in (0, 1], got {self.rate}; 0.03 keeps 3%.")
-        if self.gate in ("soft", "draw") and not self.temperature > 0:
-            raise ValueError(f"temperature must be > 0 for {self.gate}, got {self.temperature}.")
         for name in ("delight_noise", "logit_noise"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}.")
-        if not 0.0 <= self.alpha <= 1.0:
-            raise ValueError(f"alpha must lie in [0, 1], got {self.alpha}.")
-        if not self.max_weight > 0:
+        if is_of_labels(self.loss) and self.gate is not None:
             raise ValueError(
-                f"max_weight must be > 0, got {self.max_weight}; infinite leaves weights exact."
-            )
-        if self.gate == "rolling" and self.window < 1:
-            raise ValueError(f"window must be >= 1 past steps, got {self.window}.")
-        if self.gate == "soft" and self.priority != "delight":
-            raise ValueError(
-                f"priority must be delight for the soft gate, which weighs by it, got "
-                f"{self.priority}; use a hard gate for another signal."
-            )
-        if self.loss in ("exact_pg", "cross_entropy") and self.gate != "dense":
-            raise ValueError(
-                f"gate must be dense for {self.loss}, which samples no action to be gated, got "
-                f"{self.gate}."
+                f"gate must be None for {words(self.loss)}, which samples no action to be gated, "
+                f"got {self.gate!r}."
             )
         self._check_screen()
 
@@ -99,21 +78,53 @@ class Update:
     @property
     def program(self) -> tuple[object, ...]:
         """What must be equal for two members to share the same kernels."""
-        count = self.rate if self.gate in ("quantile", "top", "draw", "rolling") else 1.0
-        window = self.window if self.gate == "rolling" else 0
-        options: tuple[float, ...] = ()
-        if self.loss in ("ppo", "pmpo"):
-            options = (self.clip, self.beta, self.preferred)
-        elif self.loss == "is_pg":
-            options = (self.max_weight,)
-        # A noisy screen is another program: its rounding must not reach members without noise.
-        screen = (
-            self.screen,
-            self.draft if self.screen == "narrow" else 0,
-            self.logit_noise > 0,
-        )
-        gate = (self.gate, self.priority, count, window)
-        return (self.loss, self.baseline, *gate, *screen, options)
+        draft = self.draft if self.screen == "narrow" else 0
+        noise = (self.delight_noise, self.logit_noise)
+        return (repr(self.gate), words(self.loss), self.baseline, self.screen, draft, *noise)
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Where a member stands in its population, which is part of its rounding: the kernels of a
+        batch treat neighbours differently."""
+        gate = self.gate
+        rate, window = getattr(gate, "rate", None) or 1.0, getattr(gate, "window", 0)
+        signal = name_of(delight if gate is None else getattr(gate.signal, "func", gate.signal))
+        screen = (self.screen, self.program[4], self.logit_noise > 0)
+        chosen = (self.kind, signal, rate, window)
+        return (short_name(self.loss), self.baseline, *chosen, *screen, words(self.loss))
+
+    @property
+    def kind(self) -> str:
+        """The gate's kind in a word."""
+        gate = self.gate
+        if isinstance(gate, Everything):
+            return "soft"
+        if isinstance(gate, QuantileGate):
+            return "quantile"
+        if not isinstance(gate, Gate):
+            return "dense" if gate is None else type(gate).__name__
+        if gate.rate is None:
+            return "price"
+        return "rolling" if gate.window else "draw" if gate.temperature else "top"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both train alike."""
+        if not isinstance(other, Update):
+            return NotImplemented
+        return self.program == other.program and self.draft == other.draft
+
+    def __hash__(self) -> int:
+        return hash((self.program, self.draft))
+
+    @property
+    def trains_all_rows(self) -> bool:
+        """Whether the gate, if there is one, weighs rows and skips none."""
+        return self.kind in ("dense", "soft")
+
+    @property
+    def keeps_a_count(self) -> bool:
+        """Whether the rate fixes the number of rows that are kept."""
+        return self.kind == "top"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

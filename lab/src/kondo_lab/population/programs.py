@@ -9,15 +9,17 @@ each); log-probs, advantages and soft weights are [P, N, T], hard gates choose a
     loss     -> scalar      per rule, of its part of the outputs
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from kondo.core import losses
+from kondo.core import signals
+from kondo.core.contract import BaseGate, Signal, needs_log_probs
 from kondo_lab.draws import Draws
-from kondo_lab.population import choice
+from kondo_lab.gates import kept_first, unchecked
+from kondo_lab.population.losses import inputs_of, is_of_labels
 from kondo_lab.population.member import Update
 from kondo_lab.population.networks import Parameters, StackedMLP, StackedTransformer, categorical
 from kondo_lab.tasks.bandits import ImageBandit
@@ -45,26 +47,6 @@ class Decision(NamedTuple):
     """[p, N] rows, the kept ones first; None where all rows are trained."""
     kept: Tensor
     """[p] int64, rows a backward pass is paid for."""
-
-
-class Knobs(NamedTuple):
-    """Numbers that differ between the members of a group, each [p, 1]."""
-
-    temperature: Tensor
-    price: Tensor
-    alpha: Tensor
-    delight_noise: Tensor
-    logit_noise: Tensor
-
-    @classmethod
-    def of(cls, updates: Sequence[Update], device: torch.device) -> "Knobs":
-        """Collect them."""
-        return cls(
-            *(
-                torch.tensor([[getattr(update, name)] for update in updates], device=device)
-                for name in cls._fields
-            )
-        )
 
 
 class Program(Protocol):
@@ -100,7 +82,7 @@ class Program(Protocol):
     def advantages(self, update: Update, rolled: Rolled) -> Tensor:
         """Return reward minus baseline, [p, N, T]."""
 
-    def noisy_log_probs(self, rolled: Rolled, noise: Tensor, draws: Draws, step: Tensor) -> Tensor:
+    def noisy_log_probs(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Tensor:
         """Return log-probs [p, N, T] as a screen with Gaussian noise on its logits sees them."""
 
     def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
@@ -126,96 +108,59 @@ class Program(Protocol):
 def decide(
     program: Program,
     update: Update,
-    knobs: Knobs,
+    gate: BaseGate | None,
     rolled: Rolled,
     draws: Draws,
     step: Tensor,
     *,
-    rolling: choice.Rolling | None,
-    noisy: tuple[bool, bool],
     screen: Screen | None = None,
 ) -> Decision:
-    """Return the decision of the members that share `update`'s program.
+    """Return the decision of the members that share `update`.
 
     Args:
         program: gives advantages and noisy log-probs.
-        update: rule of the group; what differs between its members stands in `knobs`.
-        knobs: see `Knobs`.
+        update: of the members.
+        gate: their own copy of its gate, with what it remembers.
         rolled: experience of these members.
         draws: of these members.
         step: 0-d int64.
-        rolling: memory of a rolling gate.
-        noisy: whether any member has noise on its delight, and on its logits.
         screen: a draft to decide by; None decides by the policy itself.
     """
     advantages = program.advantages(update, rolled)
     log_probs = rolled["log_probs"]
     members, num_rows, _ = log_probs.shape
     everything = torch.full((members,), num_rows, dtype=torch.int64, device=log_probs.device)
-    if update.gate == "dense":
+    if gate is None:
         return Decision(advantages, None, None, everything)
-    if noisy[1]:
-        log_probs = program.noisy_log_probs(rolled, knobs.logit_noise, draws, step)
+    if update.logit_noise:
+        log_probs = program.noisy_log_probs(rolled, update.logit_noise, draws, step)
     if screen is not None:
         log_probs = screen(rolled, step)
-    if update.gate == "soft":
-        chi = choice.delight(log_probs, advantages)
-        chi = _add_noise(chi, knobs.delight_noise, draws, step) if noisy[0] else chi
-        weight = torch.sigmoid(chi / knobs.temperature.unsqueeze(2))
-        return Decision(advantages, weight, None, everything)
-    chi = _priority(update, knobs, log_probs, advantages, draws, step)
-    chi = _add_noise(chi, knobs.delight_noise, draws, step) if noisy[0] else chi
-    keep = _keep(update, knobs, chi, draws, step, rolling)
-    weight = keep.to(chi.dtype).unsqueeze(2)
-    return Decision(advantages, weight, choice.kept_first(keep), keep.sum(dim=1))
+    values = unchecked(gate.signal)(log_probs, advantages)
+    if not update.trains_all_rows:
+        values = _of_rows(gate.signal, values, draws, step)
+    if update.delight_noise:
+        values = _add_noise(values, update.delight_noise, draws, step)
+    flat = values.flatten(1)
+    uniform = draws.uniform("gate", step, num_rows) if gate.draws else None
+    chosen = gate.choose(flat, torch.ones_like(flat, dtype=torch.bool), uniform)
+    if update.trains_all_rows:
+        return Decision(advantages, chosen.weight.view(values.shape), None, everything)
+    weight = chosen.weight.unsqueeze(2)
+    return Decision(advantages, weight, kept_first(chosen.keep), chosen.keep.sum(dim=1))
 
 
-def _priority(
-    update: Update, knobs: Knobs, log_probs: Tensor, advantages: Tensor, draws: Draws, step: Tensor
-) -> Tensor:
-    """Return [p, N]: a row's delight is the sum over its actions or tokens."""
-    surprisal = (-log_probs).clamp_min(0).sum(dim=2)
-    advantage = advantages.mean(dim=2)
-    match update.priority:
-        case "delight":
-            return choice.delight(log_probs, advantages).sum(dim=2)
-        case "advantage":
-            return advantage
-        case "abs_advantage":
-            return advantage.abs()
-        case "surprisal":
-            return surprisal
-        case "additive":
-            return knobs.alpha * advantage + (1 - knobs.alpha) * surprisal
-        case "uniform":
-            return draws.uniform("priority", step, surprisal.shape[1])
+def _of_rows(signal: Signal, values: Tensor, draws: Draws, step: Tensor) -> Tensor:
+    """Return [p, N]: a row's delight is the sum over its actions or tokens, its advantage a mean.
+
+    Random values are those of the members' own draws.
+    """
+    if signal is signals.uniform:
+        return draws.uniform("priority", step, values.shape[1])
+    return values.sum(dim=2) if needs_log_probs(signal) else values.mean(dim=2)
 
 
-def _keep(
-    update: Update,
-    knobs: Knobs,
-    chi: Tensor,
-    draws: Draws,
-    step: Tensor,
-    rolling: choice.Rolling | None,
-) -> Tensor:
-    match update.gate:
-        case "quantile":
-            return choice.quantile(chi, update.rate)
-        case "top":
-            return choice.top(chi, update.rate)
-        case "price":
-            return (chi > knobs.price) & (chi != 0)
-        case "draw":
-            uniform = draws.uniform("gate", step, chi.shape[1])
-            return choice.draw(chi, update.rate, knobs.temperature, uniform)
-        case "rolling":
-            assert rolling is not None
-            return rolling(chi)
-    raise AssertionError(f"{update.gate} keeps all rows")
-
-
-def _add_noise(chi: Tensor, noise: Tensor, draws: Draws, step: Tensor) -> Tensor:
+def _add_noise(chi: Tensor, noise: float, draws: Draws, step: Tensor) -> Tensor:
     """Add Gaussian noise whose standard deviation is a multiple of the member's own chi's."""
     flat = chi.flatten(1)
     drawn = draws.normal("delight noise", step, flat.shape[1])
@@ -248,44 +193,21 @@ def _weighted(
         sampled, advantages = _gather(sampled, rows), _gather(advantages, rows)
         weight = None if weight is None else _gather(weight, rows)
     units, good, old = (t.reshape(-1, t.shape[-1]) for t in (log_probs, advantages, sampled))
-    match update.loss:
-        case "pg":
-            terms = losses.pg(units, good)
-        case "is_pg":
-            terms = importance(units, old, update.max_weight, whole_rows) * losses.pg(units, good)
-        case "ppo":
-            terms = losses.ppo(units, good, old, clip=update.clip, beta=update.beta)
-        case "pmpo":
-            terms = losses.pmpo(units, good, alpha=update.preferred)
-            # Of the whole batch, whatever was kept of it.
-            share = (decision.advantages > 0).double().mean(dim=(1, 2)).to(units.dtype)
-            share = share.repeat_interleave(units.shape[0] // log_probs.shape[0]).unsqueeze(1)
-            terms = terms / torch.where(good > 0, share, 1 - share)
-            terms = terms + update.beta * (old - units)
-        case _:
-            raise AssertionError(f"{update.loss} is not a loss of sampled actions")
-    terms = terms.view(log_probs.shape)
+
+    def positive_share() -> Tensor:
+        share = (decision.advantages > 0).double().mean(dim=(1, 2)).to(units.dtype)
+        return share.repeat_interleave(units.shape[0] // log_probs.shape[0]).unsqueeze(1)
+
+    inputs = inputs_of(
+        update.loss,
+        {
+            "old_log_probs": lambda: old,
+            "positive_share": positive_share,
+            "whole_rows": lambda: whole_rows,
+        },
+    )
+    terms = update.loss(units, good, **inputs).view(log_probs.shape)
     return (terms if weight is None else weight * terms).sum() / total
-
-
-def importance(log_probs: Tensor, behaviour: Tensor, max_weight: float, whole_rows: bool) -> Tensor:
-    """Return min(pi / mu, max_weight), not differentiated: [n, T], or [n, 1] for whole rows.
-
-    The weight of a whole answer is the product over its tokens, as in the author's code.
-
-    Example:
-        >>> import math, torch
-        >>> from kondo_lab.population.programs import importance
-        >>> learner, actor = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 1.0]]).log()
-        >>> importance(learner, actor, math.inf, whole_rows=False)
-        tensor([[2.0000, 0.5000]])
-        >>> importance(learner, actor, math.inf, whole_rows=True)
-        tensor([[1.]])
-    """
-    log_ratio = log_probs.detach() - behaviour
-    if whole_rows:
-        log_ratio = log_ratio.sum(dim=1, keepdim=True)
-    return log_ratio.exp().clamp_max(max_weight)
 
 
 class BanditProgram:
@@ -351,11 +273,11 @@ class BanditProgram:
             case "zero":
                 return rewards
 
-    def noisy_log_probs(self, rolled: Rolled, noise: Tensor, draws: Draws, step: Tensor) -> Tensor:
+    def noisy_log_probs(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Tensor:
         """Return log-probs of the actions under logits with noise."""
         logits = rolled["distribution"]  # log-probs are logits up to a constant
         drawn = draws.normal("logit noise", step, *logits.shape[1:])
-        noisy = (logits + noise.unsqueeze(2) * drawn).log_softmax(dim=-1)
+        noisy = (logits + noise * drawn).log_softmax(dim=-1)
         return noisy.gather(2, rolled["actions"])
 
     def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
@@ -376,11 +298,9 @@ class BanditProgram:
         rows: Tensor | None,
     ) -> Tensor:
         """Return the loss of the actions taken, or of the labels."""
-        if update.loss in ("exact_pg", "cross_entropy"):
+        if is_of_labels(update.loss):
             labels = rolled["labels"] if rows is None else _gather(rolled["labels"], rows)
-            of_label = outputs.gather(2, labels)
-            good = of_label.exp() if update.loss == "exact_pg" else of_label
-            return -good.sum() / self.num_rows
+            return update.loss(outputs.gather(2, labels)).sum() / self.num_rows
         actions = rolled["actions"] if rows is None else _gather(rolled["actions"], rows)
         taken = outputs.gather(2, actions)
         return _weighted(update, taken, rolled, decision, rows, whole_rows=False)
@@ -459,7 +379,7 @@ class SequenceProgram:
         centred = torch.where(same, 0.0, centred)
         return centred.flatten(1, 2).unsqueeze(2).expand_as(rolled["log_probs"])
 
-    def noisy_log_probs(self, rolled: Rolled, noise: Tensor, draws: Draws, step: Tensor) -> Tensor:
+    def noisy_log_probs(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Tensor:
         """Refuse: the sampler does not keep its logits."""
         raise ValueError("logit_noise must be 0 for sequences, which keep no logits; use a bandit.")
 

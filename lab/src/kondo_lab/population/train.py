@@ -13,6 +13,7 @@ forward and backward.
 As in the author's code, Adam steps also where nothing was kept: its moments decay and move on.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,54 +25,31 @@ from torch import Tensor
 
 from kondo.core.rules import count_for
 from kondo_lab.draws import Draws
-from kondo_lab.population import choice, frictions, screens
+from kondo_lab.population import frictions, screens
 from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.member import Member, Update
 from kondo_lab.population.networks import Parameters
-from kondo_lab.population.programs import Decision, Knobs, Program, Rolled, decide
+from kondo_lab.population.programs import Decision, Program, Rolled, decide
 
 
 class _Rule:
     """Neighbouring members with the same update program."""
 
     def __init__(self, population: "Population", members: slice):
-        updates = [member.update for member in population.members[members]]
-        self.members, self.update = members, updates[0]
-        self.knobs = Knobs.of(updates, population.device)
-        self.noisy = (
-            any(update.delight_noise > 0 for update in updates),
-            any(update.logit_noise > 0 for update in updates),
-        )
+        own = population.members[members]
+        self.members, self.update = members, own[0].update
+        self.gate = copy.deepcopy(self.update.gate)
         self.draws = population.draws.part(members)
         self.screen = screens.make(
             population.program,
-            population.members[members],
+            own,
             {name: value[members] for name, value in population.parameters.items()},
         )
-        self.rolling = None
-        if self.update.gate == "rolling":
-            self.rolling = choice.Rolling(
-                len(updates),
-                population.program.num_rows,
-                self.update.rate,
-                self.update.window,
-                next(iter(population.parameters.values())),
-            )
 
     def decide(self, program: Program, rolled: Rolled, step: Tensor) -> Decision:
         """Choose the members' rows."""
         mine = {name: value[self.members] for name, value in rolled.items()}
-        return decide(
-            program,
-            self.update,
-            self.knobs,
-            mine,
-            self.draws,
-            step,
-            rolling=self.rolling,
-            noisy=self.noisy,
-            screen=self.screen,
-        )
+        return decide(program, self.update, self.gate, mine, self.draws, step, screen=self.screen)
 
 
 class _Group:
@@ -154,7 +132,9 @@ class _Group:
     @property
     def varies(self) -> bool:
         """Whether the number of kept rows must be asked for."""
-        return any(rule.update.gate not in ("dense", "soft", "top") for rule in self.rules)
+        return not all(
+            rule.update.trains_all_rows or rule.update.keeps_a_count for rule in self.rules
+        )
 
     def num_rows(self, busiest: int, all_rows: int) -> int:
         """Return the size to pad to when the busiest member keeps `busiest` rows."""
@@ -207,7 +187,7 @@ class Population:
             members,
             key=lambda member: (
                 row_shape(member.update, program.num_rows),
-                repr(member.update.program),
+                repr(member.update.order),
                 member.learning_rate,
             ),
         )
@@ -279,7 +259,7 @@ class Population:
         rolling gate remembers what it decides on, hence cannot look aside.
         """
         rules = [rule for group in self.groups for rule in group.rules]
-        if any(rule.rolling is not None for rule in rules):
+        if any(rule.gate is not None and rule.gate.remembers for rule in rules):
             raise ValueError("a population with a rolling gate cannot look aside; it remembers.")
         if any(rule.screen is not None for rule in rules):
             raise ValueError("a population with a draft screen cannot look aside; it remembers.")
@@ -324,8 +304,8 @@ class Population:
             "parameters": self.parameters,
             "counters": [self._step, self._error, self._backward],
             "optimisers": [group.optimiser.state_dict() for group in self.groups],
-            "rolling": [
-                None if rule.rolling is None else [rule.rolling.past, rule.rolling.steps]
+            "gates": [
+                {} if rule.gate is None else rule.gate.state_dict()
                 for group in self.groups
                 for rule in group.rules
             ],
@@ -350,10 +330,9 @@ class Population:
             group.forget_programs()
         self._begin = Captured(self._begin_step, self.device)
         rules = [rule for group in self.groups for rule in group.rules]
-        for rule, saved in zip(rules, state["rolling"], strict=True):
-            if rule.rolling is not None:
-                rule.rolling.past.copy_(saved[0])
-                rule.rolling.steps.copy_(saved[1])
+        for rule, saved in zip(rules, state["gates"], strict=True):
+            if rule.gate is not None:
+                rule.gate.load_state_dict(saved)
         for rule, saved in zip(rules, state["screens"], strict=True):
             if rule.screen is not None:
                 rule.screen.load_state_dict(saved)
@@ -379,9 +358,10 @@ def row_shape(update: Update, num_rows: int) -> tuple[int, bool]:
 
     Groups are made by it. A gate with rate 1 trains on all rows too, but in an order of its own.
     """
-    if update.gate in ("dense", "soft"):
+    if update.trains_all_rows:
         return num_rows, False
-    return (1 if update.gate == "price" else count_for(update.rate, num_rows)), True
+    rate = getattr(update.gate, "rate", None)
+    return (1 if rate is None else count_for(rate, num_rows)), True
 
 
 def _equal_neighbours(keys: Sequence[Any]) -> Iterator[tuple[slice, Any]]:

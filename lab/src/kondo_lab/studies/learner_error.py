@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from kondo_lab.population.losses import ImportanceWeighted
 from kondo_lab.population.member import Update
 from kondo_lab.population.programs import BanditProgram, SequenceProgram
 from kondo_lab.population.train import Population
@@ -22,7 +23,7 @@ IMAGES_AT_ONCE = 1000
 
 def importance_weighted(cap: float = math.inf) -> Update:
     """Return PG with weights pi / mu, exact or capped; they are not differentiated."""
-    return Update(loss="is_pg", max_weight=cap)
+    return Update(loss=ImportanceWeighted(cap))
 
 
 def capped(cap: float) -> str:

@@ -1,26 +1,32 @@
 """The papers' update rules by their names in the legends."""
 
+from functools import partial
+
+from kondo.core import losses
+from kondo.core.gates import Gate
+from kondo_lab.gates import Everything, QuantileGate
+from kondo_lab.population.losses import PreferenceOptimisation
 from kondo_lab.population.member import Update
 
 PG = Update()
-DG = Update(gate="soft")
-PPO = Update(loss="ppo", clip=0.1, beta=0.1)
-PMPO = Update(loss="pmpo", preferred=0.6, beta=0.1)
-PRICE_0 = Update(gate="price", price=0.0)
+DG = Update(gate=Everything(eta=1.0))
+PPO = Update(loss=partial(losses.ppo, clip=0.1, beta=0.1))
+PMPO = Update(loss=PreferenceOptimisation(alpha=0.6, beta=0.1))
+PRICE_0 = Update(gate=Gate(price=0.0))
 
 
 def kondo(rate: float) -> Update:
     """Return the papers' gate at a rate: the batch's quantile, ties kept."""
-    return Update(gate="quantile", rate=rate)
+    return Update(gate=QuantileGate(rate=rate))
 
 
 def kondo_count(rate: float) -> Update:
-    """Return the gate that never keeps more than the rate, as `kondo.Gate(rate=...)`.
+    """Return the gate that never keeps more than the rate, `kondo.Gate(rate=...)`.
 
     Where delight has no ties, as on images, it keeps what `kondo` keeps, and the number of rows
     need not be asked for at every step.
     """
-    return Update(gate="top", rate=rate)
+    return Update(gate=Gate(rate=rate))
 
 
 def percent(rate: float) -> str:

@@ -217,6 +217,6 @@ def _search_threshold(
     low, high = 0.0, 1.0
     for _ in range(halvings):
         middle = (low + high) / 2
-        wrong = failures(kondo.priorities.additive(log_probs, advantages, alpha=middle))
+        wrong = failures(kondo.signals.additive(log_probs, advantages, alpha=middle))
         low, high = (middle, high) if wrong else (low, middle)
     return high, float(failures(kondo.delight(log_probs, advantages)))

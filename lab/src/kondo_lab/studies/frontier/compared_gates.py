@@ -3,7 +3,10 @@
 import math
 from typing import NamedTuple
 
+from kondo.core import signals
+from kondo.core.gates import Gate
 from kondo_lab.population.member import Member, Update
+from kondo_lab.studies import updates
 from kondo_lab.studies.frontier.settings import Settings
 
 DG_K = "DG-K"
@@ -23,31 +26,39 @@ class Line(NamedTuple):
     @property
     def setting(self) -> float:
         """The rate, or the price."""
-        return self.update.price if math.isnan(self.rate) else self.rate
+        return self.price if math.isnan(self.rate) else self.rate
+
+    @property
+    def price(self) -> float:
+        """The price, where one decides."""
+        gate = self.update.gate
+        assert isinstance(gate, Gate)
+        assert gate.price is not None
+        return gate.price
 
 
 def lines(settings: Settings) -> list[Line]:
     """Return every gate of the study."""
     found = [
-        Line("PG", "PG", 1.0, Update()),
-        Line("DG", "DG", 1.0, Update(gate="soft")),
+        Line("PG", "PG", 1.0, updates.PG),
+        Line("DG", "DG", 1.0, updates.DG),
     ]
     for rate in settings.rates:
         found += [
-            _rated(DG_K, rate, Update(gate="quantile", rate=rate)),
-            _rated("top", rate, Update(gate="top", rate=rate)),
-            _rated("rolling", rate, Update(gate="rolling", rate=rate, window=settings.window)),
+            _rated(DG_K, rate, updates.kondo(rate)),
+            _rated("top", rate, updates.kondo_count(rate)),
+            _rated("rolling", rate, Update(gate=Gate(rate=rate, window=settings.window))),
         ]
         found += [
-            _rated(f"draw, eta {eta:g},", rate, Update(gate="draw", rate=rate, temperature=eta))
+            _rated(f"draw, eta {eta:g},", rate, Update(gate=Gate(rate=rate, temperature=eta)))
             for eta in settings.temperatures
         ]
     found += [
-        Line(f"price {price:g}", "price", math.nan, Update(gate="price", price=price))
+        Line(f"price {price:g}", "price", math.nan, Update(gate=Gate(price=price)))
         for price in settings.prices
     ]
     found += [
-        _rated("random", rate, Update(gate="top", rate=rate, priority="uniform"))
+        _rated("random", rate, Update(gate=Gate(rate=rate, signal=signals.uniform)))
         for rate in settings.random_rates
     ]
     return found

@@ -69,7 +69,7 @@ def _short(point: Point) -> str:
     """Return the rate or the price; the colour says the rest."""
     line = point.line
     if math.isnan(line.rate):
-        return f"{line.update.price:g}"
+        return f"{line.price:g}"
     return "" if line.rate == 1 else f"{100 * line.rate:g}%"
 
 

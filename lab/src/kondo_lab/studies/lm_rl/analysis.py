@@ -177,7 +177,7 @@ def _verdicts(arena: Arena, settings: Settings, levels: Mapping[str, float]) -> 
 
 def _gates(settings: Settings) -> list[str]:
     """Return the headliners that skip anything, in their order."""
-    return [each.name for each in settings.headliners() if each.rate < 1 or each.gate == "filter"]
+    return [each.name for each in settings.headliners() if each.rate < 1 or each.kind == "filter"]
 
 
 def _best_gate(arena: Arena, settings: Settings, level: float, half_way: float) -> list[str]:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
+from kondo.core.gates import Gate
 from kondo_lab.language import loop
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.population import Member
@@ -101,8 +102,7 @@ def denominators(settings: Settings) -> list[Contender]:
     return [
         Contender(
             name=f"DG-K {100 * rate:g}%, {kind} denominator",
-            gate="top",
-            rate=rate,
+            gate=Gate(rate=rate),
             denominator=kind,
         )
         for rate in settings.denominator_rates
@@ -159,7 +159,7 @@ def more_names(settings: Settings, field: Field) -> list[str]:
 
 def paths(field: Field, contender: Contender) -> tuple[loop.Path, ...]:
     """Return the ways a contender is trained by the clock: the dense ones also without the gate."""
-    return field.dense_paths if contender.gate == "dense" else ("product",)
+    return field.dense_paths if contender.gate is None else ("product",)
 
 
 def timed(settings: Settings, field: Field) -> list[Contender]:
@@ -184,6 +184,5 @@ def with_more(settings: Settings, field: Field) -> list[Contender]:
     return [
         each
         for each in settings.clocked(field)
-        if each.rate == max(field.clocked_rates)
-        and (each.gate == "variance" or (each.gate == "top" and each.priority == "delight"))
+        if each.rate == max(field.clocked_rates) and (each.kind == "variance" or each.by_delight)
     ]

@@ -108,12 +108,11 @@ def _of_series(
 
 
 def _gate(series: str, contender: Contender, share: float) -> Iterator[Failure]:
-    if contender.gate == "soft" and FLAT[0] <= share <= FLAT[1]:
+    if contender.kind == "soft" and FLAT[0] <= share <= FLAT[1]:
         yield Failure(
             series, "flat gate", f"lets {share:.2f} of delight through: weights near a half"
         )
-    keeps = contender.gate == "top" and contender.priority == "delight" and contender.rate < 1
-    if (contender.gate == "soft" or keeps) and share > HARD:
+    if (contender.kind == "soft" or contender.by_delight) and share > HARD:
         yield Failure(series, "saturated gate", f"keeps {share:.3f} of the positive delight")
 
 

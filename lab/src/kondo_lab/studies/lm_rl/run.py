@@ -21,7 +21,7 @@ from functools import partial
 import torch
 
 from kondo_lab.language import loop, step_seconds, updates
-from kondo_lab.language.contenders import Contender
+from kondo_lab.language.contenders import CLIPPED, Contender
 from kondo_lab.language.loop import Learner, Shape
 from kondo_lab.language.population import Member, Population
 from kondo_lab.part import Context, Part, Record
@@ -341,7 +341,7 @@ def _more(
 
 def _dense_seconds(settings: Settings, field: Field, context: Context) -> float:
     """Return the median seconds of a loop of dense GRPO, by the faster of its two paths."""
-    grpo = Contender(name="GRPO", loss="grpo")
+    grpo = Contender(name="GRPO", loss=CLIPPED, divided=True)
     learner = _learner(settings, field, context, grpo, learning_rate=0.0)
     found = step_seconds.seconds_per_step(learner, [grpo], rounds=MORE_TRIES_ROUNDS)
     return min(line.p50 for line in found if line.stage == updates.LOOP)

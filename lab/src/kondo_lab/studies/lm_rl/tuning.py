@@ -58,7 +58,7 @@ def tuned_name(contender: Contender) -> str:
     With an exact screen the free one's: the two decide by the same numbers up to rounding. The
     zero-advantage filter dense GRPO's: what it leaves out has no gradient.
     """
-    if contender.gate == "filter":
+    if contender.kind == "filter":
         return "GRPO"
     return contender.name.replace(" exact", "") if contender.screen == "exact" else contender.name
 

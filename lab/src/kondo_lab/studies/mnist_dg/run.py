@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kondo_lab.part import Context, Part, Record
+from kondo_lab.population.losses import CrossEntropy, ExactPG
 from kondo_lab.population.member import BaselineName, Member, Update
 from kondo_lab.population.run import log_spaced, train
 from kondo_lab.population.train import Population
@@ -16,8 +17,8 @@ from kondo_lab.studies.mnist_dg.settings import Settings
 
 BASELINES: tuple[BaselineName, ...] = ("zero", "constant", "expected", "oracle")
 EXACT = {
-    "exact PG": Update(loss="exact_pg"),
-    "cross-entropy": Update(loss="cross_entropy"),
+    "exact PG": Update(loss=ExactPG()),
+    "cross-entropy": Update(loss=CrossEntropy()),
 }
 TO_PG = "1 - cosine to the exact PG gradient"
 TO_CE = "1 - cosine to the cross-entropy gradient"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from kondo_lab.studies import plotting, statistics, updates
 from kondo_lab.studies.comparison import against_paper, finals, settings_of, tolerated
 from kondo_lab.studies.mnist_kondo import paper
-from kondo_lab.studies.mnist_kondo.run import PRIORITIES
+from kondo_lab.studies.mnist_kondo.run import SIGNALS
 from kondo_lab.studies.mnist_kondo.settings import Settings
 from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline, ordering
 
@@ -299,7 +299,7 @@ def _noise_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 def _priority_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     lines = [
         headline("Kondo Fig 5a", series, ONLINE, rate, found)
-        for series in PRIORITIES
+        for series in SIGNALS
         for rate, found in finals(records, "priorities", series).items()
     ]
     mixes = finals(records, "priorities", "additive mix")
@@ -323,7 +323,7 @@ def _priority_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
 
 def _priorities_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2)
-    for series, colour in zip(PRIORITIES, plotting.WHEEL, strict=False):
+    for series, colour in zip(SIGNALS, plotting.WHEEL, strict=False):
         plotting.by_setting(
             axes[0][0], finals(records, "priorities", series), series, colour=colour
         )

@@ -4,20 +4,24 @@ import dataclasses
 from collections.abc import Iterable
 from functools import partial
 
+from kondo.core import signals
+from kondo.core.contract import Signal
+from kondo.core.delight import delight
+from kondo.core.gates import Gate
 from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Member, PriorityName, Update
+from kondo_lab.population.member import Member, Update
 from kondo_lab.population.run import log_spaced, train
 from kondo_lab.population.train import Population
 from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_kondo.settings import Settings
 
-PRIORITIES: dict[str, PriorityName] = {
-    "delight": "delight",
-    "advantage": "advantage",
-    "|advantage|": "abs_advantage",
-    "surprisal": "surprisal",
-    "advantage + surprisal": "additive",
-    "uniform": "uniform",
+SIGNALS: dict[str, Signal] = {
+    "delight": delight,
+    "advantage": signals.advantage,
+    "|advantage|": signals.abs_advantage,
+    "surprisal": signals.surprisal,
+    "advantage + surprisal": signals.additive,
+    "uniform": signals.uniform,
 }
 
 
@@ -114,9 +118,9 @@ def _priorities(settings: Settings, context: Context) -> Iterable[Record]:
             seed=seed,
             learning_rate=settings.learning_rate,
             setting=rate,
-            update=Update(gate="top", rate=rate, priority=priority),
+            update=Update(gate=Gate(rate=rate, signal=signal)),
         )
-        for name, priority in PRIORITIES.items()
+        for name, signal in SIGNALS.items()
         for rate in settings.priority_rates
         for seed in range(settings.sweep_seeds)
     ]
@@ -126,7 +130,9 @@ def _priorities(settings: Settings, context: Context) -> Iterable[Record]:
             seed=seed,
             learning_rate=settings.learning_rate,
             setting=mix,
-            update=Update(gate="top", rate=settings.rate, priority="additive", alpha=1 - mix),
+            update=Update(
+                gate=Gate(rate=settings.rate, signal=partial(signals.additive, alpha=1 - mix))
+            ),
         )
         for mix in settings.mixes
         for seed in range(settings.sweep_seeds)

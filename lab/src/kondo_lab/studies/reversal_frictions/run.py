@@ -1,9 +1,11 @@
 """Two parts: each friction alone at H = 10, and all of them together by length."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from kondo.core import losses
 from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Frictions, Member, Update
 from kondo_lab.population.run import matmul_precision, train
@@ -50,7 +52,7 @@ def methods(settings: Settings) -> dict[str, Update]:
 
 def compared_together(settings: Settings) -> dict[str, Update]:
     """Return the rules of the part together: one more, PG as the author's code has it."""
-    unclipped = Update(loss="ppo", clip=float("inf"), beta=0.0)
+    unclipped = Update(loss=partial(losses.ppo, clip=math.inf))
     return methods(settings) | {BY_TOKEN: unclipped}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from kondo_lab.part import Context, Part, Record
+from kondo_lab.population.losses import PreferenceOptimisation
 from kondo_lab.population.member import Member, Update
 from kondo_lab.population.run import log_spaced, matmul_precision, train
 from kondo_lab.population.train import Population
@@ -128,7 +129,7 @@ def _tried(settings: Settings, context: Context) -> Iterable[Record]:
     """What is not known of the paper's runs: PMPO's two numbers, the gate's learning rate."""
     grid = {
         f"PMPO alpha {preferred:g} beta {beta:g}": Update(
-            loss="pmpo", preferred=preferred, beta=beta
+            loss=PreferenceOptimisation(alpha=preferred, beta=beta)
         )
         for preferred in settings.preferred
         for beta in settings.betas

@@ -6,7 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo_lab.population import choice
+from kondo.core.delight import delight
+from kondo.core.gates import Gate
+from kondo.core.rules import count_for, highest
+from kondo_lab.gates import TIE_TOLERANCE, unchecked
 from kondo_lab.population.member import Member
 from kondo_lab.population.programs import Program
 from kondo_lab.population.train import Population
@@ -22,9 +25,12 @@ class ComparedPopulation(Population):
     """
 
     def __init__(self, program: Program, members: Sequence[Member], *, device: torch.device):
-        others = sorted({m.update.gate for m in members if m.update.gate != "top"})
+        others = {repr(m.update.gate) for m in members if not m.update.keeps_a_count}
         if others:
-            raise ValueError(f"members must all have the gate top to be compared, got {others}.")
+            raise ValueError(
+                f"members must all keep a fixed count to be compared, got {sorted(others)}; give "
+                f"kondo.Gate(rate=...)."
+            )
         self._agreed = torch.zeros(len(members), dtype=torch.float64, device=device)
         self._compared = torch.zeros((), dtype=torch.int64, device=device)
         super().__init__(program, members, device=device)
@@ -35,9 +41,13 @@ class ComparedPopulation(Population):
         for group in self.groups:
             for rule, decision in zip(group.rules, group.decisions, strict=True):
                 assert decision.weight is not None  # the gate is hard
-                chi = choice.delight(self.rolled["log_probs"][rule.members], decision.advantages)
+                chi = unchecked(delight)(
+                    self.rolled["log_probs"][rule.members], decision.advantages
+                )
                 kept = decision.weight.squeeze(2) > 0
-                shared = overlap(kept, chi.sum(dim=2), rule.update.rate)
+                assert isinstance(rule.gate, Gate)
+                assert rule.gate.rate is not None
+                shared = overlap(kept, chi.sum(dim=2), rule.gate.rate)
                 self._agreed[rule.members].add_(shared)
         self._compared.add_(1)
 
@@ -78,9 +88,9 @@ def overlap(kept: Tensor, delight: Tensor, rate: float) -> Tensor:
         >>> overlap(torch.tensor([[True, False, True, False]]), delight, 0.5)
         tensor([0.5000], dtype=torch.float64)
     """
-    exact = choice.top(delight, rate)
+    exact, _ = highest(delight, delight != 0, count_for(rate, delight.shape[1]))
     last = torch.where(exact, delight, torch.inf).amin(dim=1, keepdim=True)
-    both = (kept & (delight >= last - choice.TIE_TOLERANCE)).sum(dim=1).double()
+    both = (kept & (delight >= last - TIE_TOLERANCE)).sum(dim=1).double()
     larger = torch.maximum(kept.sum(dim=1), exact.sum(dim=1))
     return torch.where(larger > 0, both / larger, 1.0)
 

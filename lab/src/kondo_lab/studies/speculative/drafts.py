@@ -4,11 +4,16 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
+from kondo.core import signals
+from kondo.core.contract import Signal
+from kondo.core.delight import delight
+from kondo.core.gates import Gate
 from kondo_lab.population.member import Member, Update
+from kondo_lab.studies import updates
 from kondo_lab.studies.speculative.settings import Settings
 
 EXACT, ADVANTAGE = "exact", "advantage only"
-DENSE = {"PG": Update(), "DG": Update(gate="soft")}
+DENSE = {"PG": updates.PG, "DG": updates.DG}
 """No screen and no gate, for comparison."""
 SHAPES = {"mnist": (784, 10), "digits": (64, 10)}
 """Inputs and actions of the images."""
@@ -26,6 +31,12 @@ class Screen(NamedTuple):
     """Of `Update`."""
     cost: float
     """Counted, per row, in forward passes of the policy; NaN where it stands for no computation."""
+    signal: Signal = delight
+    """What rows are ranked by."""
+
+    def update(self, rate: float) -> Update:
+        """Return the gate that decides by this screen."""
+        return Update(gate=Gate(rate=rate, signal=self.signal), **self.options)
 
 
 def macs(*sizes: int) -> int:
@@ -77,13 +88,13 @@ def screens(settings: Settings) -> list[Screen]:
         options = {"screen": "narrow", "draft": width}
         cost = TRAINING * narrow_share(settings, width)
         found.append(Screen(f"width {width}", "narrow", options, cost))
-    return [*found, Screen(ADVANTAGE, ADVANTAGE, {"priority": "advantage"}, 0.0)]
+    return [*found, Screen(ADVANTAGE, ADVANTAGE, {}, 0.0, signals.advantage)]
 
 
 def gated(settings: Settings, rate: float) -> list[Member]:
     """Return the members with a screen, at a rate."""
     return [
-        _member(settings, screen.series, seed, Update(gate="top", rate=rate, **screen.options))
+        _member(settings, screen.series, seed, screen.update(rate), rate)
         for screen in screens(settings)
         for seed in range(settings.num_seeds)
     ]
@@ -92,17 +103,17 @@ def gated(settings: Settings, rate: float) -> list[Member]:
 def dense(settings: Settings) -> list[Member]:
     """Return the members that train on every row."""
     return [
-        _member(settings, series, seed, update)
+        _member(settings, series, seed, update, 1.0)
         for series, update in DENSE.items()
         for seed in range(settings.num_seeds)
     ]
 
 
-def _member(settings: Settings, series: str, seed: int, update: Update) -> Member:
+def _member(settings: Settings, series: str, seed: int, update: Update, rate: float) -> Member:
     return Member(
         series=series,
         seed=seed,
         learning_rate=settings.learning_rate,
         update=update,
-        setting=update.rate,
+        setting=rate,
     )

@@ -1,0 +1,133 @@
+"""Gates that are compared with those of `kondo`, under the same contract."""
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from kondo.core import rules, signals
+from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
+from kondo.core.delight import delight
+from kondo.core.rules import count_for
+
+TIE_TOLERANCE = 1e-6
+"""Values this close to the quantile count as ties, as in the author's code."""
+
+
+class QuantileGate(BaseGate):
+    """Keep values >= the batch's (1 - rate)-quantile: ties are kept, zeros take their places.
+
+    The papers' gate. Units of value zero count when the quantile is taken, and are then not paid
+    for: their gradient is zero. With few distinct rewards it keeps more than the rate.
+
+    Args:
+        rate: share of the units that count, in (0, 1].
+        signal: what a unit is worth.
+
+    Example:
+        >>> import torch
+        >>> from kondo_lab.gates import QuantileGate
+        >>> QuantileGate(rate=0.5)(torch.tensor([2.0, 1.0, 1.0, -1.0])).keep
+        tensor([ True,  True,  True, False])
+    """
+
+    def __init__(self, *, rate: float, signal: Signal = delight):
+        if not 0.0 < rate <= 1.0:
+            raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.03 keeps 3%.")
+        self.rate, self.signal = rate, signal
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Choose among M units; nothing is drawn."""
+        place = count_for(self.rate, mask.sum(-1, keepdim=True)) - 1
+        worth = torch.where(mask, values, -math.inf)
+        price = worth.sort(-1, descending=True).values.gather(-1, place)
+        keep = mask & (values >= price - TIE_TOLERANCE) & (values != 0)
+        return Choice.of(keep, mask, price.squeeze(-1), values.dtype)
+
+    def __repr__(self) -> str:
+        other = self.signal is not delight
+        return f"QuantileGate(rate={self.rate!r}{f', signal={name_of(self.signal)}' * other})"
+
+
+class Everything(BaseGate):
+    """Keep all units that count: dense, or DG with a temperature.
+
+    Unlike `kondo.Gate(rate=1)` it also keeps units of value zero: an ordinary training loop pays
+    for them, and so must the dense baseline.
+
+    Args:
+        eta: weigh units by sigmoid(delight / eta); None weighs all by 1.
+    """
+
+    def __init__(self, eta: float | None = None):
+        if eta is not None and not eta > 0:
+            raise ValueError(f"eta must be > 0, got {eta}; None weighs all units alike.")
+        self.temperature = eta
+
+    @property
+    def eta(self) -> float:
+        """Temperature of the weights; 0 without one."""
+        return self.temperature or 0.0
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Keep whatever the mask says; nothing is drawn."""
+        choice = Choice.of(mask, mask, dtype=values.dtype)
+        if self.temperature is None:
+            return choice
+        return choice._replace(weight=torch.sigmoid(values / self.temperature) * mask)
+
+    def __repr__(self) -> str:
+        return f"Everything({'' if self.temperature is None else f'eta={self.temperature!r}'})"
+
+
+class DrawnVarianceGate(BaseGate):
+    """`kondo.VarianceGate` whose ties between equal rewards fall by draw, anew at every step.
+
+    Args:
+        rate: share of the units that count, in (0, 1].
+        group: None chooses among all units. A number is PODS as published: of each prompt's `group`
+            answers, side by side, the round(rate * group) whose rewards vary most, at least two.
+    """
+
+    draws = True
+    signal = staticmethod(signals.unit_advantage)
+
+    def __init__(self, *, rate: float, group: int | None = None):
+        if not 0.0 < rate <= 1.0:
+            raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.03 keeps 3%.")
+        self.rate, self.group = rate, group
+        if group is not None and round(rate * group) < 2:
+            raise ValueError(
+                f"rate must buy at least two answers of every group of {group}, got {rate}; one "
+                f"answer has no variance: give group=None."
+            )
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Choose among M units."""
+        size = values.shape[-1] if self.group is None else self.group
+        each, counted, lots = (
+            part.reshape(*values.shape[:-1], -1, size)
+            for part in (values, mask, rules.uniform(values, generator))
+        )
+        able = counted & (each != 0)
+        count = rules.count_for(self.rate, counted.sum(-1, keepdim=True))
+        count = torch.minimum(count, able.sum(-1, keepdim=True))
+        keep = rules.most_variance(each, able, count, lots).reshape(mask.shape)
+        return Choice.of(keep, mask, dtype=values.dtype)
+
+    def __repr__(self) -> str:
+        within = "" if self.group is None else f", group={self.group}"
+        return f"DrawnVarianceGate(rate={self.rate!r}{within})"
+
+
+def unchecked(signal: Signal) -> Signal:
+    """Return a signal that reads nothing from the device: log-probs here are at most 0."""
+    if isinstance(signal, functools.partial):
+        return functools.partial(unchecked(signal.func), **signal.keywords)
+    return getattr(signal, "unchecked", signal)
+
+
+def kept_first(keep: Tensor) -> Tensor:
+    """Return the units' places [P, N], the kept ones first, otherwise in their order."""
+    return keep.byte().argsort(dim=1, descending=True, stable=True)

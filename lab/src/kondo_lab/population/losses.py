@@ -1,0 +1,139 @@
+"""Losses that `kondo.losses` does not have: of whole answers, of a whole batch, of labels.
+
+    loss(log_probs, advantages, **inputs) -> terms, like log_probs      of sampled actions
+    loss(label_log_probs) -> terms                                      of_labels = True
+
+A loss names the inputs that it takes among its parameters, as `kondo.losses.ppo` does:
+
+    old_log_probs     [n, T], of whoever acted
+    positive_share    [n, 1], of the whole batch, whatever was kept of it
+    whole_rows        whether the T actions of a row are one answer
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kondo.core import losses
+from kondo.core.contract import name_of
+
+Loss = Callable[..., Tensor]
+
+
+def inputs_of(loss: Loss, given: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return those of the given inputs that the loss takes; the others are not computed."""
+    taken = inspect.signature(loss).parameters
+    return {name: make() for name, make in given.items() if name in taken}
+
+
+def words(loss: Loss) -> str:
+    """Return a loss in words: equal for losses that are the same."""
+    return repr(loss) if dataclasses.is_dataclass(loss) else name_of(loss)
+
+
+def short_name(loss: Loss) -> str:
+    """Return a loss's name without its options."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return str(getattr(loss, "name", None) or name_of(loss))
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportanceWeighted:
+    """min(pi / mu, max_weight) * PG; the weight is not differentiated."""
+
+    max_weight: float = math.inf
+    """Where the weight is capped; infinite leaves it exact."""
+    name: ClassVar[str] = "is_pg"
+
+    def __post_init__(self) -> None:
+        if not self.max_weight > 0:
+            raise ValueError(
+                f"max_weight must be > 0, got {self.max_weight}; infinite leaves weights exact."
+            )
+
+    def __call__(
+        self, log_probs: Tensor, advantages: Tensor, *, old_log_probs: Tensor, whole_rows: bool
+    ) -> Tensor:
+        """Return the terms."""
+        weight = importance(log_probs, old_log_probs, self.max_weight, whole_rows)
+        return weight * losses.pg(log_probs, advantages)
+
+
+def importance(log_probs: Tensor, behaviour: Tensor, max_weight: float, whole_rows: bool) -> Tensor:
+    """Return min(pi / mu, max_weight), not differentiated: [n, T], or [n, 1] for whole rows.
+
+    The weight of a whole answer is the product over its tokens, as in the author's code.
+
+    Example:
+        >>> import math, torch
+        >>> from kondo_lab.population.losses import importance
+        >>> learner, actor = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 1.0]]).log()
+        >>> importance(learner, actor, math.inf, whole_rows=False)
+        tensor([[2.0000, 0.5000]])
+        >>> importance(learner, actor, math.inf, whole_rows=True)
+        tensor([[1.]])
+    """
+    log_ratio = log_probs.detach() - behaviour
+    if whole_rows:
+        log_ratio = log_ratio.sum(dim=1, keepdim=True)
+    return log_ratio.exp().clamp_max(max_weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceOptimisation:
+    """`kondo.losses.pmpo` for many members, whose shares of positive advantages differ."""
+
+    beta: float = 0.0
+    """Of the KL term."""
+    alpha: float = 0.6
+    """Weight of the preferred answers."""
+    name: ClassVar[str] = "pmpo"
+
+    def __call__(
+        self,
+        log_probs: Tensor,
+        advantages: Tensor,
+        *,
+        old_log_probs: Tensor,
+        positive_share: Tensor,
+    ) -> Tensor:
+        """Return the terms."""
+        terms = losses.pmpo(log_probs, advantages, alpha=self.alpha)
+        terms = terms / torch.where(advantages > 0, positive_share, 1 - positive_share)
+        return terms + self.beta * (old_log_probs - log_probs)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactPG:
+    """-pi(label): the expected reward itself, which samples no action."""
+
+    name: ClassVar[str] = "exact_pg"
+    of_labels: ClassVar[bool] = True
+
+    def __call__(self, label_log_probs: Tensor) -> Tensor:
+        """Return the terms."""
+        return -label_log_probs.exp()
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+    """-log pi(label)."""
+
+    name: ClassVar[str] = "cross_entropy"
+    of_labels: ClassVar[bool] = True
+
+    def __call__(self, label_log_probs: Tensor) -> Tensor:
+        """Return the terms."""
+        return -label_log_probs
+
+
+def is_of_labels(loss: Loss) -> bool:
+    """Return whether a loss looks at labels, not at sampled actions."""
+    return bool(getattr(loss, "of_labels", False))
