@@ -1,12 +1,13 @@
 """One small Ray for all tests of this folder."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from kondo.actors.cluster import connected
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 
 
 def pytest_collection_modifyitems(items):
@@ -18,6 +19,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def ray_cluster():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(TESTS))  # the processes import the toys from here
+        # The processes import the toys from here, and the packages from where this process does.
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         with connected(num_cpus=4):
             yield

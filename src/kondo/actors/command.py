@@ -62,7 +62,11 @@ def add_parser(commands: "Commands") -> None:
     )
     parser.set_defaults(at_source=True)
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    add("--address", metavar="HOST:PORT", help="of a Ray cluster; Ray trusts whoever reaches it")
+    add(
+        "--address",
+        metavar="HOST:PORT",
+        help="of a Ray cluster; Ray trusts all who reach it",
+    )
     add("--checkpoint", type=Path, metavar="DIR", help="for checkpoints and the log")
     add("--resume", action="store_true", help="go on from the checkpoint in --checkpoint")
     parser.set_defaults(run=run_command)
@@ -116,7 +120,7 @@ def find_setup(name: str) -> "Setup":
     if not function:
         raise ValueError(f"TASK must be {_known()} or MODULE:FUNCTION, got {name}.")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: a module in the folder at hand
+        sys.path.insert(0, "")  # as `python -m` does: a module in the current folder
     try:
         make: Any = getattr(importlib.import_module(module), function, None)
     except ModuleNotFoundError as error:

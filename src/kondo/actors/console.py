@@ -21,7 +21,7 @@ _MAX_EVENTS = 4
 
 
 class _Meter:
-    """Adds up what the last steps said."""
+    """Sums over the last steps."""
 
     def __init__(self) -> None:
         # Enough steps to smooth over, whatever their pace.
@@ -103,12 +103,12 @@ def _table(name: str, meter: _Meter) -> Table:
 
 
 def closing(summary: Summary) -> list[str]:
-    """Return what to say at the end."""
+    """Return the lines to print at the end."""
     counts = summary.counts
-    fates = ", ".join(f"{counts[fate]:,} {fate.replace('_', ' ')}" for fate in list(counts)[1:])
+    outcomes = ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in list(counts)[1:])
     spent = summary.busy_seconds + summary.idle_seconds
-    said = [
-        f"{summary.step:,} steps. {counts['produced']:,} samples produced = {fates}"
+    lines = [
+        f"{summary.step:,} steps. {counts['produced']:,} samples produced = {outcomes}"
         + ("." if summary.balanced else ": THE ACCOUNTS DO NOT BALANCE."),
         f"sent {_bytes(summary.wire_bytes)} of {_bytes(summary.full_bytes)} "
         f"({summary.wire_bytes / max(1, summary.full_bytes):.2%}); learner idle "
@@ -116,10 +116,10 @@ def closing(summary: Summary) -> list[str]:
     ]
     if summary.quarantined:
         by = ", ".join(f"{reason} {count:,}" for reason, count in summary.quarantined.items())
-        said.append(f"quarantined by reason: {by}.")
+        lines.append(f"quarantined by reason: {by}.")
     if summary.held_out_error is not None:
-        said.append(f"held-out error {summary.held_out_error:.2%}.")
-    return said
+        lines.append(f"held-out error {summary.held_out_error:.2%}.")
+    return lines
 
 
 def make_console() -> Console:

@@ -88,7 +88,7 @@ class Ledger:
             self._below += 1
 
     def counts(self) -> dict[str, int]:
-        """Return samples by fate; they add up to "produced"."""
+        """Return samples by outcome; they add up to "produced"."""
         return {
             "produced": self.issued * self.samples,
             "trained": self.trained,

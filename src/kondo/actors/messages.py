@@ -330,7 +330,7 @@ def _check_array(name: str, array: Any, field: Field, num_rows: int) -> Tensor:
         _require(
             bool(inside), reason, f"{name} in [{field.low}, {field.high}], got [{low}, {high}]"
         )
-    # A copy: what Ray delivers is read-only, and shared with whoever else holds it.
+    # A copy: what Ray delivers is read-only and shared.
     return torch.from_numpy(array.copy())
 
 

@@ -21,7 +21,7 @@ _FETCH_SECONDS = 60.0
 
 
 class Receipt(NamedTuple):
-    """Says that a rollout was made; the message itself goes to the learner only."""
+    """Tells the driver that a rollout was made; the message goes to the learner only."""
 
     number: int
     seconds: float
@@ -42,7 +42,7 @@ class Summary(NamedTuple):
 
     step: int
     counts: dict[str, int]
-    """Samples by fate."""
+    """Samples by outcome."""
     balanced: bool
     quarantined: dict[str, int]
     """Samples by reason."""
@@ -96,7 +96,7 @@ class RolloutProcess:
 
 
 LEARNER_THREADS = 2
-"""Calls a learner has at hand: one at work, one whose messages are fetched meanwhile."""
+"""Calls a learner has at once: one that runs, one that fetches its messages."""
 
 
 class LearnerProcess:

@@ -89,9 +89,9 @@ class Setup:
     """Lowest and highest value of each of the rows' fields, both allowed. Fields of whole numbers
     need them: an id out of range would crash the policy."""
     reward_limits: tuple[float, float] = (0.0, 1.0)
-    """Lowest and highest reward that is believed."""
+    """Lowest and highest reward that is accepted."""
     max_advantage: float = 1.0
-    """Largest |advantage| that is believed; with centred rewards, the width of their limits."""
+    """Largest |advantage| that is accepted; with centred rewards, the width of their limits."""
 
     def __post_init__(self) -> None:
         at_least("samples", self.samples, 1)
@@ -183,7 +183,7 @@ class Settings:
         if self.queue * self.actors < self.rollouts_per_step:
             raise ValueError(
                 f"rollouts_per_step must be at most queue * actors ({self.queue * self.actors}), "
-                f"got {self.rollouts_per_step}: a step would wait for rollouts nobody may make."
+                f"got {self.rollouts_per_step}: a step would wait for ever."
             )
 
 

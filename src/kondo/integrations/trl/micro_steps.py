@@ -75,7 +75,7 @@ def part_of(widths: Sequence[int], lengths: Sequence[int], *, idle: bool) -> Par
     Args:
         widths: as for `order_rows`.
         lengths: completion tokens of each row.
-        idle: nobody has a kept row here.
+        idle: no process has a kept row here.
 
     Example:
         >>> part_of([0, 2, 0, 3], [4, 4, 4, 4], idle=False)

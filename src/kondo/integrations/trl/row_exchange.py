@@ -3,7 +3,7 @@
 Only kept rows travel. A process that gives more than it gets keeps a skipped copy, and one that
 gets more than it gives drops a skipped row of its own: each holds as many rows as before, and
 skipped rows matter to a loss by their number alone. (Not to `bnpo`, nor to an entropy bonus, which
-divide by the tokens at hand: see `KondoGRPOTrainer`.)
+divide by the tokens of a process: see `KondoGRPOTrainer`.)
 """
 
 from collections.abc import Collection, Sequence

@@ -345,8 +345,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
     # Counting, and steps that keep nothing
 
     def _log(self, name: str, value: float) -> None:
-        # An infinite price says that nothing was worth it, or that there is none; TRL's log drops
-        # NaN.
+        # A price is infinite where nothing was kept or there is none; TRL's log drops NaN.
         number = value if math.isfinite(value) else math.nan
         self._metrics["train"][f"kondo/{name}"].append(number)
 
@@ -434,10 +433,10 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
 
 
 def _may_deal(trainer: Any) -> bool:
-    """Say whether rows may change processes.
+    """Return whether rows may change processes.
 
-    Not where a denominator counts the tokens at hand, of skipped rows too. And not where positions
-    are absolute: TRL counts them from the left padding, and processes pad differently.
+    Not where a denominator counts all tokens of a process, and not where positions are absolute:
+    TRL counts them from the left padding, and processes pad differently.
     """
     rotary = getattr(trainer.model.config.get_text_config(), "rope_parameters", None) is not None
     return rotary and trainer.loss_type != "bnpo" and trainer.args.entropy_coef == 0.0
