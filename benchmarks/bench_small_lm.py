@@ -60,7 +60,9 @@ class Work:
             num_tokens=VOCAB,
             dtype=compute_dtype(device),
         )
-        self.device, self._kondo, self._lm = device, kondo, lm
+        self.device = device
+        self._kondo: Any = kondo  # of either checkout
+        self._lm: Any = lm
         self.module = model.as_module(model.initialise(Draws([0], device)), 0)
         on_gpu = device.type == "cuda"
         self.policy = lm.CausalLM(

@@ -371,7 +371,7 @@ class _EngineGate(kondo.BaseGate):
         return torch.where(delight.isnan(), 0.0, delight)
 
     def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | None = None
+        self, values: Tensor, mask: Tensor, generator: torch.Generator | Tensor | None = None
     ) -> kondo.Choice:
         """Return what `signal` decided on this delight."""
         result = self.result
