@@ -170,8 +170,15 @@ class BaseGate(ABC):
         return
 
     def fingerprint(self) -> str:
-        """Return in words what ranks must have in common: options and running state."""
-        return repr(self)
+        """Return in words what ranks must have in common: options and running state.
+
+        By default its own repr, or the class and its public attributes, callables by name.
+        """
+        if type(self).__repr__ is not object.__repr__:
+            return repr(self)
+        options = {k: v for k, v in vars(self).items() if not k.startswith("_")}
+        shown = (f"{k}={name_of(v) if callable(v) else repr(v)}" for k, v in options.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running state, plain tensors and numbers; empty where there is none."""
@@ -240,6 +247,11 @@ def needs_log_probs(signal: Signal) -> bool:
     while isinstance(signal, functools.partial) and not hasattr(signal, "needs_log_probs"):
         signal = signal.func
     return hasattr(signal, "__wrapped__") or bool(getattr(signal, "needs_log_probs", True))
+
+
+def value_name(signal: Signal) -> str:
+    """Return what reports call a signal's values: "delight" if they are, else "signal"."""
+    return "delight" if signal is delight else "signal"
 
 
 def name_of(function: Callable[..., Any]) -> str:

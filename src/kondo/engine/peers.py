@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from kondo.core.contract import BaseGate
+from kondo.core.contract import BaseGate, value_name
 from kondo.core.diagnostics import diagnostics
 from kondo.engine.compact import MicroBatch
 from kondo.engine.differentiate import differentiate
@@ -157,13 +157,12 @@ def diagnose(
     if screened is not None and screened.rows is not None:
         known = screened.rows.to(mask.device)
         mask = mask & (known if mask.ndim == 1 else known.unsqueeze(1))
-    name = getattr(gate.signal, "__name__", "signal")
     numbers = diagnostics(
         chosen.values,
         chosen.choice,
         mask=mask,
         eta=gate.eta or 1.0,
-        name="delight" if name == "delight" else "signal",
+        name=value_name(gate.signal),
     )
     return numbers | {"nan_count": float(counts.hidden_nan)}
 

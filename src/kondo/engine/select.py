@@ -287,6 +287,12 @@ def _check_shapes(choice: Choice, unit_mask: Tensor) -> None:
             f"gate must return keep of dtype torch.bool, got {choice.keep.dtype}; compare with "
             f"the price, and put factors into weight."
         )
+    for name in ("price", "rate"):
+        if getattr(choice, name).ndim:
+            raise ValueError(
+                f"gate must return one {name} for all units, 0-d, got shape "
+                f"{list(getattr(choice, name).shape)}; flatten the values first."
+            )
     for name in ("keep", "weight"):
         shape = getattr(choice, name).shape
         if shape != unit_mask.shape:

@@ -28,7 +28,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 import kondo
-from kondo.core.contract import as_gate, needs_log_probs
+from kondo.core.contract import as_gate, needs_log_probs, value_name
 from kondo.core.prechosen import Prechosen
 from kondo.engine.report import StageClock
 from kondo.engine.select import Selection, select
@@ -193,7 +193,13 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             generator=self._draws,
         )
         eta = self.args.delight_eta or 1.0
-        numbers = kondo.diagnostics(chosen.values, chosen.choice, mask=chosen.unit_mask, eta=eta)
+        numbers = kondo.diagnostics(
+            chosen.values,
+            chosen.choice,
+            mask=chosen.unit_mask,
+            eta=eta,
+            name=value_name(gate.signal),
+        )
         for name, value in numbers.items():
             self._log(name, value)
         keep, weight = self._local_decision(chosen, mask.shape[0])
