@@ -123,9 +123,14 @@ class Work:
 
     def _step(self, **options: Any) -> dict[str, float]:
         backward = getattr(self._lm, "backward", self._kondo.backward)
+        rows = self._lm.TokenRows(  # a loop has new ones every step
+            input_ids=self.tokens,
+            attention_mask=self.rows.attention_mask,
+            completion_mask=self.mask,
+        )
         report = backward(
             self.policy,
-            self.rows,
+            rows,
             self.advantages,
             loss=self.loss,
             loss_inputs={"old": self.known},
@@ -191,7 +196,8 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            # Two processes that spin on all cores would measure each other.
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "4"},
         )
 
     def round(self, order: Sequence[str]) -> dict[str, dict[str, float]]:

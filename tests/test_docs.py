@@ -1,5 +1,6 @@
 """The documents tell the truth: code runs, links lead somewhere, every name is there."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,8 +9,13 @@ import pytest
 import kondo
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(
-    path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+PLACES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "lab/*.md")
+PAGES = sorted(path for place in PLACES for path in ROOT.glob(place))
+# Names of version 0.1, which CHANGELOG.md alone may use.
+FORMER = (
+    r"kondo\.priorities|GateOutput\b(?<!KondoGateOutput)|relative_temperature|\bpriority=|"
+    r"kondo\.distributed|distributed\.md|kondo\.lm\.backward|kondo\.ranks\.backward|"
+    r"kondo\.lab\b|src/kondo/lab|\[lab\]|\bverl\b|screen=torch\.zeros"
 )
 
 
@@ -28,11 +34,19 @@ def test_code_runs(path):
     exec(compile(code, name(path), "exec"), {"__name__": "__main__"})
 
 
+def anchors(path):
+    """The headings of a page as GitHub names them in links."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_links_resolve(path):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text()):
         if not re.match(r"https?://", target):
-            assert (path.parent / target).exists(), f"{name(path)} links to {target}"
+            page = path.parent / target if target else path
+            assert page.exists(), f"{name(path)} links to {target}"
+            assert not anchor or anchor in anchors(page), f"{name(path)} links to {target}#{anchor}"
 
 
 def test_every_public_name_is_documented():
@@ -43,7 +57,7 @@ def test_every_public_name_is_documented():
 
 def test_every_function_of_the_public_modules_is_documented():
     text = (ROOT / "docs/api.md").read_text()
-    for module in (kondo.advantage, kondo.priorities, kondo.losses):
+    for module in (kondo.advantage, kondo.signals, kondo.losses):
         own = [
             symbol
             for symbol, value in vars(module).items()
@@ -51,6 +65,31 @@ def test_every_function_of_the_public_modules_is_documented():
         ]
         assert own
         assert [symbol for symbol in own if f"`{symbol}`" not in text] == []
+
+
+def test_every_option_is_documented():
+    text = (ROOT / "docs/engine.md").read_text()
+    options = [field.name for field in dataclasses.fields(kondo.Options)]
+    assert [option for option in options if f"| `{option}`" not in text] == []
+
+
+def test_every_member_of_a_gate_is_documented():
+    text = (ROOT / "docs/gate.md").read_text()
+    members = [member for member in vars(kondo.BaseGate) if member[0] != "_"]
+    assert "choose" in members
+    assert [member for member in members if f"| `{member}" not in text] == []
+    assert [field for field in kondo.Choice._fields if f"`{field}`" not in text] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_no_page_uses_a_former_name(path):
+    if path.name != "CHANGELOG.md":
+        assert re.findall(FORMER, path.read_text()) == []
+
+
+def test_the_changelog_and_the_citation_name_this_version():
+    assert f"\n## [{kondo.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {kondo.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_citation_names_the_three_papers():

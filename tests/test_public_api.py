@@ -12,8 +12,10 @@ import kondo
 
 # A change here is a change of the public API: say so in the commit that makes it.
 PUBLIC = [
+    "BaseGate",
+    "Choice",
     "Gate",
-    "GateOutput",
+    "Options",
     "Plan",
     "Report",
     "VarianceGate",
@@ -23,7 +25,7 @@ PUBLIC = [
     "diagnostics",
     "losses",
     "plan",
-    "priorities",
+    "signals",
     "surprisal",
 ]
 MODULES = {
@@ -38,7 +40,7 @@ MODULES = {
         "zero",
     ],
     "losses": ["awr", "dg", "is_pg", "pg", "pmpo", "ppo"],
-    "priorities": [
+    "signals": [
         "abs_advantage",
         "abs_delight",
         "additive",
@@ -46,6 +48,7 @@ MODULES = {
         "sequence_advantage",
         "surprisal",
         "uniform",
+        "unit_advantage",
     ],
 }
 OPTIONAL = ["numpy", "transformers", "tensordict", "matplotlib", "sklearn", "rich", "trl", "ray"]

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from actors.toys import feed
-from kondo.actors import Settings, Setup, Status, Summary, command, driver, view
-from kondo.actors.crew import Event
+from kondo.actors import Settings, Setup, Status, Summary, command, console, driver
 from kondo.actors.learner import Learner, StepReport
-from kondo.actors.prices import Price
+from kondo.actors.source_price import Price
+from kondo.actors.worker_pool import Event
 from kondo_lab.actors import digits, reversal
 
 COUNTS = {
@@ -70,11 +70,11 @@ def summary(**changes):
 
 
 def shown(*statuses, terminal):
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=150)
-    with view.shown(console) as observe:
+    made = Console(file=io.StringIO(), force_terminal=terminal, width=150)
+    with console.shown(made) as observe:
         for one in statuses:
             observe(one)
-    return console.file.getvalue()
+    return made.file.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -102,14 +102,14 @@ def test_without_a_terminal_lines_are_few():
 
 
 def test_the_end_tells_the_accounts():
-    text = "\n".join(view.closing(summary()))
+    text = "\n".join(console.closing(summary()))
     assert "5,000 samples produced = 90 trained, 2,910 skipped, 1,000 quarantined, 500 lost" in text
     assert "27 kB of 600 kB (4.50%)" in text
     assert "idle 25.0%" in text
     assert "nan 1,000" in text
     assert "held-out error 12.50%" in text
     assert "DO NOT BALANCE" not in text
-    assert "DO NOT BALANCE" in "\n".join(view.closing(summary(balanced=False)))
+    assert "DO NOT BALANCE" in "\n".join(console.closing(summary(balanced=False)))
 
 
 def test_the_command_passes_its_options_on(monkeypatch, tmp_path, capsys):

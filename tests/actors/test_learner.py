@@ -11,8 +11,8 @@ from actors.toys import POISONS, REASON, SAMPLES, Policy, Task, feed, make_messa
 from kondo.actors import checkpoint, log
 from kondo.actors.learner import MAX_KEPT, QUARANTINE, Learner, StepOrder, Undelivered
 from kondo.actors.messages import Order, pack
-from kondo.actors.prices import Price
 from kondo.actors.setup import Settings
+from kondo.actors.source_price import Price
 from tolerances import assert_close
 
 UNITS = ["sample", "token", "sequence"]

@@ -17,8 +17,8 @@ from kondo.actors.messages import (
     validate,
     wire_bytes,
 )
-from kondo.actors.prices import EVERYTHING, Price
 from kondo.actors.setup import Setup
+from kondo.actors.source_price import EVERYTHING, Price
 
 ORDER = Order(number=3, actor=1, incarnation=5, version=2, price=Price(0.1, 0.5))
 

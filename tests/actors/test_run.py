@@ -15,9 +15,9 @@ import torch
 
 from actors.toys import SAMPLES, slow_pg, toy
 from kondo.actors import Settings, checkpoint, log, run
-from kondo.actors.crew import Crew
 from kondo.actors.learner import Publication
-from kondo.actors.prices import EVERYTHING
+from kondo.actors.source_price import EVERYTHING
+from kondo.actors.worker_pool import WorkerPool
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(240)]
 
@@ -204,27 +204,27 @@ def test_a_run_that_was_killed_as_a_whole_goes_on_and_counts_what_ended_with_it(
     assert min(number for line in lines[12:] for number in line["orders"]) >= ended
 
 
-def work_for_ever(crew, weights):
+def work_for_ever(pool, weights):
     while True:
-        crew.give_orders(-1, EVERYTHING, weights)
-        expected = dict(crew.expect())
+        pool.give_orders(-1, EVERYTHING, weights)
+        expected = dict(pool.expect())
         ready, _ = ray.wait(list(expected))
-        crew.arrived(expected[ready[0]], ready[0])
+        pool.arrived(expected[ready[0]], ready[0])
 
 
 def test_an_actor_that_never_works_ends_the_run_with_its_story():
     always = dict.fromkeys(range(1, 20), "die at once")
     settings = Settings(actors=1, max_failures=1, spares=0)
-    crew = Crew(toy(always), settings, issued=0, incarnations=0)
+    pool = WorkerPool(toy(always), settings, issued=0, incarnations=0)
     weights = ray.put(Publication(-1, EVERYTHING, {}))
     try:
         with pytest.raises(RuntimeError, match=r"actor 0 failed 2 times in a row.*actor died"):
-            work_for_ever(crew, weights)
+            work_for_ever(pool, weights)
     finally:
-        crew.stop()
-    assert [event.kind for event in crew.events] == ["actor died"] * 2
-    assert crew.issued == 4
-    assert sorted(number for number, _ in crew.lost) == [0, 1, 2, 3]
+        pool.stop()
+    assert [event.kind for event in pool.events] == ["actor died"] * 2
+    assert pool.issued == 4
+    assert sorted(number for number, _ in pool.lost) == [0, 1, 2, 3]
 
 
 def test_a_setup_that_contradicts_its_task_ends_the_run_with_the_reason(tmp_path):

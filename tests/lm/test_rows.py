@@ -121,8 +121,8 @@ def test_rows_that_cannot_be_right_are_refused(changes, message):
 
 def test_rows_that_passed_are_not_looked_at_again_until_they_change(monkeypatch):
     rows, looks = models.rows(), []
-    inner = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: looks.append(1) or inner(self))
+    inner = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: looks.append(1) or inner(self))
     for _ in range(3):
         rows.check(models.VOCAB)
     assert len(looks) == 1

@@ -213,7 +213,7 @@ def _add_plot(commands: Commands) -> None:
     parser = commands.add_parser(
         "plot",
         help="analyse a study's records again",
-        description="Read the records of a run and write its numbers and figures anew.",
+        description="Read the records of a run and write its numbers and figures again.",
         allow_abbrev=False,
     )
     parser.add_argument("study", metavar="STUDY", help="as `kondo list` names it")

@@ -47,7 +47,7 @@ class Stopped(Exception):  # noqa: N818 (a request granted, not an error)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a part gets from whoever runs it."""
+    """What the runner gives to a part."""
 
     device: torch.device
     progress: Callable[[float, str], None]

@@ -140,7 +140,7 @@ def _work(job: Job[Any], seeds: Sequence[int], pipe: Connection, stop: SharedEve
         result = job(seeds, send=lambda sent: pipe.send(("progress", sent)), stopped=stop.is_set)
         pipe.send(("result", result))
     except BrokenPipeError:
-        pass  # the parent is gone, and nobody is left to tell
+        pass  # the parent has ended: there is no one to send to
     except Exception:
         pipe.send(("failure", traceback.format_exc()))
 

@@ -1,6 +1,6 @@
 """Actor-learner training on Ray: actors drop what is not worth sending. See docs/actors.md.
 
-Names are looked up when they are used: the command line can then say what it offers without Ray.
+Names are imported when they are used, so that the command line can list its commands without Ray.
 """
 
 import importlib
@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["Settings", "Setup", "Status", "Summary", "run"]
 
 _HOMES = {
-    "Settings": "setup",
-    "Setup": "setup",
-    "Status": "driver",
+    **dict.fromkeys(("Settings", "Setup"), "setup"),
+    **dict.fromkeys(("Status", "run"), "driver"),
     "Summary": "processes",
-    "run": "driver",
 }
 
 

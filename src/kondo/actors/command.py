@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TASKS = "kondo.actors"
 """Entry-point group: short names of functions that return a `Setup`."""
 INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 
 
 def add_parser(commands: "Commands") -> None:
@@ -69,7 +70,7 @@ def add_parser(commands: "Commands") -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Run the task; return the exit status."""
-    from kondo.actors import view
+    from kondo.actors import console
     from kondo.actors.driver import run
     from kondo.actors.setup import Settings
 
@@ -84,8 +85,8 @@ def run_command(options: argparse.Namespace) -> int:
             at_source=options.at_source,
             seed=options.seed,
         )
-        console = view.make_console()
-        with _interrupts() as stopped, view.shown(console) as observe:
+        screen = console.make_console()
+        with _interrupts() as stopped, console.shown(screen) as observe:
             summary = run(
                 setup,
                 settings,
@@ -97,8 +98,8 @@ def run_command(options: argparse.Namespace) -> int:
             )
     except (ValueError, RuntimeError, ConnectionError) as error:
         return _fail(str(error))
-    for line in view.closing(summary):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in console.closing(summary):
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
     return INTERRUPTED if stopped() else 0
 
 

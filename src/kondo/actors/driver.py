@@ -1,14 +1,14 @@
-"""The run: a driver that only moves references, a learner, and a crew of rollout processes.
+"""The run: a driver that only moves references, a learner, and a pool of rollout processes.
 
-    crew --messages--> object store --> learner
+    pool --messages--> object store --> learner
       ^                                    |
       '------ weights by version ----------'        the driver passes references, never contents
 
-One loop. It waits for whatever comes first (a receipt, a step, a process that is up) for at most
-`_TICK` seconds, and then: gives orders (unless a seat's queue is full), hands ready rollouts to the
-learner (at most `_AHEAD` steps before it), and replaces who died or hangs. A learner that died is
-started from its checkpoint and is given again, in the same order, the steps since: their messages
-are held until a checkpoint covers them.
+One loop. It waits at most `_TICK` seconds for the first of a receipt, a step or a started process.
+Then it gives orders (unless a worker's queue is full), hands ready rollouts to the learner (at most
+`_AHEAD` steps ahead), and replaces processes that died or hang. A learner that died is started from
+its checkpoint and repeats the steps since then in the same order: their messages are held until a
+checkpoint covers them.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ import ray
 
 from kondo.actors import checkpoint, log
 from kondo.actors.cluster import connected
-from kondo.actors.crew import Crew, Delivery, Event
 from kondo.actors.learner import StepOrder, StepReport
+from kondo.actors.learner_handle import LearnerHandle
 from kondo.actors.messages import Order
 from kondo.actors.processes import Standing, Summary
 from kondo.actors.setup import Settings, Setup
-from kondo.actors.steps import Steps
+from kondo.actors.worker_pool import Delivery, Event, WorkerPool
 
 _TICK = 0.1
 # One step at work and one waiting: the learner never waits for the driver.
@@ -49,7 +49,7 @@ class Status(NamedTuple):
     pids: tuple[int, ...]
     """Of the rollout processes; 0 for one that is starting."""
     spares: int
-    """Processes ready to take the seat of one that dies."""
+    """Ready processes that can replace one that dies."""
     learner_pid: int
     open: tuple[int, ...]
     """Per actor: rollouts ordered and not yet trained on."""
@@ -125,12 +125,12 @@ class _Driver:
         self._write, self._observe, self._stopped = write, observe, stopped
         self._deliveries: deque[Delivery] = deque()
         self._ending = False
-        self._steps = Steps(setup, settings, home, resume=resume)
+        self._learner = LearnerHandle(setup, settings, home, resume=resume)
         # A new run has nothing to go on from: its actors start while its learner does.
-        standing = self._steps.begin() if resume else Standing()
+        standing = self._learner.begin() if resume else Standing()
         self._planned = standing.step
         past = log.last_issued(home)
-        self._crew = Crew(
+        self._pool = WorkerPool(
             setup,
             settings,
             issued=max(standing.issued, past.orders),
@@ -138,9 +138,9 @@ class _Driver:
         )
         # What an earlier run ordered and its checkpoint did not settle has ended with that run.
         unsettled = [*standing.unsettled, *range(standing.issued, past.orders)]
-        self._crew.lost = [(number, "run ended") for number in unsettled]
+        self._pool.lost = [(number, "run ended") for number in unsettled]
         if not resume:
-            self._steps.begin()
+            self._learner.begin()
         self._events: list[Event] = []
         self._started = time.monotonic()
         if resume:
@@ -150,20 +150,20 @@ class _Driver:
         try:
             while True:
                 self._plan()
-                self._steps.submit()
+                self._learner.submit()
                 if not self._ending:
-                    self._crew.give_orders(*self._steps.published)
-                    self._crew.keep_spares()
+                    self._pool.give_orders(*self._learner.published)
+                    self._pool.keep_spares()
                 summary = self._wait()
                 self._take_events()
                 if summary is not None:
                     self._write(log.summary_line(summary))
                     return summary
-                self._crew.check_hanging()
-                self._steps.check_hanging()
+                self._pool.check_hanging()
+                self._learner.check_hanging()
         finally:
-            self._crew.stop()
-            self._steps.stop()
+            self._pool.stop()
+            self._learner.stop()
 
     def _plan(self) -> None:
         """Make steps of ready rollouts; after the last one, ask for the accounts."""
@@ -171,39 +171,39 @@ class _Driver:
         done = self._planned >= self._settings.steps or self._stopped()
         if done and not self._ending:
             self._ending = True
-            self._steps.finish(self._step_order(()))
+            self._learner.finish(self._step_order(()))
         while (
             not self._ending
             and self._planned < self._settings.steps
             and len(self._deliveries) >= size
-            and self._steps.waiting < _AHEAD
+            and self._learner.waiting < _AHEAD
         ):
             taken = [self._deliveries.popleft() for _ in range(size)]
             self._planned += 1
-            self._steps.plan(
+            self._learner.plan(
                 self._step_order(tuple(delivery.order for delivery in taken)),
                 [delivery.message for delivery in taken],
                 publish=self._planned % self._settings.publish_every == 0,
             )
 
     def _step_order(self, orders: tuple[Order, ...]) -> StepOrder:
-        lost, self._crew.lost = tuple(self._crew.lost), []
-        return StepOrder(self._planned, orders, lost, self._crew.issued, self._crew.incarnations)
+        lost, self._pool.lost = tuple(self._pool.lost), []
+        return StepOrder(self._planned, orders, lost, self._pool.issued, self._pool.incarnations)
 
     def _wait(self) -> Summary | None:
         """Wait for the first thing to arrive, and take all that have."""
-        seats = dict(self._crew.expect())
-        references = [*self._steps.expect(), *seats]
+        workers = dict(self._pool.expect())
+        references = [*self._learner.expect(), *workers]
         ready, _ = ray.wait(references, num_returns=1, timeout=_TICK)
         if ready:
             ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
         for reference in ready:
-            if reference in seats:
-                delivery = self._crew.arrived(seats[reference], reference)
+            if reference in workers:
+                delivery = self._pool.arrived(workers[reference], reference)
                 if delivery is not None:
                     self._deliveries.append(delivery)
                 continue
-            found = self._steps.arrived(reference)
+            found = self._learner.arrived(reference)
             if isinstance(found, Summary):
                 return found
             if found is not None:
@@ -212,7 +212,7 @@ class _Driver:
 
     def _stepped(self, order: StepOrder, report: StepReport) -> None:
         for settled in order.orders:
-            self._crew.settled(settled)
+            self._pool.settled(settled)
         self._take_events()
         events, self._events = tuple(self._events), []
         status = Status(
@@ -221,20 +221,20 @@ class _Driver:
             setup=self._name,
             num_steps=self._settings.steps,
             seconds=time.monotonic() - self._started,
-            pids=tuple(0 if seat.ready is not None else seat.pid for seat in self._crew.seats),
-            spares=self._crew.ready_spares,
-            learner_pid=self._steps.pid,
-            open=tuple(seat.open for seat in self._crew.seats),
+            pids=tuple(w.pid if w.ready is None else 0 for w in self._pool.workers),
+            spares=self._pool.ready_spares,
+            learner_pid=self._learner.pid,
+            open=tuple(worker.open for worker in self._pool.workers),
             events=events,
         )
-        issued = log.Issued(self._crew.issued, self._crew.incarnations)
+        issued = log.Issued(self._pool.issued, self._pool.incarnations)
         self._write(log.step_line(order, report, issued, status.seconds))
         if self._observe is not None:
             self._observe(status)
 
     def _take_events(self) -> None:
-        events = [*self._crew.events, *self._steps.events]
-        self._crew.events, self._steps.events = [], []
+        events = [*self._pool.events, *self._learner.events]
+        self._pool.events, self._learner.events = [], []
         for event in events:
             self._write({"event": event.kind, "who": event.who, "detail": event.detail})
         self._events += events

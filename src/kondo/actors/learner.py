@@ -1,10 +1,10 @@
-"""The learner: checked rollouts in, one update, a new price. Knows nothing of Ray.
+"""The learner: checked rollouts in, one update, a new price. Does not use Ray.
 
     StepOrder + messages -> validate -> train on what is worth its price -> price for the next
                                \\-> quarantine                               checkpoint now and then
 
-Given the same step orders and messages it does the same again, so a learner that died is brought
-back by its checkpoint and a replay of what it was given since.
+The same step orders and messages give the same result, so a learner that died is restored by its
+checkpoint and a replay of the steps since.
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ import torch
 from kondo.actors import checkpoint
 from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
-from kondo.actors.prices import Array, Price, PriceWindow, sketch, unit_delight
 from kondo.actors.setup import Settings, Setup, process_seed
+from kondo.actors.source_price import Array, Price, PriceWindow, sketch, unit_delight
 from kondo.core.prechosen import Prechosen
 from kondo.engine.options import Options
 from kondo.engine.step import backward
@@ -128,18 +128,14 @@ class Learner:
     def step(self, order: StepOrder, messages: Sequence[Any]) -> StepReport:
         """Make one update from the messages of `order.orders`.
 
-        A learner that died after it wrote a checkpoint and before its report was read is asked for
-        the same step again: it has it, and says what it said.
+        A learner that died after writing a checkpoint and before its report was read is asked for
+        the same step again; it returns the saved report.
         """
         if self._saved is not None and order.number == self._saved.step == self.step_number:
             return self._saved
         if order.number != self.step_number + 1:
             raise ValueError(f"number must be {self.step_number + 1}, got {order.number}.")
-        self.ledger.issue(order.issued)
-        self.incarnations = order.incarnations
-        for number, why in order.lost:
-            if not self.ledger.is_settled(number):
-                self.ledger.lose([number], why)
+        self._note(order)
         batches, refused = self._accept(order.orders, messages)
         loss = self._train(batches, refused)
         self.step_number += 1
@@ -149,6 +145,14 @@ class Learner:
             report = report._replace(durable=self.step_number)
             self.save(report)
         return report
+
+    def _note(self, order: StepOrder) -> None:
+        """Take down what was issued and lost since the last step."""
+        self.ledger.issue(order.issued)
+        self.incarnations = order.incarnations
+        for number, why in order.lost:
+            if not self.ledger.is_settled(number):
+                self.ledger.lose([number], why)
 
     def _accept(
         self, orders: Sequence[Order], messages: Sequence[Any]
@@ -172,26 +176,23 @@ class Learner:
         return batches, refused
 
     def _train(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
-        """Differentiate what is worth its price and step; return the loss, 0 if that is nothing.
+        """Differentiate what is worth its price and step; return the loss, 0 if nothing is.
 
-        The denominator counts every sample produced, sent or not: the gradient is that of the whole
-        rollouts, gated.
+        The denominator counts every sample produced, sent or not: the gradient is the gated
+        gradient of whole rollouts.
         """
         loss = 0.0
         taken = self._settings.behaviour_input
         if any(bool(batch.keep.any()) for batch in batches):
             self._optimiser.zero_grad()
+            rows = {name: torch.cat([b.rows[name] for b in batches]) for name in batches[0].rows}
             log_probs = torch.cat([batch.log_probs for batch in batches])
+            keep = torch.cat([batch.keep for batch in batches])
             report = backward(
                 self.policy.log_prob,
-                {
-                    name: torch.cat([batch.rows[name] for batch in batches])
-                    for name in batches[0].rows
-                },
+                rows,
                 torch.cat([batch.advantages for batch in batches]),
-                gate=Prechosen(
-                    torch.cat([batch.keep for batch in batches]), price=self.price.price
-                ),
+                gate=Prechosen(keep, price=self.price.price),
                 screen=log_probs,
                 unit=self.schema.unit,
                 loss=self._settings.loss,
@@ -216,7 +217,7 @@ class Learner:
         return bool(torch.stack([gradient.isfinite().all() for gradient in gradients]).all())
 
     def _refuse_gradient(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
-        """Sound values whose gradient overflows would ruin the weights for good."""
+        """Quarantine batches whose gradient is not finite: it would ruin the weights."""
         self._optimiser.zero_grad()
         for batch in batches:
             self.ledger.quarantine(batch.order.number, "gradient", batch.order.actor)
@@ -268,15 +269,11 @@ class Learner:
 
     def finish(self, order: StepOrder) -> None:
         """Settle what was lost since the last step, and write the last checkpoint."""
-        self.ledger.issue(order.issued)
-        self.incarnations = order.incarnations
-        for number, why in order.lost:
-            if not self.ledger.is_settled(number):
-                self.ledger.lose([number], why)
+        self._note(order)
         self.save()
 
     def save(self, report: StepReport | None = None) -> None:
-        """Write a checkpoint, with the report of its step: from here it can be brought back."""
+        """Write a checkpoint, with the report of its step."""
         checkpoint.save(
             self._folder,
             {

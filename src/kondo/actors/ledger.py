@@ -1,19 +1,22 @@
-"""Where every sample went.
+"""Counts of where every sample went.
 
     produced = trained + skipped + quarantined + lost + in flight
 
-A sample is produced when its rollout is ordered: it is (order number, row). An order is settled
-once, whatever happens to its message after; the ledger is part of the learner's checkpoint, so what
-was settled before a restart is not settled, and not trained on, again.
+A sample is (order number, row); it counts as produced when its rollout is ordered. An order is
+settled once, whatever happens to its message later. The ledger is part of the learner's checkpoint,
+so nothing is settled, or trained on, twice after a restart.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+_NUMBERS = ("issued", "trained", "skipped", "duplicates")
+_COUNTERS = ("quarantined", "quarantined_by_actor", "lost")
+
 
 class Ledger:
-    """The accounts of one run.
+    """Counts of every sample of one run.
 
     Args:
         samples: of every rollout.
@@ -48,7 +51,7 @@ class Ledger:
         self.issued = max(self.issued, issued)
 
     def is_settled(self, number: int) -> bool:
-        """Return whether the order has had its end."""
+        """Return whether the order is settled."""
         return number < self._below or number in self._settled
 
     def train(self, number: int, trained: int) -> None:
@@ -58,7 +61,7 @@ class Ledger:
         self.skipped += self.samples - trained
 
     def quarantine(self, number: int, reason: str, actor: int) -> None:
-        """Settle an order whose message cannot be believed."""
+        """Settle an order whose message was refused."""
         self._settle(number)
         self.quarantined[reason] += self.samples
         self.quarantined_by_actor[actor] += self.samples
@@ -104,14 +107,8 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers."""
         return {
-            "samples": self.samples,
-            "issued": self.issued,
-            "trained": self.trained,
-            "skipped": self.skipped,
-            "quarantined": dict(self.quarantined),
-            "quarantined_by_actor": dict(self.quarantined_by_actor),
-            "lost": dict(self.lost),
-            "duplicates": self.duplicates,
+            **{name: getattr(self, name) for name in ("samples", *_NUMBERS)},
+            **{name: dict(getattr(self, name)) for name in _COUNTERS},
             "below": self._below,
             "settled": sorted(self._settled),
         }
@@ -126,8 +123,8 @@ class Ledger:
             raise ValueError(
                 f"samples must be {state['samples']} as in the checkpoint, got {self.samples}."
             )
-        for name in ("issued", "trained", "skipped", "duplicates"):
+        for name in _NUMBERS:
             setattr(self, name, state[name])
-        for name in ("quarantined", "quarantined_by_actor", "lost"):
+        for name in _COUNTERS:
             setattr(self, name, Counter(state[name]))
         self._below, self._settled = state["below"], set(state["settled"])

@@ -15,8 +15,15 @@ FILE = "log.jsonl"
 Write = Callable[[dict[str, Any]], None]
 
 
+# Of a step's report, as they are; JSON writes tuples as lists.
+_LOGGED = (
+    *("step", "error", "loss", "produced", "trained", "skipped", "quarantined", "staleness"),
+    *("wire_bytes", "full_bytes", "counts"),
+)
+
+
 class Issued(NamedTuple):
-    """How far a run had come with numbers that must not be used twice."""
+    """Numbers of a run that must not be used twice."""
 
     orders: int
     incarnations: int
@@ -36,7 +43,7 @@ def opened(home: Path) -> Iterator[Write]:
 
 
 def lines(home: Path) -> list[dict[str, Any]]:
-    """Return the log; a last line that a killed driver left unfinished is left out."""
+    """Return the log, without a last line that a killed driver left unfinished."""
     path = home / FILE
     if not path.exists():
         return []
@@ -45,7 +52,7 @@ def lines(home: Path) -> list[dict[str, Any]]:
 
 
 def last_issued(home: Path) -> Issued:
-    """Return the highest numbers the log tells of."""
+    """Return the highest numbers in the log."""
     steps = [line for line in lines(home) if "issued" in line]
     return Issued(
         max((line["issued"] for line in steps), default=0),
@@ -56,30 +63,20 @@ def last_issued(home: Path) -> Issued:
 def step_line(
     order: StepOrder, report: StepReport, issued: Issued, seconds: float
 ) -> dict[str, Any]:
-    """Return what the log says of a step."""
+    """Return the log line of a step."""
     return {
-        "step": report.step,
+        **{name: getattr(report, name) for name in _LOGGED},
         "seconds": round(seconds, 3),
-        "error": report.error,
-        "loss": report.loss,
-        "produced": report.produced,
-        "trained": report.trained,
-        "skipped": report.skipped,
-        "quarantined": [list(refused) for refused in report.quarantined],
-        "staleness": report.staleness,
         "price": report.price.price,
-        "wire_bytes": report.wire_bytes,
-        "full_bytes": report.full_bytes,
         "orders": [one.number for one in order.orders],
-        "lost": [list(lost) for lost in order.lost],
+        "lost": order.lost,
         "issued": issued.orders,
         "incarnations": issued.incarnations,
-        "counts": report.counts,
     }
 
 
 def summary_line(summary: Summary) -> dict[str, Any]:
-    """Return what the log says at the end."""
+    """Return the last line of the log."""
     return {"event": "finished", **summary._asdict()}
 
 

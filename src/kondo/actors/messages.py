@@ -1,11 +1,11 @@
-"""What travels between processes, and what is believed of it.
+"""Messages between processes, and their validation.
 
     driver -> actor    Order: which rollout, with which weights, at which price
     actor -> learner   message: plain arrays and numbers, see `pack`
     learner            validate(message, order, schema) -> Batch, or Quarantine with the reason
 
-An order is the driver's own word. A message is a claim of an actor that may be broken: nothing of
-it is used before `validate` has looked at all of it.
+Orders come from the driver and are trusted. Messages come from actors that may be broken: nothing
+of a message is used before `validate` has checked all of it.
 """
 
 import math
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kondo.actors.prices import Array, Price, Sketch, places, sketch, unit_delight, worth
 from kondo.actors.setup import Rollout, Setup
+from kondo.actors.source_price import Array, Price, Sketch, bought, sketch, unit_delight
 from kondo.engine.select import Unit
 
 # Log-probs in low precision may stand this little above 0.
@@ -32,9 +32,9 @@ class Order(NamedTuple):
     number: int
     """No other order of the run has it."""
     actor: int
-    """Place in the crew."""
+    """Place in the worker pool."""
     incarnation: int
-    """Process in that place; no other process of the run has it."""
+    """Number of its process; no other process of the run has it."""
     version: int
     """Of the weights it acts with: the learner's step that made them."""
     price: Price
@@ -42,7 +42,7 @@ class Order(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A rollout that was looked at and found sound; n of its N rows were sent."""
+    """A rollout that passed every check; n of its N rows were sent."""
 
     order: Order
     rows: dict[str, Tensor]
@@ -175,8 +175,7 @@ def pack(rollout: Rollout, order: Order, *, unit: Unit, at_source: bool, sketch_
     if _is_sound(arrays, unit):
         delight = unit_delight(rollout.log_probs, rollout.advantages, unit)
         if at_source:
-            price = torch.tensor(order.price, dtype=torch.float64)
-            keep = worth(delight, price[0], price[1], places(order.number, index, delight))
+            keep = bought(delight, order.price, number=order.number, index=index)
             keep |= ~delight.isfinite()
             index = (keep if keep.ndim == 1 else keep.any(dim=1)).nonzero().squeeze(1)
             arrays = {name: array[index.numpy()] for name, array in arrays.items()}
@@ -275,8 +274,7 @@ def _checked(message: Any, order: Order, schema: Schema, at_source: bool) -> Bat
     _require(0 < sizes[0] <= sizes[1] < 2**62, "structure", f"sizes in bytes, got {sizes}")
     log_probs, advantages, _ = (tensors.pop(name) for name in _SIGNALS)
     delight = unit_delight(log_probs, advantages, schema.unit)
-    price = torch.tensor(order.price, dtype=torch.float64)
-    keep = worth(delight, price[0], price[1], places(order.number, index, delight))
+    keep = bought(delight, order.price, number=order.number, index=index)
     return Batch(order, tensors, log_probs, advantages, keep, found, message["mean_reward"], *sizes)
 
 

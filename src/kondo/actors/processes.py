@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 import ray
 import torch
 
-from kondo.actors.learner import (
-    Learner,
-    Publication,
-    StepOrder,
-    StepReport,
-    Undelivered,
-)
+from kondo.actors.learner import Learner, Publication, StepOrder, StepReport, Undelivered
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, process_seed
 
@@ -108,10 +102,9 @@ LEARNER_THREADS = 2
 class LearnerProcess:
     """Fetches messages for a `Learner`, takes one step at a time, and keeps its clock.
 
-    Ray runs calls on `LEARNER_THREADS` threads. A step waits for its turn with its messages at
-    hand, and hands over its report and weights while the next is at work: what Ray does between
-    two calls costs the learner nothing. Steps are taken in the order of their numbers, so threads
-    change nothing of what is learned.
+    Ray runs calls on `LEARNER_THREADS` threads. A step fetches its messages before its turn, and
+    returns its report and weights while the next one runs, so that Ray's work between two calls
+    costs the learner no time. Steps run in the order of their numbers, whatever the threads do.
     """
 
     def __init__(self, setup: Setup, settings: Settings, folder: str, resume: bool):
@@ -155,18 +148,15 @@ class LearnerProcess:
             return report._replace(seconds=self._last - start, idle_seconds=idle), publication
 
     def _await_step(self, number: int) -> None:
-        """Wait until step `number` is done; whoever is late for it is not kept."""
+        """Wait until step `number` is done; return at once if it is."""
         self._turn.wait_for(lambda: self._learner.step_number >= number)
 
     def finish(self, order: StepOrder) -> Summary:
         """Write the last checkpoint, once all steps are done, and return the accounts."""
+        learner, ledger = self._learner, self._learner.ledger
         with self._turn:
             self._await_step(order.number)
-            return self._finished(order)
-
-    def _finished(self, order: StepOrder) -> Summary:
-        self._learner.finish(order)
-        learner, ledger = self._learner, self._learner.ledger
+            learner.finish(order)
         return Summary(
             step=learner.step_number,
             counts=ledger.counts(),

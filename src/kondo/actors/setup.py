@@ -78,7 +78,7 @@ class Setup:
     """
 
     name: str
-    """As the live view says it."""
+    """Title of the live display."""
     make_task: Callable[[int], Task]
     """seed -> a task; no two actors, also restarted ones, get the same seed."""
     make_policy: Callable[[int], Policy]
@@ -142,8 +142,7 @@ class Settings:
     checkpoint_every: int = 20
     """Updates between checkpoints; the rollouts since the last one are kept for a replay."""
     spares: int = 2
-    """Processes kept ready to take the seat of one that dies: to start one takes seconds, and so
-    many may die at once."""
+    """Processes kept ready to replace ones that die: starting one takes seconds."""
     rollout_timeout: float = 30.0
     """Seconds after which an actor that has delivered nothing is taken to hang."""
     start_timeout: float = 120.0

@@ -261,8 +261,7 @@ class Gate(BaseGate):
             assert self._past.calls is not None
             position = torch.arange(values.shape[-1], device=values.device)
             lots = rules.lottery(position + self._past.calls * _CALL_STRIDE, salt=past)
-            lucky = (lots.double() / 2.0**64 + 0.5) < share
-            rolled = able & ((values > past) | ((values == past) & lucky))
+            rolled = rules.above_price(values, able, past, share, lots)
             ready = self._past.is_ready(self.rate, self.warmup)
             keep, price = torch.where(ready, rolled, keep), torch.where(ready, past, price)
         return keep, keep.to(values.dtype), price

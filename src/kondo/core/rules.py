@@ -4,6 +4,8 @@
     highest          that many of the highest values, ties by lot
     solve_price      the price at which a gate with a temperature keeps that many in expectation
     most_variance    that many whose values vary most
+    quantile_price   the price above which a number of weighted units lie
+    above_price      what is above a price, and a share of the ties at it
     RollingPrice     a price from past calls
 
 Units stand in the last dimension, [..., M]; leading dimensions are separate choices. Nothing is
@@ -203,6 +205,51 @@ def _narrowed(
         place = ((each * gates).sum(-1) > count).sum(-1, keepdim=True)
         low, high = tried.gather(-1, place), tried.gather(-1, place + 1)
     return low, high
+
+
+def quantile_price(pool: Tensor, weight: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the price that buys `budget` units, and the share of units exactly at it to keep.
+
+    Keeping every unit above the price and that share of those at it makes exactly the budget;
+    without the share, discrete rewards would overshoot or starve.
+
+    Args:
+        pool: [..., V] values, ascending; NaN, at the end, where there is none.
+        weight: [..., V] float64, units that each value stands for; 0 where there is none.
+        budget: [..., 1] float64, units to buy.
+
+    Returns:
+        Both [..., 1]; minus infinity and 1 where the pool holds no more than the budget.
+
+    Example:
+        >>> import torch
+        >>> from kondo.core.rules import quantile_price
+        >>> pool, weight = torch.tensor([1.0, 2.0, 3.0, 3.0]), torch.ones(4).double()
+        >>> quantile_price(pool, weight, torch.ones(1).double())
+        (tensor([3.]), tensor([0.5000], dtype=torch.float64))
+    """
+    above = running_sum(weight.flip(-1)).flip(-1) - weight  # of later order statistics
+    place = (above >= budget).sum(-1, keepdim=True).clamp(max=max(pool.shape[-1] - 1, 0))
+    price = pool.gather(-1, place) if pool.shape[-1] else torch.full_like(budget, math.nan)
+    over = torch.where(pool > price, weight, 0.0).sum(-1, keepdim=True)
+    tied = torch.where(pool == price, weight, 0.0).sum(-1, keepdim=True)
+    share = ((budget - over) / tied).clamp(max=1.0)
+    everything = weight.sum(-1, keepdim=True) <= budget
+    return torch.where(everything, -math.inf, price), torch.where(everything, 1.0, share)
+
+
+def above_price(values: Tensor, able: Tensor, price: Tensor, share: Tensor, lots: Tensor) -> Tensor:
+    """Keep the able units above a price, and by lot a share of those exactly at it.
+
+    Args:
+        values: [..., M] float.
+        able: [..., M] bool.
+        price: broadcasts to values.
+        share: broadcasts to values, in [0, 1].
+        lots: like values, int64 by `lottery`.
+    """
+    lucky = (lots.double() / 2.0**64 + 0.5) < share
+    return able & ((values > price) | ((values == price) & lucky))
 
 
 def most_variance(values: Tensor, able: Tensor, count: Tensor | int, lots: Tensor) -> Tensor:
@@ -412,24 +459,8 @@ class RollingPrice:
         return (filled >= warmup) & (held.sum(-1, keepdim=True) > self.budget(rate))
 
     def quantile_price(self, rate: float) -> tuple[Tensor, Tensor]:
-        """Return the price for `rate`, and the share of units exactly at the price to keep.
-
-        Keeping every unit above the price and that share of those at it is, over the window,
-        rate * valid units; without the share, discrete rewards would overshoot or starve.
-
-        Returns:
-            Both [..., 1]; minus infinity and 1 where the window holds no more than the rate buys.
-        """
-        budget = self.budget(rate)
-        pool, weight = self.pooled()
-        above = running_sum(weight.flip(-1)).flip(-1) - weight  # of later order statistics
-        place = (above >= budget).sum(-1, keepdim=True).clamp(max=max(pool.shape[-1] - 1, 0))
-        price = pool.gather(-1, place) if pool.shape[-1] else torch.full_like(budget, math.nan)
-        over = torch.where(pool > price, weight, 0.0).sum(-1, keepdim=True)
-        tied = torch.where(pool == price, weight, 0.0).sum(-1, keepdim=True)
-        share = ((budget - over) / tied).clamp(max=1.0)
-        everything = weight.sum(-1, keepdim=True) <= budget
-        return torch.where(everything, -math.inf, price), torch.where(everything, 1.0, share)
+        """Return the price for `rate` over the window, and the share of ties to keep."""
+        return quantile_price(*self.pooled(), self.budget(rate))
 
     def valid(self) -> list[Any]:
         """Return the units that counted in each past call, oldest first; reads the device."""

@@ -52,7 +52,9 @@ def differentiate(
         with clock.stage("forward"):
             log_probs = _graph_log_probs(log_prob, micro)
             divide = denominator(log_probs) if callable(denominator) else denominator
-            gated = gated_sum(log_probs, micro, loss) / divide
+            kept, gated = gated_sum(log_probs, micro, loss)
+            gated = gated / divide
+            _check_finite(kept.detach())  # after the loss is launched: the device has work to do
         with clock.stage("backward"):
             backward_fn(gated)
         elements += log_probs.numel() if micro.keep is None and not micro.filler else 0
@@ -60,8 +62,11 @@ def differentiate(
     return Differentiated(torch.zeros(()) if total is None else total, elements)
 
 
-def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
-    """Return the sum of weighted losses over kept elements. What is not kept cannot leak NaN."""
+def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Return the kept log-probs, 0 elsewhere, and the sum of their weighted losses.
+
+    What is not kept cannot leak NaN.
+    """
     home = log_probs.device
     keep, weight = (None if part is None else part.to(home) for part in (micro.keep, micro.weight))
     if micro.filler:
@@ -71,7 +76,6 @@ def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
     if keep is not None:
         # where() lets no gradient out of what is not kept, whatever the loss makes of it.
         log_probs = torch.where(keep, log_probs, 0.0)
-    _check_finite(log_probs.detach())
     losses = loss(log_probs, advantages, **inputs)
     if losses.shape != log_probs.shape:
         raise ValueError(
@@ -80,7 +84,7 @@ def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Tensor:
         )
     losses = at_least_float32(losses)
     losses = losses if weight is None else losses * weight
-    return (losses if keep is None else torch.where(keep, losses, 0.0)).sum()
+    return log_probs, (losses if keep is None else torch.where(keep, losses, 0.0)).sum()
 
 
 def _check_finite(log_probs: Tensor) -> None:

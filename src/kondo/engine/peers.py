@@ -18,7 +18,7 @@ from kondo.engine.compact import MicroBatch
 from kondo.engine.differentiate import differentiate
 from kondo.engine.inputs import Inputs
 from kondo.engine.partial_screen import Forward, Screened
-from kondo.engine.report import Report, StageClock
+from kondo.engine.report import Late, Report, StageClock
 from kondo.engine.select import Counts, Selection
 
 _T = TypeVar("_T")
@@ -27,9 +27,9 @@ _T = TypeVar("_T")
 class Trained(NamedTuple):
     """What was differentiated; named as in the report."""
 
-    loss: float
+    read: Callable[[], tuple[int, float]]
+    """Return the tokens that were trained, and the loss."""
     rows_trained: int
-    tokens_trained: int
     calls: int
     elements: int
     """Elements of log-probs of a dense step without a mask, which nobody could count before."""
@@ -67,9 +67,9 @@ class Alone:
         facts = inputs.gate.row_facts(inputs.rows.batch)
         return inputs.gate if facts is None else inputs.gate.bind(facts)
 
-    def count(self, chosen: Selection, clock: StageClock) -> Counts:
-        """Return what all saw and kept together."""
-        return chosen.counts
+    def count(self, chosen: Selection, rows_screened: int, clock: StageClock) -> Counts:
+        """Return what all screened, saw and kept together."""
+        return chosen.counts._replace(rows_screened=rows_screened)
 
     def train(
         self, inputs: Inputs, chosen: Selection, counts: Counts, clock: StageClock
@@ -95,10 +95,9 @@ class Alone:
             backward_fn=inputs.options.backward_fn,
             clock=clock,
         )
-        with clock.stage("select"):
-            tokens, loss = counted.read(done.loss)
         elements = done.elements if chosen.whole else 0
-        return Trained(loss, counted.rows, tokens or elements, counted.calls, elements)
+        read = partial(counted.read, done.loss, elements)
+        return Trained(read, counted.rows, counted.calls, elements)
 
     def report(
         self,
@@ -112,14 +111,16 @@ class Alone:
         """Say what was done."""
         return Report(
             **report_fields(counts, trained),
-            rows_screened=0 if screened is None else screened.num_rows,
-            loss=trained.loss,
             rows_trained=trained.rows_trained,
-            tokens_trained=trained.tokens_trained,
             calls=trained.calls,
-            seconds=clock.seconds(),
+            _late=partial(_late, trained, clock),
             _diagnose=partial(diagnose, inputs.gate, chosen, screened, counts),
         )
+
+
+def _late(trained: Trained, clock: StageClock) -> Late:
+    tokens, loss = trained.read()
+    return Late(loss, tokens, clock.seconds())
 
 
 def report_fields(counts: Counts, trained: Trained) -> dict[str, Any]:
@@ -131,6 +132,7 @@ def report_fields(counts: Counts, trained: Trained) -> dict[str, Any]:
         "rate": counts.rate,
         "price": counts.price,
         "rows_seen": counts.rows,
+        "rows_screened": counts.rows_screened,
         "tokens_seen": dense_elements or counts.elements,
     }
 
@@ -182,10 +184,10 @@ class Counted:
             self.tokens = micro.num_tokens + self.tokens
             yield micro
 
-    def read(self, loss: Tensor) -> tuple[int, float]:
-        """Return the tokens and a loss as numbers; one device sync."""
+    def read(self, loss: Tensor, elements: int = 0) -> tuple[int, float]:
+        """Return the tokens, or else `elements`, and a loss as numbers; one device sync."""
         if not isinstance(self.tokens, Tensor):
-            return self.tokens, float(loss)
+            return self.tokens or elements, float(loss)
         # float64 holds every count below 2^53.
         both = [self.tokens.double(), loss.to(self.tokens.device).double()]
         count, value = torch.stack(both).tolist()

@@ -6,10 +6,19 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
 STAGES = ("screen", "select", "compact", "forward", "backward")
+
+
+class Late(NamedTuple):
+    """What is read from the device after a step."""
+
+    loss: float
+    tokens_trained: int
+    seconds: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +44,6 @@ class Report:
     """kept / seen."""
     price: float
     """The gate's price, in units of delight; minus infinity where it has none."""
-    loss: float
-    """The gated loss whose gradient was added to `.grad`."""
     rows_seen: int
     """Rows of the batch."""
     rows_screened: int
@@ -45,14 +52,32 @@ class Report:
     """Rows that entered a forward with a graph, and its backward."""
     tokens_seen: int
     """Elements of log_probs that count."""
-    tokens_trained: int
-    """What the backward was paid for: elements that count in the trained rows, or, where the
-    compaction cuts rows, tokens that entered the forward."""
     calls: int
     """Forward/backward calls made, one per micro-batch."""
-    seconds: dict[str, float]
-    """Per stage: screen, select, compact, forward, backward."""
+    _late: Callable[[], "Late"] = dataclasses.field(repr=False, compare=False)
     _diagnose: Callable[[], dict[str, float]] = dataclasses.field(repr=False, compare=False)
+
+    @functools.cached_property
+    def late(self) -> "Late":
+        """What the device knows only after the step. Read once, when first asked for: a loop that
+        logs nothing does not wait."""
+        return self._late()
+
+    @property
+    def loss(self) -> float:
+        """The gated loss whose gradient was added to `.grad`."""
+        return self.late.loss
+
+    @property
+    def tokens_trained(self) -> int:
+        """What the backward was paid for: elements that count in the trained rows, or, where the
+        compaction cuts rows, tokens that entered the forward."""
+        return self.late.tokens_trained
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Per stage: screen, select, compact, forward, backward."""
+        return self.late.seconds
 
     @functools.cached_property
     def diagnostics(self) -> dict[str, float]:
@@ -66,13 +91,11 @@ class Report:
 
     def as_dict(self, prefix: str = "kondo/") -> dict[str, float]:
         """Return flat numbers for a logger, each key with `prefix`."""
-        flat: dict[str, float] = {"empty": float(self.empty)}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == "seconds":
-                flat |= {f"seconds_{stage}": spent for stage, spent in value.items()}
-            elif field.name != "_diagnose":
-                flat[field.name] = value
+        names = [field.name for field in dataclasses.fields(self) if field.name[0] != "_"]
+        flat: dict[str, float] = {name: getattr(self, name) for name in names}
+        flat |= {"empty": float(self.empty), "loss": self.loss}
+        flat |= {"tokens_trained": self.tokens_trained}
+        flat |= {f"seconds_{stage}": spent for stage, spent in self.seconds.items()}
         return {prefix + key: value for key, value in (self.diagnostics | flat).items()}
 
     def __str__(self) -> str:

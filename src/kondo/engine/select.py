@@ -1,10 +1,13 @@
 """Stage 2, select: log-probs and advantages -> values of the gate's signal -> kept elements.
 
-Everything is computed on the device, and read from it once: counts, price, rate and whether
-something is broken. Only then is anything refused, with a message that looks closer.
+The device is read once. Where there are few units their values are what is read, and the gate
+chooses on the CPU: a dozen small operations cost microseconds there, on a GPU a launch each. Else
+the gate chooses on the device, and counts, price and rate are read. Only after that is anything
+refused, with a message that looks closer.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,6 +18,9 @@ from kondo.core.contract import BaseGate, Choice, Signal
 from kondo.core.delight import check_excess, excess
 
 Unit = Literal["sample", "token", "sequence"]
+
+# Up to this many units a CUDA batch is chosen from on the CPU.
+FEW_UNITS = 65_536
 
 
 class Counts(NamedTuple):
@@ -31,6 +37,8 @@ class Counts(NamedTuple):
     """Rows with a kept element."""
     hidden_nan: int
     """Elements with a NaN that the mask hides."""
+    rows_screened: int
+    """Rows that entered a screening forward; the screen tells."""
     price: float
     rate: float
 
@@ -62,6 +70,10 @@ class Selection(NamedTuple):
     and keep along; these stay with the choice."""
     whole: bool = False
     """Every element of every row is kept with weight 1; keep and mask have one value per row."""
+    by_row: bool = False
+    """A kept row is kept in all its elements that count."""
+    host_rows: Tensor | None = None
+    """`rows` on the CPU, where they are known there."""
 
 
 def select(
@@ -93,43 +105,75 @@ def select(
     expand_rows("advantages", advantages, log_probs.shape)  # refuses other shapes
     checked = hasattr(gate.signal, "unchecked")  # ours: needs log-probs that are at most 0
     faults = _faults(log_probs, advantages, valid if checked else None)
-    if gate.remembers:  # a broken batch must not enter its running state
-        _refuse_inputs(faults.tolist(), log_probs, advantages, valid)
     values, unit_mask = unit_values(gate.signal, log_probs, advantages, valid, unit)
+    elements = valid.sum(dim=1) if unit == "sequence" else valid
+    if values.is_cuda and values.numel() <= FEW_UNITS:
+        faults, values, unit_mask, elements = _on_host(faults, values, unit_mask, elements)
+    inputs = (log_probs, advantages, valid)
+    if gate.remembers or not values.is_cuda:  # a broken batch must not enter its running state
+        hidden_nan = _refuse_inputs(faults.tolist(), *inputs)
     choice = gate.choose_all(values, unit_mask, generator)
     _check_shapes(choice, unit_mask)
-    keep, weight = choice.keep, choice.weight
-    if unit == "sequence":
-        keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
     # A sequence that counts has an element that counts, so its unit is kept where its row is.
-    kept_rows = keep.any(dim=1) if unit == "token" else choice.keep
+    kept_rows = choice.keep.any(dim=1) if unit == "token" else choice.keep
     outside = choice.keep > unit_mask  # on masks, "and not" in one kernel
-    bought = torch.where(choice.keep, values, 0.0)
     unknown = values.isnan() & unit_mask
-    parts = (outside, unknown, bought, unit_mask, choice.keep, valid, keep, kept_rows)
-    numbers = [part.sum(dtype=torch.float64) for part in parts]
-    home = log_probs.device
-    found = torch.stack([*numbers, choice.price.to(home), choice.rate.to(home)])
-    # The one read; float64 holds every count below 2^53.
+    bought = torch.where(choice.keep, values, 0.0)
+    sums = (outside, unknown, bought, unit_mask, choice.keep, elements, elements * choice.keep)
+    numbers = [part.sum(dtype=torch.float64) for part in (*sums, kept_rows)]
+    # float64 holds every count below 2^53.
+    found = torch.stack([*numbers, *(one.to(values.device) for one in (choice.price, choice.rate))])
     read = torch.cat([faults, found]).tolist()
-    broken, (num_outside, num_unknown, worth), (*sizes, price, rate) = read[:3], read[3:6], read[6:]
-    hidden_nan = _refuse_inputs(broken, log_probs, advantages, valid)
+    (num_outside, num_unknown, worth), (*sizes, price, rate) = read[3:6], read[6:]
+    if values.is_cuda:
+        hidden_nan = _refuse_inputs(read[:3], *inputs)
     if num_outside or num_unknown or not math.isfinite(worth):
         _refuse_choice(choice, values, outside, unknown)
-    units, units_kept, elements, elements_kept, rows_kept = (int(size) for size in sizes)
+    units, units_kept, num_elements, elements_kept, rows_kept = (int(size) for size in sizes)
     index = kept_rows.nonzero_static(size=rows_kept).squeeze(1)  # of known size: no read
     counts = Counts(
         units=units,
         units_kept=units_kept,
-        elements=elements,
+        elements=num_elements,
         elements_kept=elements_kept,
         rows=log_probs.shape[0],
         rows_kept=rows_kept,
         hidden_nan=hidden_nan,
+        rows_screened=0,
         price=price,
         rate=rate,
     )
-    return Selection(values, unit_mask, choice, valid, weight, keep, index, counts)
+    rows, weight, keep = copy_together((index, choice.weight, choice.keep), log_probs.device)
+    if unit == "sequence":
+        keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
+    host = None if index.is_cuda else index
+    return Selection(
+        values, unit_mask, choice, valid, weight, keep, rows, counts, False, unit != "token", host
+    )
+
+
+def _on_host(*parts: Tensor) -> list[Tensor]:
+    """Return tensors on the CPU, with their shapes and dtypes: one read for all."""
+    together = torch.cat([part.double().flatten() for part in parts]).cpu()
+    pieces = torch.split(together, [part.numel() for part in parts])
+    return [
+        piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True)
+    ]
+
+
+def copy_together(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors, those of larger elements first, to a device in one piece, without waiting."""
+    if all(part.device == device for part in parts):
+        return list(parts)
+    flat = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
+    together = torch.cat(flat)
+    if device.type == "cuda":
+        together = together.pin_memory()
+    there = together.to(device, non_blocking=True)
+    pieces = torch.split(there, [part.numel() for part in flat])
+    return [
+        piece.view(part.dtype).view(part.shape) for piece, part in zip(pieces, parts, strict=True)
+    ]
 
 
 def unit_values(
@@ -174,12 +218,16 @@ def everything(num_rows: int, mask: Tensor | None, device: torch.device) -> Sele
         rows=num_rows,
         rows_kept=rows_kept,
         hidden_nan=0,
+        rows_screened=0,
         price=-math.inf,
         rate=float(elements > 0),
     )
     choice = Choice.of(valid, valid)
     index = some.nonzero_static(size=rows_kept).squeeze(1)
-    return Selection(choice.weight, valid, choice, valid, None, valid, index, counts, whole)
+    host = torch.arange(num_rows) if rows_kept == num_rows else None
+    return Selection(
+        choice.weight, valid, choice, valid, None, valid, index, counts, whole, True, host
+    )
 
 
 def check_unit(unit: str, log_probs: Tensor) -> None:

@@ -121,7 +121,7 @@ def backward(
                     mask=inputs.rows.mask,
                     generator=inputs.options.generator,
                 )
-        counts = peers.count(chosen, clock)
+        counts = peers.count(chosen, 0 if screened is None else screened.num_rows, clock)
         trained = peers.train(inputs, chosen, counts, clock)
         return peers.report(inputs, chosen, screened, counts, trained, clock)
 

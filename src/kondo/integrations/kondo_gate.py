@@ -1,4 +1,4 @@
-"""Drop-in for the PyPI package `kondo-gate` 0.1.0: change the import, and the training step skips.
+"""Drop-in for the PyPI package `kondo-gate` 0.1.0 whose training step really skips rows.
 
     from kondo.integrations.kondo_gate import KondoGate, KondoTrainer  # was: from kondo_gate import
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import kondo
+from kondo.core.contract import Randomness
 from kondo.engine import rows
 
 __all__ = [
@@ -93,11 +94,7 @@ class KondoGate(nn.Module):
     def __init__(self, config: KondoGateConfig | None = None):
         super().__init__()
         self.config = config or KondoGateConfig()
-        rate, price, temperature = (
-            self.config.gate_rate,
-            self.config.price,
-            self.config.temperature,
-        )
+        rate, price = self.config.gate_rate, self.config.price
         if (rate is None) == (price is None):
             raise ValueError(
                 f"give either gate_rate or price, got gate_rate={rate}, price={price}; set the "
@@ -105,9 +102,10 @@ class KondoGate(nn.Module):
             )
         if rate is not None and not 0.0 < rate <= 1.0:
             raise ValueError(f"gate_rate must be in (0, 1], got {rate}; 0.03 keeps 3%.")
-        if not temperature > 0:
+        if not self.config.temperature > 0:
             raise ValueError(
-                f"temperature must be > 0, got {temperature}; hard=True is the hard gate."
+                f"temperature must be > 0, got {self.config.temperature}; hard=True is the hard "
+                f"gate."
             )
 
     def compute_delight(self, log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -250,11 +248,8 @@ class KondoTrainer:
 
     Args:
         model: called as model(input_ids=..., attention_mask=...).
-        gate_rate: see `KondoGateConfig`; ignored where price is given.
-        temperature: see `KondoGateConfig`.
-        price: see `KondoGateConfig`.
-        hard: see `KondoGateConfig`.
-        deterministic: see `KondoGateConfig`.
+        gate_rate, temperature, price, hard, deterministic: see `KondoGateConfig`; gate_rate is
+            ignored where price is given.
         lr: learning rate of the default optimizer.
         optimizer: Adam on all parameters if None.
     """
@@ -274,15 +269,8 @@ class KondoTrainer:
         optimizer: torch.optim.Optimizer | None = None,
     ):
         self.model = model
-        self.gate = KondoGate(
-            KondoGateConfig(
-                gate_rate=gate_rate if price is None else None,
-                price=price,
-                temperature=temperature,
-                hard=hard,
-                deterministic=deterministic,
-            )
-        )
+        rate = gate_rate if price is None else None
+        self.gate = KondoGate(KondoGateConfig(rate, price, temperature, hard, deterministic))
         if optimizer is None:
             optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         self.optimizer = optimizer
@@ -338,10 +326,11 @@ class KondoTrainer:
             batch,
             gate.advantages,
             gate=gate,
-            priority=gate.priority,
             mask=None if mask is None else mask != 0,
-            denominator="full" if mask is None else max(1.0, float(mask.sum())),
             unit="sample" if actions.dim() == 1 else "token" if mask is None else "sequence",
+            options=kondo.Options(
+                denominator="full" if mask is None else max(1.0, float(mask.sum()))
+            ),
         )
         if report.empty:
             # The original then steps on zero gradients, not on none: momentum still moves.
@@ -349,36 +338,41 @@ class KondoTrainer:
             log_probs = log_prob(rows.take(batch, slice(row, row + 1)))
             torch.autograd.backward(log_probs, torch.zeros_like(log_probs))
             tokens = log_probs.numel() if mask is None else int((mask[row] != 0).sum())
-            report = dataclasses.replace(report, rows_trained=1, tokens_trained=tokens, calls=1)
+            late = report.late._replace(tokens_trained=tokens)
+            report = dataclasses.replace(report, rows_trained=1, calls=1, _late=lambda: late)
         self.last_report = report
         return gate.result, report.loss
 
 
-class _EngineGate:
-    """A `KondoGate` in the engine's terms: `priority` decides, and the call hands it over.
+class _EngineGate(kondo.BaseGate):
+    """A `KondoGate` as a gate of `kondo.backward`: `signal` decides, `choose` tells it.
 
     Units whose advantage is zero are dropped: they have no gradient, so their rows can be skipped.
     """
 
+    draws = True
+    remembers = True  # its result; NaN must be refused before
+
     def __init__(self, gate: KondoGate, advantages: Tensor, mask: Tensor | None):
+        self.signal = self._decide
         self._gate, self._mask, self._given = gate, mask, advantages
         # A mask may weigh tokens: the original multiplies the loss by it.
         weighted = advantages if mask is None else _hide(advantages, mask) * mask
         self.advantages = weighted if weighted.is_floating_point() else weighted.float()
         self.result: KondoGateOutput
 
-    def priority(self, log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+    def _decide(self, log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
         """Gate the screened log-probs and return delight."""
         if self._mask is None:
             self.result = self._gate.compute_gate(log_probs, self._given)
-            return self.result.delight
-        self.result = self._gate._gate_rows(log_probs, self._given, self._mask)
-        return self.result.delight
+        else:
+            self.result = self._gate._gate_rows(log_probs, self._given, self._mask)
+        # The original's delight is NaN where an advantage of 0 meets a probability of 0.
+        delight = self.result.delight
+        return torch.where(delight.isnan(), 0.0, delight)
 
-    def __call__(
-        self, delight: Tensor, mask: Tensor, generator: torch.Generator | None
-    ) -> kondo.Choice:
-        """Return the decision `priority` made on this delight."""
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> kondo.Choice:
+        """Return what `signal` decided on this delight."""
         result = self.result
         if bool(result.price.isnan()):
             raise ValueError(
@@ -397,6 +391,8 @@ class _EngineGate:
             rate=keep.sum().double() / mask.sum().clamp(min=1),
             probability=weight if self._gate.config.deterministic else result.gate_probs,
         )
+
+    choose_all = choose
 
 
 def _log_probs(model: nn.Module, batch: dict[str, Any]) -> Tensor:

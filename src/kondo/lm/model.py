@@ -9,7 +9,8 @@ its own loss, such as the balance of a mixture's router, are no part of ours.
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,7 @@ from kondo.engine.select import Selection
 from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
 from kondo.lm.graphs import Graphs, Inputs
 from kondo.lm.head import Backend, Head, token_log_probs
-from kondo.lm.pack import Layout, Pack, packs
+from kondo.lm.pack import Layout, Pack, packs, unpacked
 from kondo.lm.parts import (
     backbone_of,
     bend_of,
@@ -193,6 +194,7 @@ class CausalLM:
     ) -> Iterator[MicroBatch]:
         """Yield packs of the kept tokens, for `kondo.backward`.
 
+        A dense step with little padding takes the rows as they lie, whatever `attention` says.
         The rows of a micro-batch are a `Pack`; everything else has one value per kept token, [K].
 
         Args:
@@ -203,27 +205,31 @@ class CausalLM:
             size: most rows of a pack.
         """
         shape = check_rows(batch).input_ids.shape
-
-        def at(name: str, values: Tensor, pack: Pack) -> Tensor:
-            home = values.device
-            return expand_rows(name, values, shape)[pack.rows.to(home), pack.columns.to(home)]
-
-        for pack in packs(
-            batch,
-            selection.keep,
-            selection.rows,
-            layout=self.layout,
-            max_tokens=self.max_tokens,
-            max_rows=size,
-            device=self.device,
-            bare=self._hugging_face,
-        ):
+        host_rows = selection.host_rows if selection.by_row else None
+        made: Iterable[Pack] | None = None
+        dense = selection.weight is None and size is None and self.device == batch.device
+        if dense and host_rows is not None and len(host_rows) == shape[0]:
+            made = unpacked(batch, selection.keep, max_tokens=self.max_tokens)
+        if made is None:
+            made = packs(
+                batch,
+                selection.keep,
+                selection.rows,
+                layout=self.layout,
+                max_tokens=self.max_tokens,
+                max_rows=size,
+                device=self.device,
+                bare=self._hugging_face,
+                host_rows=host_rows,
+            )
+        for pack in made:
+            at = partial(_at, shape=shape, pack=pack)
             yield MicroBatch(
                 rows=pack,
-                advantages=at("advantages", advantages, pack),
-                loss_inputs={k: at(k, v, pack) for k, v in loss_inputs.items()},
+                advantages=at("advantages", advantages),
+                loss_inputs={k: at(k, v) for k, v in loss_inputs.items()},
                 keep=None,  # a pack holds kept tokens alone
-                weight=None if selection.weight is None else at("weight", selection.weight, pack),
+                weight=None if selection.weight is None else at("weight", selection.weight),
                 num_rows=pack.num_rows,
                 num_tokens=pack.num_tokens,
             )
@@ -250,7 +256,7 @@ class CausalLM:
             assert pack.position_ids is not None  # a pack laid end to end has positions
             inputs = Inputs(pack.input_ids, pack.position_ids, pack.cu_seqlens)
             return self._run_varlen(inputs, pack.max_length)
-        if self.graph_tokens and torch.is_grad_enabled():
+        if self.graph_tokens and torch.is_grad_enabled() and self.layout == "padded":
             raise ValueError(
                 f"graph_tokens must be 0 for packs side by side, got {self.graph_tokens}: rows are "
                 f"not laid end to end here, since {self._why_padded()}; leave it out."
@@ -365,6 +371,16 @@ def _check_options(temperature: float, max_tokens: int, attention: str, graph_to
         )
     if attention not in ("auto", "varlen", "padded"):
         raise ValueError(f'attention must be "auto", "varlen" or "padded", got {attention!r}.')
+
+
+def _at(name: str, values: Tensor, *, shape: torch.Size, pack: Pack) -> Tensor:
+    """Return the values of a pack's kept tokens, [K]."""
+    home = values.device
+    row = pack.rows.to(home)
+    if values.ndim == 1 and values.shape == shape[:1]:
+        return values.index_select(0, row)
+    flat = expand_rows(name, values, shape).reshape(-1)
+    return flat.index_select(0, row * shape[1] + pack.columns.to(home))
 
 
 def _as_head_takes(hidden: Tensor, head: Head) -> Tensor:

@@ -22,6 +22,9 @@ from kondo.lm.rows import TokenRows
 
 Layout = Literal["varlen", "padded"]
 
+# A dense step leaves its rows as they lie where at least this share of their tokens is real.
+_FULL = 0.75
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pack:
@@ -103,6 +106,7 @@ def packs(
     max_rows: int | None = None,
     device: torch.device | None = None,
     bare: bool = False,
+    host_rows: Tensor | None = None,
 ) -> Iterator[Pack]:
     """Yield packs that hold every kept token once, each with its prefix.
 
@@ -116,9 +120,15 @@ def packs(
         device: where the packs go; by default where the batch is.
         bare: leave out masks and positions of "padded" packs, for models that count positions
             themselves; positions that were given are never left out.
+        host_rows: `rows` on the CPU, where all sampled tokens of these rows are kept: with what
+            `TokenRows.check` has read, nothing is read then.
     """
     device = device or batch.input_ids.device
-    sizes = _measured(batch, keep, rows)
+    measures = None if host_rows is None else batch.measures
+    if measures is None or host_rows is None:
+        sizes = _measured(batch, keep, rows)
+    else:
+        sizes = _known(measures, host_rows)
     groups = balanced_groups(
         sizes.lengths,
         max_tokens,
@@ -199,6 +209,59 @@ def _measured(batch: TokenRows, keep: Tensor, rows: Tensor | None) -> _Sizes:
             f"prompt or a start token before it."
         )
     return _Sizes(number, starts, lengths.tolist(), kept.tolist())
+
+
+def _known(measures: Tensor, rows: Tensor) -> _Sizes:
+    """Return how long whole rows are, longest first, from what is known of all rows, [3, N]."""
+    starts, ends, kept = measures[:, rows]
+    lengths, order = (ends - starts).sort(descending=True, stable=True)
+    return _Sizes(rows[order], starts[order], lengths.tolist(), kept[order].tolist())
+
+
+def unpacked(batch: TokenRows, keep: Tensor, *, max_tokens: int) -> list[Pack] | None:
+    """Return the batch as it lies, in "padded" packs; None where packing would compute much less.
+
+    For dense steps: rows that start in the first column and have little padding need no layout.
+
+    Args:
+        batch: N rows of S tokens, checked.
+        keep: bool [N, S]: every sampled token.
+        max_tokens: most tokens of a pack, padding included.
+    """
+    measures = batch.measures
+    if measures is None or batch.position_ids is not None or not measures.shape[1]:
+        return None
+    starts, ends, kept = measures
+    width = int(ends.max())
+    if bool(starts.any()) or int(ends.sum()) < _FULL * len(ends) * width:
+        return None
+    size = max(1, max_tokens // width)
+    return [
+        _as_it_lies(batch, keep, slice(start, start + size), width, kept[start : start + size])
+        for start in range(0, len(ends), size)
+    ]
+
+
+def _as_it_lies(batch: TokenRows, keep: Tensor, some: slice, width: int, kept: Tensor) -> Pack:
+    ids = batch.input_ids[some, :width]
+    row, column = keep[some, :width].nonzero_static(size=int(kept.sum())).unbind(1)
+    places = torch.arange(width, device=ids.device)
+    real = batch.attention_mask[some, :width]
+    return Pack(
+        layout="padded",
+        input_ids=ids,
+        position_ids=places.expand(ids.shape),
+        own_positions=False,
+        attention_mask=real,
+        cu_seqlens=torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0)).int(),
+        max_length=width,
+        read=row * width + column - 1,
+        targets=ids[row, column],
+        rows=row + some.start,
+        columns=column,
+        num_rows=ids.shape[0],
+        num_tokens=ids.numel(),
+    )
 
 
 def _pack(

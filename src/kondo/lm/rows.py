@@ -9,6 +9,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from kondo.lm.fuse import fused
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenRows:
@@ -92,41 +94,82 @@ class TokenRows:
         Args:
             vocab_size: rows of the model's embedding; ids must be below it.
         """
-        parts = (self.input_ids, self.attention_mask, self.completion_mask)
-        versions = [vocab_size, *(part._version for part in parts if not part.is_inference())]
-        if len(versions) == 4 and self.__dict__.get("_passed") == versions:
+        versions = self._versions(vocab_size)
+        if versions and self.__dict__.get("_passed") == versions:
             return
-        ids, real, sampled = self.input_ids, self.attention_mask, self.completion_mask
-        before = torch.nn.functional.pad(real[:, :-1], (1, 0))
-        starts = (real > before).sum(1)  # on masks, a > b is "a and not b" in one kernel
+        parts = (self.input_ids, self.attention_mask, self.completion_mask)
+        read = fused(_row_facts, self.device)(*parts, vocab_size).cpu()
+        starts, outside, first, unknown, *measured = read
+        num_sampled = measured[2]
         suspects = {
             "attention_mask must have a real token in every row; drop the rows that are all "
             "padding": starts == 0,
             "attention_mask must be contiguous in every row; prompts that were padded on the right "
             "before a completion was joined need padding on the left": starts > 1,
             "completion_mask must lie inside attention_mask; a sampled token is a real token": (
-                sampled > real
-            ).any(1),
-            "completion_mask must have a sampled token in every row: a sequence with no completion "
-            "token has no log-prob; drop the row": ~sampled.any(1),
-            "completion_mask must not hold the first real token of a row: nothing precedes it, so "
-            "no policy sampled it; put a prompt or a start token before it": (sampled > before).any(
-                1
+                outside > 0
             ),
+            "completion_mask must have a sampled token in every row: a sequence with no completion "
+            "token has no log-prob; drop the row": num_sampled == 0,
+            "completion_mask must not hold the first real token of a row: nothing precedes it, so "
+            "no policy sampled it; put a prompt or a start token before it": first > 0,
             f"input_ids must lie in [0, {vocab_size}), the model's vocabulary, wherever "
-            f"attention_mask is True; rollout and model do not share a tokeniser": (
-                real & (ids != ids.clamp(0, vocab_size - 1))
-            ).any(1),
+            f"attention_mask is True; rollout and model do not share a tokeniser": unknown > 0,
         }
-        broken = torch.stack(list(suspects.values()))
-        found = broken.any(1).tolist()
-        for rule, where, bad in zip(suspects, broken, found, strict=True):
-            if bad:
-                first = int(where.nonzero()[0])
+        for rule, where in suspects.items():
+            if bool(where.any()):
                 raise ValueError(
-                    f"{rule}. Got row {first}, {int(where.sum())} of {where.numel()} rows in all."
+                    f"{rule}. Got row {int(where.nonzero()[0])}, {int(where.sum())} of "
+                    f"{where.numel()} rows in all."
                 )
         object.__setattr__(self, "_passed", versions)
+        object.__setattr__(self, "_measures", torch.stack(measured))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tokens are."""
+        return self.input_ids.device
+
+    def _versions(self, vocab_size: int) -> list[int]:
+        """Return what changes when a tensor is written to; empty where nobody counts that."""
+        parts = (self.input_ids, self.attention_mask, self.completion_mask)
+        if any(part.is_inference() for part in parts):
+            return []
+        return [vocab_size, *(part._version for part in parts)]
+
+    @property
+    def measures(self) -> Tensor | None:
+        """What the latest `check` read of every row, [3, N] int64 on the CPU; None if outdated.
+
+        First real token, end of the last sampled one, and number of sampled tokens.
+        """
+        passed = self.__dict__.get("_passed")
+        if not passed or passed != self._versions(passed[0]):
+            return None
+        measures: Tensor = self.__dict__["_measures"]
+        return measures
+
+
+def _row_facts(ids: Tensor, real: Tensor, sampled: Tensor, vocab_size: int) -> Tensor:
+    """Return seven numbers of every row, [7, N] int64.
+
+    Starts of runs of real tokens; sampled tokens outside the real ones; sampled tokens without a
+    real one before them; real ids outside the vocabulary; the first real token; the end of the last
+    sampled one; the number of sampled ones.
+    """
+    width = ids.shape[1]
+    before = torch.nn.functional.pad(real[:, :-1], (1, 0))
+    place = torch.arange(1, width + 1, device=ids.device)
+    facts = (
+        (real & ~before).sum(1),
+        (sampled & ~real).sum(1),
+        (sampled & ~before).sum(1),
+        (real & ((ids < 0) | (ids >= vocab_size))).sum(1),
+        width - (real * (width + 1 - place)).amax(1),
+        (sampled * place).amax(1),
+        sampled.sum(1),
+    )
+    return torch.stack(facts)
 
 
 def _check_integers(name: str, value: object, wanted: str = "integers") -> Tensor:

@@ -201,10 +201,9 @@ def _check_screen(screen: Tensor, rows: TokenRows) -> None:
         )
     sampled, known = rows.completion_mask.to(screen.device), screen != 0
     most = ROUNDING.get(screen.dtype, 1e-2)
-    above, beside = sampled & (screen > most), known > sampled
-    num_above, num_known, num_beside = torch.stack(
-        [where.sum() for where in (above, sampled & known, beside)]
-    ).tolist()
+    above = sampled & (screen > most)
+    suspects = torch.stack([above, sampled & known, known > sampled])
+    num_above, num_known, num_beside = suspects.sum((1, 2)).tolist()
     if num_above:
         raise ValueError(
             f"screen must hold log-probs, at most 0, got {num_above} sampled tokens above "

@@ -24,7 +24,7 @@ from kondo.engine.differentiate import Differentiated, differentiate
 from kondo.engine.inputs import Inputs, Rows
 from kondo.engine.partial_screen import Forward, Screened
 from kondo.engine.peers import Alone, Counted, Trained, denominator, diagnose, report_fields, timed
-from kondo.engine.report import Report, StageClock
+from kondo.engine.report import Late, Report, StageClock
 from kondo.engine.select import Counts, Selection
 from kondo.ranks import placement
 from kondo.ranks.agreement import agree, describe
@@ -34,6 +34,9 @@ from kondo.ranks.gradients import Gradients
 from kondo.ranks.placement import Placed
 from kondo.ranks.rank_report import RankClock, RankReport
 from kondo.ranks.rebalance import structure
+
+# Fields of `Counts` that are sums over ranks: all but price and rate.
+_SUMMED = len(Counts._fields) - 2
 
 
 class _Done(NamedTuple):
@@ -134,23 +137,23 @@ class RankPeers(Alone):
         )
         return self._gate
 
-    def count(self, chosen: Selection, clock: StageClock) -> Counts:
-        """Add up what the ranks saw and kept; make sure that they chose the same."""
-        own = chosen.counts
+    def count(self, chosen: Selection, rows_screened: int, clock: StageClock) -> Counts:
+        """Add up what the ranks screened, saw and kept; make sure that they chose the same."""
+        own = chosen.counts._replace(rows_screened=rows_screened)
         decided = (0, 0, 0)
         if self._gate is not None:
             decided = (_to_word(own.price), self._gate.num_kept, self._gate.digest)
         with clock.stage("wait"):
-            told = self._ranks.say(*own[:7], *decided)
-        if any(theirs[7:] != told[0][7:] for theirs in told):
+            told = self._ranks.say(*own[:_SUMMED], *decided)
+        if any(theirs[_SUMMED:] != told[0][_SUMMED:] for theirs in told):
             raise RuntimeError(
                 f"gate decided differently on different ranks: prices "
-                f"{[_to_float(theirs[7]) for theirs in told]}; it must depend on nothing but the "
+                f"{[_to_float(theirs[_SUMMED]) for theirs in told]}; it must depend on nothing but the "
                 f"values, the mask and the generator it is given."
             )
         self._kept_rows = [theirs[5] for theirs in told]
-        sums = [sum(column) for column in zip(*(theirs[:7] for theirs in told), strict=True)]
-        return own._replace(**dict(zip(Counts._fields[:7], sums, strict=True)))
+        sums = [sum(column) for column in zip(*(each[:_SUMMED] for each in told), strict=True)]
+        return own._replace(**dict(zip(Counts._fields[:_SUMMED], sums, strict=True)))
 
     def train(
         self, inputs: Inputs, chosen: Selection, counts: Counts, clock: StageClock
@@ -167,7 +170,10 @@ class RankPeers(Alone):
             self._done = self._train(inputs, chosen, counts, in_step, placed, clock)._replace(
                 rank_fillers=calls - own
             )
-        return Trained(*self._done[:5])
+        done = self._done
+        return Trained(
+            lambda: (done.tokens_trained, done.loss), done.rows_trained, done.calls, done.elements
+        )
 
     def _train(
         self,
@@ -191,10 +197,9 @@ class RankPeers(Alone):
             with contextlib.closing(micros):
                 counted = Counted(micros)
                 done = self._differentiate(inputs, chosen, counts, counted, agreed_backward, clock)
-            tokens, scaled = counted.read(done.loss)
-            own_loss = scaled / gradients.scale
             own_elements = done.elements if chosen.whole else 0
-            tokens = tokens or own_elements
+            tokens, scaled = counted.read(done.loss, own_elements)
+            own_loss = scaled / gradients.scale
             with clock.stage("wait"):
                 told = ranks.say(counted.rows, tokens, _to_word(own_loss), own_elements)
         num_rows, num_tokens, losses, elements = zip(*told, strict=True)
@@ -242,19 +247,17 @@ class RankPeers(Alone):
         clock: StageClock,
     ) -> Report:
         """Say what all ranks did, and what this one did."""
-        with clock.stage("wait"):
-            (rows_screened,) = self.total(0 if screened is None else screened.num_rows)
         done = self._done._asdict()
+        late = Late(done.pop("loss"), done.pop("tokens_trained"), clock.seconds())
         done.pop("elements")
         seen = chosen if self._gate is None else self._gate.of_all_ranks(chosen)
         known = None if self._gate is not None and self._gate.gathered else screened
         return RankReport(
             **report_fields(counts, trained),
-            rows_screened=rows_screened,
             ranks=self._ranks.size,
             rank_kept=chosen.counts.units_kept,
             **done,
-            seconds=clock.seconds(),
+            _late=lambda: late,
             _diagnose=partial(diagnose, inputs.gate, seen, known, counts),
         )
 

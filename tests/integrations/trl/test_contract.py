@@ -81,7 +81,7 @@ def test_the_command_line_knows_the_options(tmp_path):
         ({"kondo_rate": 0.1, "kondo_unit": "row"}, "kondo_unit must be one of"),
         ({"kondo_rate": 0.1, "kondo_screen": "draft"}, "kondo_screen must be one of"),
         ({"kondo_rate": 0.1, "delight_eta": 0.0}, "delight_eta must be finite and > 0"),
-        ({"kondo_price": 0.1, "kondo_window": 4}, "window turns past delight into a price"),
+        ({"kondo_price": 0.1, "kondo_window": 4}, "window turns past values into a price"),
         ({"kondo_price": 0.1, "kondo_reserve": 0.4}, "reserve and negative_quota divide"),
         ({"kondo_rate": 0.1, "kondo_by": "reward"}, "kondo_by must be one of"),
     ],

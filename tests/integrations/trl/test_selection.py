@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+import kondo
 from integrations.trl.recording import centred, number_rows, record
 from integrations.trl.tiny import policy, reward, trainer
+from kondo.lm import BudgetGate, TokenRows
 from oracles.engine import element_keep
 from oracles.grpo import counted, log_probs_and_entropy
 from oracles.variance import best_sets
@@ -123,12 +125,52 @@ def test_rows_are_cut_after_their_last_kept_token(tmp_path, monkeypatch):
     assert all(part["completion_ids"].shape[1] > 2 for part in step["slices"])
 
 
-def first_two_tokens(delight, mask, generator=None):
-    from kondo import GateOutput
-
+def first_two_tokens(values, mask, generator=None):
     keep = mask & (torch.arange(mask.shape[1]) < 2)
     one = torch.tensor(1.0, dtype=torch.float64)
-    return GateOutput(keep, keep.float(), one, one, keep.float())
+    return kondo.Choice(keep, keep.float(), one, one, keep.float())
+
+
+@pytest.mark.parametrize("unit", ["sequence", "token"])
+def test_a_gate_of_rows_is_bound_to_prompts_and_completions(tmp_path, monkeypatch, unit):
+    outputs = number_rows(monkeypatch)
+    model = policy()
+    gated = trainer(tmp_path, model=model, kondo_rate=0.5, kondo_unit=unit, max_steps=1)
+    gated.gate = BudgetGate(budget=0.3)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    (step,) = record(gated)
+    model.load_state_dict(start)
+    raw = outputs[0]
+    with torch.no_grad():
+        log_probs, _ = log_probs_and_entropy(model, raw, 1.0)
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    rows = TokenRows.join(*(raw[name] for name in names))
+    delight = -log_probs * centred(raw, reward, 4).unsqueeze(1) * counted(raw)
+    delight = torch.nn.functional.pad(delight, (raw["prompt_ids"].shape[1], 0))
+    units = delight if unit == "token" else delight.sum(1)
+    keep = BudgetGate(budget=0.3).for_rows(rows)(units).keep
+    expected = (keep if unit == "token" else keep.unsqueeze(1)) & rows.completion_mask
+    order = torch.cat([part["row_id"] for part in step["slices"]])
+    found = torch.cat([part["kondo_keep"] for part in step["slices"]])
+    assert 0 < int(found.sum()) < int(counted(raw).sum())
+    assert torch.equal(found, expected[order][:, -found.shape[1] :])
+
+
+def test_a_gate_brings_its_own_signal(tmp_path):
+    model = policy()
+    seen = Forwards(model)
+    gated = trainer(tmp_path, model=model, kondo_rate=0.25)
+    gated.gate = kondo.Gate(rate=0.25, signal=kondo.signals.abs_advantage)
+    gated.train()
+    assert seen.shapes[False] == []  # no log-probs, no screen
+    assert [rows for rows, _ in seen.shapes[True]] == [2, 2, 2]
+
+
+def test_weights_by_delight_need_a_gate_by_delight(tmp_path):
+    gated = trainer(tmp_path, kondo_rate=0.25, delight_eta=1.0)
+    gated.gate = kondo.VarianceGate(rate=0.25)
+    with pytest.raises(ValueError, match="delight_eta must be None for a gate by another signal"):
+        gated.train()
 
 
 def test_log_probs_the_trainer_already_has_are_not_computed_again(tmp_path):
@@ -211,7 +253,7 @@ def test_a_reward_that_is_infinite_is_refused_by_name(tmp_path):
         return [float("inf"), *[0.0] * (len(completion_ids) - 1)]
 
     gated = trainer(tmp_path, kondo_rate=0.25, reward_funcs=broken)
-    with pytest.raises(ValueError, match="rewards must be finite, got inf for row 0"):
+    with pytest.raises(ValueError, match=r"rewards must be finite .* in unit 0"):
         gated.train()
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-import kondo
+import kondo.lm
 from integrations.trl.recording import RAW, Recorder, number_rows
 from integrations.trl.tiny import policy, reward, trainer
 
@@ -41,12 +41,11 @@ def rows_of(*kept):
     """A gate that keeps these rows of all 16: each call the next entry, over and over."""
     calls = iter(range(100))
 
-    def gate(delight, mask, generator=None):
+    def gate(values, mask, generator=None):
         chosen = torch.zeros(16, dtype=torch.bool)
         chosen[list(kept[next(calls) % len(kept)])] = True
         keep = chosen & mask if mask.ndim == 1 else chosen.unsqueeze(1) & mask
-        number = keep.sum().double() / mask.sum()
-        return kondo.GateOutput(keep, keep.float(), number, number, keep.float())
+        return kondo.Choice.of(keep, mask)
 
     return gate
 
@@ -55,6 +54,7 @@ def rows_of(*kept):
 SCENARIOS = {
     "rate": ({"kondo_rate": 0.3}, None),
     "variance": ({"kondo_rate": 0.3, "kondo_by": "variance"}, None),
+    "budget": ({"kondo_unit": "token"}, kondo.lm.BudgetGate(budget=0.3)),
     "token": ({"kondo_rate": 0.1, "kondo_unit": "token", "loss_type": "grpo"}, None),
     "only_one_process": ({"loss_type": "grpo"}, rows_of([0, 1, 2, 3, 4, 5, 6], [9])),
     "one_row_or_none": ({"loss_type": "dr_grpo"}, rows_of([15], [], [3])),

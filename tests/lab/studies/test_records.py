@@ -59,7 +59,7 @@ def test_the_same_records_give_the_same_bytes_again_and_again(tmp_path):
     [
         ([], "part 'a' must give at least one record"),
         ([record(part="b")], r"must name it as their part, got \['b'\]"),
-        ([record(), record(value=2.0)], "a place of their own, got 1 repeated, first series PG"),
+        ([record(), record(value=2.0)], "step or metric, got 1 repeated, first series PG"),
         ([record(forward=10.5)], "forward must be whole"),
     ],
 )

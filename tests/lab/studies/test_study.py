@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from kondo_lab.studies.study import Estimate, headline, ordering
+from kondo_lab.studies.study import Estimate, headline, ordering, sized
+from lab.studies import toy
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,10 @@ def test_an_order_counts_the_pairs_that_agree():
     # DG < K and DG < PG hold, K < PG does not.
     other = ordering("Fig 1", "error", "", paper=["DG", "K", "PG"], ours={"PG": 2, "DG": 1, "K": 3})
     assert (other.ours, other.verdict) == (pytest.approx(2 / 3), "differs")
+
+
+def test_settings_of_a_size_take_the_seeds_that_are_given():
+    full, small = toy.Settings(num_seeds=5), toy.Settings(num_seeds=1)
+    assert sized("full", full, small, num_seeds=None) == full
+    assert sized("small", full, small, num_seeds=None) == small
+    assert sized("small", full, small, num_seeds=3).num_seeds == 3

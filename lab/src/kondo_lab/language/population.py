@@ -7,7 +7,7 @@
 
 The whole step is one CUDA graph: no count is asked of the device. Where a contender keeps a fixed
 number of rows only these go through forward and backward; where it keeps tokens, or a number of
-rows that nobody knows beforehand, all rows do, with weight 0 for what is not kept, and the records
+rows that is not known beforehand, all rows do, with weight 0 for what is not kept, and the records
 say what would have been enough.
 
 Shapes: P members, G prompts, N = G * repeats rows, La tokens of a completion.

@@ -6,7 +6,7 @@
     judge     log-probs of what was done, under the learner
 
 What the actor reported is kept as `behaviour`, for the losses that correct by it; delight is of the
-learner. Members without frictions keep what they acted with, so nobody changes them.
+learner. Members without frictions keep what they acted with.
 
 All that changes lives in tensors that stay where they are, and no value is read back, so that a
 step can be captured in a CUDA graph.
@@ -124,8 +124,8 @@ class Snapshots:
     """Parameters of the last D + 1 steps of every member, D its own delay.
 
     One ring per parameter holds the slots of all members one after another, [sum(D + 1), ...]: a
-    member that is never stale takes one slot, whoever runs beside it. Before a member has made D
-    steps, its older slots hold what it began with.
+    member that is never stale takes one slot, whatever the other members need. Before a member has
+    made D steps, its older slots hold what it began with.
     """
 
     def __init__(self, parameters: Parameters, frictions: Sequence[Frictions]):

@@ -80,7 +80,7 @@ class Trainable(Protocol):
 
 
 LOOK_EVERY = 20
-"""Steps between two looks at the user's wish to stop."""
+"""Steps between two checks whether the user asked to stop."""
 CHECKPOINT_SECONDS = 300.0
 """Between two checkpoints of a long run: what a crash can cost."""
 

@@ -93,7 +93,7 @@ class _Group:
         self._programs[num_rows]()
 
     def forget_programs(self) -> None:
-        """Record anew: a captured program writes to the moments Adam had when it was recorded."""
+        """Drop captured programs: they write to the moments Adam had when they were recorded."""
         self._programs.clear()
 
     def gradients(

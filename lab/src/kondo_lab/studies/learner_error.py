@@ -1,8 +1,8 @@
 """What the studies of frictions share: importance-weighted PG, and the error of the learner itself.
 
-The error that a run reports on its way is that of whoever acted, by the rewards that were paid.
+The error that a run logs is that of the acting policy, by the rewards that were paid.
 With stale or buggy actors and corrupt rewards it says little about the learner, so these studies
-ask the learner: its own policy, no frictions, true rewards.
+measure the learner's own policy, without frictions and with true rewards.
 """
 
 import math

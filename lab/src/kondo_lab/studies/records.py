@@ -51,8 +51,8 @@ def frame(records: Iterable[Record], *, part: str) -> pd.DataFrame:
     if len(twice):
         place = ", ".join(f"{name} {twice.iloc[0][name]}" for name in _KEY)
         raise ValueError(
-            f"records of part {part!r} must each have a place of their own, got {len(twice)} "
-            f"repeated, first {place}; tell them apart by series, setting or step."
+            f"records of part {part!r} must differ in series, setting, seed, step or metric, got "
+            f"{len(twice)} repeated, first {place}."
         )
     return table
 

@@ -249,7 +249,7 @@ def _analyse(
 
 @contextmanager
 def _claimed(order: Order, settings: Any) -> Iterator[Manifest]:
-    """Give the manifest of this run, new or resumed; nobody else runs in the folder meanwhile."""
+    """Give the manifest of this run, new or resumed; no other run may use the folder meanwhile."""
     fresh = _new_manifest(order, settings)
     _found(order, fresh)  # a refusal leaves the folder as it was
     try:

@@ -8,16 +8,32 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from kondo_lab.part import Part
 
 if TYPE_CHECKING:
     import pandas
+    from _typeshed import DataclassInstance
     from matplotlib.figure import Figure
 
+SettingsT = TypeVar("SettingsT", bound="DataclassInstance")
 Size = Literal["small", "full"]
 """`full` is the paper's; `small` shows in under two minutes on two cores that all of it works."""
+
+
+def sized(size: Size, full: SettingsT, small: SettingsT, **seeds: int | None) -> SettingsT:
+    """Return the settings of a size, with the numbers of seeds that are given, by field.
+
+    Args:
+        size: which of the two.
+        full: settings of the full size.
+        small: settings of the small one.
+        seeds: field -> number; None leaves what the settings have.
+    """
+    chosen = full if size == "full" else small
+    given = {name: number for name, number in seeds.items() if number is not None}
+    return dataclasses.replace(chosen, **given)
 
 
 Verdict = Literal["matches", "differs", ""]

@@ -44,7 +44,7 @@ class ImageBandit:
 
     @property
     def test_inputs(self) -> Tensor:
-        """[m, num_inputs] float32 in [0, 1]: the images never drawn, converted anew each time."""
+        """[m, num_inputs] float32 in [0, 1]: the held-out images, converted at each call."""
         return self.data.shown(self.data.test_images)
 
     @property

@@ -4,21 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
 from trl.trainer.grpo_config import GRPOConfig
 
 import kondo
-from kondo.engine.select import GateLike, Priority
-
-
-def _keep_all(
-    delight: Tensor, mask: Tensor, generator: torch.Generator | None = None
-) -> kondo.Choice:
-    """Keep every unit that counts, also those with zero delight: they may have a KL term."""
-    everything = mask.to(delight.dtype)
-    minus_infinity, one = torch.tensor([-math.inf, 1.0], dtype=torch.float64)
-    return kondo.Choice(mask, everything, minus_infinity, one, everything)
 
 
 def _option(default: Any, text: str) -> Any:
@@ -127,10 +115,10 @@ class KondoGRPOConfig(GRPOConfig):
                     f"{getattr(self, name)!r}: {why}. Leave it out, or set kondo_by='delight'."
                 )
 
-    def make_gate(self) -> GateLike:
-        """Return a new gate with these options; at a rate of 1 one that keeps everything."""
+    def make_gate(self) -> kondo.BaseGate | None:
+        """Return a new gate with these options; None, which keeps everything, at a rate of 1."""
         if self.kondo_rate == 1.0:
-            return _keep_all
+            return None
         if self.kondo_by == "variance":
             assert self.kondo_rate is not None  # checked: there is no price
             return kondo.VarianceGate(rate=self.kondo_rate)
@@ -142,8 +130,3 @@ class KondoGRPOConfig(GRPOConfig):
             negative_quota=self.kondo_negative_quota,
             window=self.kondo_window,
         )
-
-    def make_priority(self) -> Priority:
-        """Return what the gate looks at."""
-        by_variance = self.kondo_by == "variance"
-        return kondo.signals.sequence_advantage if by_variance else kondo.delight

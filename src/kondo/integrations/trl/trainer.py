@@ -15,6 +15,7 @@ tokens. A skipped token has advantage, log-ratio and KL exactly 0, so it adds no
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -27,14 +28,23 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 import kondo
+from kondo.core.contract import as_gate, needs_log_probs
+from kondo.core.prechosen import Prechosen
 from kondo.engine.report import StageClock
-from kondo.engine.select import Selection, needs_log_probs, select
+from kondo.engine.select import Selection, select
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer
 from kondo.integrations.trl.config import KondoGRPOConfig
-from kondo.integrations.trl.exchange import exchange
-from kondo.integrations.trl.inputs import gated_inputs, joined, loss_mask, planned
-from kondo.integrations.trl.plan import Part, centred_advantages, steps_needed, widths_of
+from kondo.integrations.trl.grpo_inputs import (
+    gated_inputs,
+    joined,
+    loss_mask,
+    planned,
+    token_rows,
+)
+from kondo.integrations.trl.micro_steps import Part, steps_needed, widths_of
+from kondo.integrations.trl.row_exchange import exchange
+from kondo.ranks.communicator import Ranks
 
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +79,8 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
     everything skipped left out of the numerators.
 
     Attributes:
-        gate: decides; any callable (delight, mask, generator) -> `kondo.Choice` may replace it.
+        gate: decides. Another `kondo.BaseGate`, or a callable (values, mask, generator) ->
+            `kondo.Choice`, may replace it; None keeps everything.
         empty_steps: optimizer steps that kept nothing. Neither the optimizer nor the learning-rate
             schedule moved in them.
 
@@ -88,7 +99,6 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
                 f"options of GRPOConfig and kondo_rate or kondo_price."
             )
         self.gate: Any = self.args.make_gate()
-        self._gate_priority = self.args.make_priority()
         self.empty_steps = 0
         # At rate 1 there is nothing to decide, and nothing below is entered.
         self._gated = self.args.kondo_rate != 1.0 or self.args.delight_eta is not None
@@ -117,12 +127,11 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         if not (self._gated and self.model.training):
             return output
         log_probs = None
-        if needs_log_probs(self._gate_priority):
+        if self.gate is None or needs_log_probs(as_gate(self.gate).signal):
             with self._window.clock.stage("screen"):
                 log_probs = self._screen(output)
         with self._window.clock.stage("select"):
-            chosen = self._select(log_probs, loss_mask(output))
-            keep, weight = self._local_decision(chosen, output["completion_mask"].shape)
+            keep, weight = self._select(log_probs, output)
         return output | gated_inputs(output, keep, weight, unit=self.args.kondo_unit)
 
     def _screen(self, output: dict[str, Any]) -> Tensor:
@@ -153,51 +162,73 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
                 batch_size=self.args.per_device_train_batch_size,
             )[0]
 
-    def _select(self, log_probs: Tensor | None, mask: Tensor) -> Selection:
-        """Gate the rows of all processes: [n, T] of each -> a selection over [N, T], on the CPU.
+    def _select(self, log_probs: Tensor | None, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Gate the rows of all processes on the CPU; return keep and weight of this one's, [n, T].
 
-        log_probs: None where the priority does not look at them.
+        log_probs: None where the gate's signal does not read them.
         """
         assert self._gate_rewards is not None
-        counted = self._gather(mask.int()).bool().cpu()
+        mask, prompt = loss_mask(output), 0
+        gate = None if self.gate is None else as_gate(self.gate)
+        facts = None if gate is None else gate.row_facts(token_rows(output))
+        if gate is not None and facts is not None:  # they describe prompts and completions
+            prompt = output["prompt_ids"].shape[1]
+            gate = gate.bind(self._gather(facts).cpu())
+        whole = functools.partial(nn.functional.pad, pad=(prompt, 0))
+        counted = self._gather(whole(mask.int())).bool().cpu()
         known = torch.zeros(counted.shape)
         if log_probs is not None:
-            known = self._gather(log_probs.float()).cpu()
+            known = self._gather(whole(log_probs.float())).cpu()
+        if gate is None:
+            gate = Prechosen(counted if self.args.kondo_unit == "token" else counted.any(dim=1))
+        self._check_signal(gate)
         chosen = select(
             known,
-            centred_advantages(self._gate_rewards, self.num_generations).cpu(),
-            gate=self.gate,
-            priority=self._gate_priority,
+            kondo.advantage.group_mean(
+                self._gate_rewards, self.num_generations, skip_nan=True
+            ).cpu(),
+            gate=gate,
             unit=self.args.kondo_unit,
             mask=counted,
             generator=self._draws,
         )
         eta = self.args.delight_eta or 1.0
-        numbers = kondo.diagnostics(chosen.delight, chosen.gate, mask=chosen.unit_mask, eta=eta)
+        numbers = kondo.diagnostics(chosen.values, chosen.choice, mask=chosen.unit_mask, eta=eta)
         for name, value in numbers.items():
             self._log(name, value)
-        return chosen
+        keep, weight = self._local_decision(chosen, mask.shape[0])
+        columns = slice(prompt, prompt + mask.shape[1])
+        return keep[:, columns], weight[:, columns]
+
+    def _check_signal(self, gate: kondo.BaseGate) -> None:
+        """Refuse to weigh by values that are not delight."""
+        eta = self.args.delight_eta
+        if eta is not None and gate.signal is not kondo.delight:
+            raise ValueError(
+                f"delight_eta must be None for a gate by another signal than delight, got {eta} "
+                f"and {gate!r}; it weighs what is trained by delight."
+            )
 
     def _gather(self, values: Tensor) -> Tensor:
         """Gather [n, T] of every process, T being each process's own, into [N, largest T]."""
         return self.accelerator.gather(self.accelerator.pad_across_processes(values, dim=1))
 
-    def _local_decision(self, chosen: Selection, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Return keep and weight of this process's tokens, [n, T], as the first process has them.
+    def _local_decision(self, chosen: Selection, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Return keep and weight of this process's n rows, as the first process has them.
 
-        All processes decided on the same numbers, but a last bit may differ between machines, and
-        two plans that differ would wait for each other for ever.
+        All processes decided on the same numbers, but the last bit may differ between machines, and
+        processes with different plans would wait for each other for ever.
         """
         weight = chosen.weight
+        assert weight is not None
         if self.args.delight_eta is not None:
-            soft = torch.sigmoid(chosen.delight / self.args.delight_eta)
+            soft = torch.sigmoid(chosen.values / self.args.delight_eta)
             weight = weight * (soft if soft.ndim == 2 else soft.unsqueeze(1))
         decision = torch.stack([chosen.keep.to(weight.dtype), weight]).to(self.accelerator.device)
         if self.accelerator.num_processes > 1:
             torch.distributed.broadcast(decision, src=0)
-        rows, width = shape
-        start = self.accelerator.process_index * rows
-        keep, weight = decision[:, start : start + rows, :width]
+        start = self.accelerator.process_index * num_rows
+        keep, weight = decision[:, start : start + num_rows]
         return keep.bool(), weight
 
     # Plan
@@ -225,8 +256,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
                 batch,
                 widths,
                 block=block,
-                process=self.accelerator.process_index,
-                gather=self._gather_rows,
+                ranks=Ranks(),
                 per_row=self._per_row_inputs(),
             )
         active = [
@@ -248,12 +278,6 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         if self.accelerator.distributed_type.value in _MAY_IDLE:
             return steps_needed(most, size)
         return steps if most else 0
-
-    def _gather_rows(self, values: Tensor) -> Tensor:
-        """Gather tensors of any type; collectives know no bool."""
-        if values.dtype == torch.bool:
-            return self.accelerator.gather(values.to(torch.uint8)).bool()
-        return self.accelerator.gather(values.contiguous())
 
     def _per_row_inputs(self) -> tuple[str, ...]:
         by_row = self.use_vllm and self.vllm_importance_sampling_mode.startswith("sequence")
@@ -393,7 +417,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         state: dict[str, Any] = torch.load(path, weights_only=True)
         self.empty_steps = state["empty_steps"]
         self._draws.set_state(state["draws"])
-        has_state = hasattr(self.gate, "load_state_dict")
+        has_state = bool(self._kondo_state()["gate"])
         if bool(state["gate"]) != has_state:
             _logger.warning(
                 "%s was written by another kind of gate: what that one remembered is left behind, "

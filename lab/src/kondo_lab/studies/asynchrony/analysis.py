@@ -190,8 +190,7 @@ def _age_figure(records: pd.DataFrame, there: list[str]) -> Figure:
         ax.axvline(round(mean), color=plotting.WHEEL[1], label=FIXED)
         top = round(2 * mean)
         ax.plot([-0.5, top + 0.5], 2 * [1 / (top + 1)], color=plotting.WHEEL[2], label=UNIFORM)
-        ax.set_title(f"crew {crew}")
-        ax.set_xlabel("age of the weights in versions")
+        ax.set(title=f"crew {crew}", xlabel="age of the weights in versions")
     axes[0, 0].set_ylabel("share of the rollouts")
     axes[0, 0].legend(fontsize=8)
     return figure
@@ -220,8 +219,7 @@ def _curve_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -
     figure, axes = plotting.grid(1, len(there), width=3.4)
     for ax, crew in zip(axes[0], there, strict=True):
         _draw_curves(ax, records, settings, crew)
-        ax.set_title(f"crew {crew}")
-        ax.set_xlabel("learner step")
+        ax.set(title=f"crew {crew}", xlabel="learner step")
     axes[0, 0].set_ylabel("online error, of the actors")
     axes[0, 0].legend(fontsize=7)
     return figure

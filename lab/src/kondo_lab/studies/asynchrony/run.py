@@ -172,7 +172,7 @@ def _all(
 
 
 def _check(context: Context, crew: Crew) -> None:
-    """A part is minutes long: one that was stopped is begun anew."""
+    """A part takes minutes: one that was stopped starts again from its beginning."""
     if context.stopped():
         raise Stopped(crew.name)
 

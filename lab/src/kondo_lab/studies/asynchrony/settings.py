@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kondo_lab.studies.study import Size
+from kondo_lab.studies.study import Size, sized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,5 +46,4 @@ SMALL = Settings(width=32, num_steps=60, crews=(BUSY,), num_seeds=1, windows=3)
 
 def settings(size: Size, num_seeds: int | None) -> Settings:
     """Return the settings of a size; a number of seeds holds for every way of running."""
-    chosen = Settings() if size == "full" else SMALL
-    return chosen if num_seeds is None else dataclasses.replace(chosen, num_seeds=num_seeds)
+    return sized(size, Settings(), SMALL, num_seeds=num_seeds)

@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
     turns: tuple[Turn, ...]
     error: float
-    """1 - mean reward: of whoever acted."""
+    """1 - mean reward of the acting policy."""
     trained: int
     """Samples a backward pass was paid for."""
 

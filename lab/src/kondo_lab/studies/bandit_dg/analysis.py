@@ -196,10 +196,7 @@ def _curves(
                 continue  # zero, off a log axis
             curve = statistics.curve(records, part, name, metric, setting=eta)
             plotting.line(ax, curve, name, names, x="step", color=COLOURS[name])
-        ax.set_yscale("log")
-        ax.set_xlabel("step")
-        ax.set_ylabel(text)
-        ax.set_title(f"{metric} by step")
+        ax.set(yscale="log", xlabel="step", ylabel=text, title=f"{metric} by step")
     axes[0, 0].legend()
     return figure
 
@@ -238,7 +235,5 @@ def _draw_etas(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
         level = statistics.final(records, "table", name, ERROR).mean
         ax.axhline(level, color=COLOURS[name], linestyle="--", label=name)
     ax.set(xscale="log", yscale="log")
-    ax.set_title(f"table: error after {settings.table_steps} steps")
-    ax.set_xlabel("eta")
-    ax.set_ylabel("error")
+    ax.set(title=f"table: error after {settings.table_steps} steps", xlabel="eta", ylabel="error")
     ax.legend(fontsize=8)

@@ -425,8 +425,7 @@ def _expected_figure(exact: Exact, settings: Settings) -> Figure:
     axes[0, 0].axhline(
         theory.limit_cosine(settings.arms), color="black", linewidth=0.8, linestyle=":"
     )
-    axes[0, 0].set_title("cosine (dots: PG's limit)")
-    axes[0, 0].set_ylabel("cosine to the true gradient")
+    axes[0, 0].set(title="cosine (dots: PG's limit)", ylabel="cosine to the true gradient")
     _draw_exact(axes[0, 1], exact, settings, "expected", f"{STRENGTH}, {where}")
     axes[0, 1].set_yscale("log")
     axes[0, 1].set_title("signal over contamination")
@@ -442,8 +441,7 @@ def _expected_figure(exact: Exact, settings: Settings) -> Figure:
         ax.plot(settings.errors, bounds, "-", color=colour, linewidth=1)
     ax.set(xscale="log", yscale="log")
     ax.invert_xaxis()
-    ax.set_title("gate on a wrong arm (lines: Lemma 1)")
-    ax.set_xlabel("delta")
+    ax.set(title="gate on a wrong arm (lines: Lemma 1)", xlabel="delta")
     ax.legend(fontsize=8)
     return figure
 
@@ -478,8 +476,7 @@ def _sampled_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         ax.plot(settings.sampled_errors, bounds, ":", color=colour)
     ax.set(xscale="log", yscale="log")
     ax.invert_xaxis()
-    ax.set_title("second moment of failures, DG / PG")
-    ax.set_xlabel("delta (dots: overlap factor)")
+    ax.set(title="second moment of failures, DG / PG", xlabel="delta (dots: overlap factor)")
     ax.legend(fontsize=8)
     return figure
 

@@ -1,4 +1,4 @@
-"""What every gate pays, what it reaches, and which ones nobody beats."""
+"""What every gate pays, what it reaches, and which gates no other one beats."""
 
 import math
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ def _lines(task: Task, points: Sequence[Point]) -> list[Headline]:
 
 
 def _cheapest(points: Sequence[Point], ratio: float) -> Point | None:
-    """Return the gate that gets every seed to the target for least; None if none does."""
+    """Return the cheapest gate that gets every seed to the target; None if none does."""
     able = [point for point in points if point.reach.reached == point.reach.seeds]
     return min(able, key=lambda point: point.cost(ratio), default=None)
 

@@ -36,7 +36,7 @@ def figure(task: Task, points: Sequence[Point], ratios: Sequence[int]) -> Figure
 
 
 def _draw_frontier(ax: Axes, task: Task, points: Sequence[Point]) -> None:
-    # A log axis has no place for an error of 0: such a point stands at the foot, and says so.
+    # A log axis cannot show an error of 0: such a point is drawn at the bottom and labelled.
     foot = 0.5 * min((point.error.mean for point in points if point.error.mean > 0), default=1e-6)
     families = list(dict.fromkeys(point.line.family for point in points))
     for family, (colour, marker) in zip(families, LOOKS, strict=False):
@@ -75,7 +75,7 @@ def _short(point: Point) -> str:
 
 def _draw_costs(ax: Axes, task: Task, points: Sequence[Point], ratios: Sequence[int]) -> None:
     middle = ratios[len(ratios) // 2]
-    # The dearest at the foot, and below it those that never get there.
+    # The most expensive at the bottom, and below it those that never reach the target.
     ordered = sorted(points, key=lambda point: (point.reach.reached == 0, point.cost(middle)))
     names = [_with_seeds(point) for point in ordered]
     for ratio, (colour, marker) in zip(ratios, LOOKS[2:], strict=False):

@@ -18,7 +18,7 @@ class Settings:
     temperatures: tuple[float, ...]
     """Of the Bernoulli gate."""
     random_rates: tuple[float, ...]
-    """Of the control that keeps rows by lot."""
+    """Of the control that keeps rows at random."""
     window: int = 16
     """Steps the rolling price looks back."""
 

@@ -216,8 +216,7 @@ def _draw_ends(
         plotting.band(ax, ratios, means, errors, colour=drawn[0].get_color())
     ax.set_xscale("symlog", linthresh=0.1, linscale=0.3)
     ax.set_ylim(-0.02, 1.02)
-    ax.set_xlabel("sigma / Delta")
-    ax.set_ylabel(FINAL)
+    ax.set(xlabel="sigma / Delta", ylabel=FINAL)
 
 
 def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
@@ -248,9 +247,7 @@ def _draw_luck(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
         ]
         ax.plot(settings.ratios, found, "o", color=colour, markersize=4)
     ax.set_xscale("symlog", linthresh=0.1, linscale=0.3)
-    ax.set_title("lucky draws of the bad arm")
-    ax.set_xlabel("sigma / Delta")
-    ax.set_ylabel("Pr(U > 0 | bad arm)")
+    ax.set(title="lucky draws of the bad arm", xlabel="sigma / Delta", ylabel="Pr(U > 0 | bad arm)")
     ax.legend(fontsize=7)
 
 
@@ -279,7 +276,6 @@ def _mitigation_figure(records: pd.DataFrame, settings: Settings) -> Figure:
                 ax.text(column, row, f"{value:.3f}", ha="center", va="center", size=7, color=shade)
         ax.set_xticks(range(len(settings.few_ratios)), [f"{r:g}" for r in settings.few_ratios])
         ax.set_yticks(range(len(ends)), list(ends) if part == "mitigations" else [], size=7)
-        ax.set_title(title)
-        ax.set_xlabel("sigma / Delta")
+        ax.set(title=title, xlabel="sigma / Delta")
         ax.grid(visible=False)
     return figure

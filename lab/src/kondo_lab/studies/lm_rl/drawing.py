@@ -153,8 +153,7 @@ def speed_ups(found: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure:
         ax.axvline(1, color="#999999", linewidth=0.8)
         ax.set_yticks(places, ordered, fontsize=6)
         _log(ax)
-        ax.set_xlabel("seconds of dense GRPO's step / own (log scale)")
-        ax.set_title(name)
+        ax.set(xlabel="seconds of dense GRPO's step / own (log scale)", title=name)
     axes[0, 0].legend(fontsize=8)
     return figure
 
@@ -212,12 +211,10 @@ def learning_rates(
     for (kind, best), colour in zip(by_rate.items(), plotting.WHEEL, strict=False):
         rates = sorted(best)
         axes[0, 1].plot(rates, [best[rate] for rate in rates], marker="o", color=colour, label=kind)
-    axes[0, 1].set_ylabel("best learning rate (log scale)")
-    axes[0, 1].set_xlabel("rate of DG-K (log scale)")
+    axes[0, 1].set(ylabel="best learning rate (log scale)", xlabel="rate of DG-K (log scale)")
     axes[0, 0].set_xscale("log")
     if by_rate:
-        axes[0, 1].set_xscale("log")
-        axes[0, 1].set_yscale("log")
+        axes[0, 1].set(xscale="log", yscale="log")
         axes[0, 1].legend(fontsize=8)
     axes[0, 0].legend(fontsize=6, ncols=2)
     return figure

@@ -12,7 +12,7 @@ SCALE = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Field:
-    """A task, a model, what a step samples, and for how long: where contenders meet."""
+    """A task, a model, what a step samples, and for how long; contenders are compared in it."""
 
     task: str
     level: int
@@ -28,7 +28,7 @@ class Field:
     warm_rate: float = 1e-3
     learning_rates: tuple[float, ...] = (3e-6, 1e-5, 3e-5, 1e-4)
     """Each contender's are tried on the tuning seeds. Adam's first steps move every weight by about
-    the rate: at 3e-4 two of them undo the start of the smallest model, whoever trains it."""
+    the rate: at 3e-4 two of them undo the start of the smallest model, with any contender."""
     tune_steps: int = 150
     """As many as are reported: a rate that is best for a while may ruin the policy later."""
     num_steps: int = 150
@@ -40,7 +40,7 @@ class Field:
     tuned_on: str = ""
     """The name of another field of the same settings whose learning rates are taken over."""
     clocked_rates: tuple[float, ...] = ()
-    """Of those that are run by the clock; none where nobody is."""
+    """Rates of the contenders that are run by the clock; empty where none is."""
     only: tuple[str, ...] = ()
     """Names of the only headliners that are timed and run here; all of them where it is empty."""
     dense_paths: tuple[Path, ...] = ("product", "plain")

@@ -69,7 +69,7 @@ class Settings:
     """All that can change the results."""
 
     rounds: int
-    """Times everything is timed; they stand where other studies have seeds."""
+    """How often everything is timed; rounds take the place of seeds."""
     bandits: tuple[BanditShape, ...]
     reversals: tuple[ReversalShape, ...]
     rate: float = RATE

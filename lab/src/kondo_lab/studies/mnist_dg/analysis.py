@@ -140,8 +140,7 @@ def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int])
             ax.axhline(level, color="black", linestyle=":", label="exact PG")
         ax.set_xscale("log")
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
-        ax.set_title(f"{baseline} baseline")
-        ax.set_xlabel("samples per image")
+        ax.set(title=f"{baseline} baseline", xlabel="samples per image")
     axes[0][0].legend()
     return figure
 
@@ -160,8 +159,6 @@ def _cosine_figure(records: pd.DataFrame, settings: Settings, probed: list[int])
                 plotting.line(ax, curve, label, [label], x="step", color=colour, linestyle=dash)
                 points = known[metric].get((method, samples), {}) if _full(settings) else {}
                 ax.plot(list(points), list(points.values()), "x", color=colour)
-        ax.set_yscale("log")
-        ax.set_ylabel(metric)
-        ax.set_xlabel("step (crosses: the paper)")
+        ax.set(yscale="log", ylabel=metric, xlabel="step (crosses: the paper)")
     axes[0][0].legend(fontsize=8)
     return figure

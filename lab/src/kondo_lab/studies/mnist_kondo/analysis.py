@@ -327,8 +327,7 @@ def _priorities_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         plotting.by_setting(
             axes[0][0], finals(records, "priorities", series), series, colour=colour
         )
-    axes[0][0].set_xscale("log")
-    axes[0][0].set_xlabel("rate")
+    axes[0][0].set(xscale="log", xlabel="rate")
     mixes = finals(records, "priorities", "additive mix")
     plotting.by_setting(axes[0][1], mixes, "additive mix", colour=plotting.WHEEL[4])
     rate = settings.rate

@@ -125,8 +125,7 @@ def _delay_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -
             points = [PAPER_DELAY] * len(PAPER)
             ax.plot(points, list(PAPER.values()), "kx", label="the paper, weak")
         ax.set_xscale("symlog", linthresh=1)
-        ax.set_xlabel("delay in learner steps")
-        ax.set_title(NAMES[part])
+        ax.set(xlabel="delay in learner steps", title=NAMES[part])
         plotting.log_percent(ax, "error of the learner at the end")
     axes[0, 0].legend(fontsize=8)
     return figure

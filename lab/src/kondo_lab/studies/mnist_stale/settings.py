@@ -3,7 +3,7 @@
 import dataclasses
 
 from kondo_lab.studies.image_bandits import Data
-from kondo_lab.studies.study import Size
+from kondo_lab.studies.study import Size, sized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,4 @@ SMALL = Settings(
 
 def settings(size: Size, num_seeds: int | None) -> Settings:
     """Return the settings of a size; a number of seeds holds for every part of the study."""
-    chosen = Settings() if size == "full" else SMALL
-    if num_seeds is None:
-        return chosen
-    return dataclasses.replace(chosen, num_seeds=num_seeds, uniform_seeds=num_seeds)
+    return sized(size, Settings(), SMALL, num_seeds=num_seeds, uniform_seeds=num_seeds)

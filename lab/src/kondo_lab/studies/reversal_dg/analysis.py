@@ -155,9 +155,7 @@ def _sweeps_figure(
                 average, found, f"{name}, exponent {exponent(found):.2f}", colour=colour
             )
         final.set_ylabel("error at the end")
-        average.set_ylabel("average error")
-        average.set_xscale("log")
-        average.set_yscale("log")
+        average.set(ylabel="average error", xscale="log", yscale="log")
         for ax in (final, average):
             ax.set_xlabel(SWEEPS[part][1])
             ax.legend(fontsize=8)

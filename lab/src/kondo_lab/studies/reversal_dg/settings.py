@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kondo_lab.studies.study import Size
+from kondo_lab.studies.study import Size, sized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Settings:
     sweep_seeds: int = 2
     """Of Figure 9."""
     sweep_learning_rates: tuple[float, ...] = (1e-4, 3e-5)
-    """Of Figure 9. The paper does not tell; the lower one was chosen by one seed at M = 50."""
+    """Of Figure 9. The paper does not state it; the lower one was chosen by one seed at M = 50."""
     lengths: tuple[int, ...] = (10, 50)
     vocabularies: tuple[int, ...] = (10, 20, 30, 50)
     precision: str = "high"
@@ -42,7 +42,4 @@ SMALL = Settings(
 
 def settings(size: Size, num_seeds: int | None) -> Settings:
     """Return the settings of a size; a number of seeds holds for every part."""
-    chosen = Settings() if size == "full" else SMALL
-    if num_seeds is None:
-        return chosen
-    return dataclasses.replace(chosen, num_seeds=num_seeds, sweep_seeds=num_seeds)
+    return sized(size, Settings(), SMALL, num_seeds=num_seeds, sweep_seeds=num_seeds)

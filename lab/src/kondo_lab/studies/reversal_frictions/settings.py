@@ -3,7 +3,7 @@
 import dataclasses
 
 from kondo_lab.population.member import Frictions
-from kondo_lab.studies.study import Size
+from kondo_lab.studies.study import Size, sized
 
 ALL = Frictions(delay=100, uniform_delay=True, bug=0.1, corruption=0.1, discovery=0.01)
 """The middle strength of each."""
@@ -65,7 +65,4 @@ SMALL = Settings(
 
 def settings(size: Size, num_seeds: int | None) -> Settings:
     """Return the settings of a size; a number of seeds holds for every part."""
-    chosen = Settings() if size == "full" else SMALL
-    if num_seeds is None:
-        return chosen
-    return dataclasses.replace(chosen, num_seeds=num_seeds, length_seeds=num_seeds)
+    return sized(size, Settings(), SMALL, num_seeds=num_seeds, length_seeds=num_seeds)

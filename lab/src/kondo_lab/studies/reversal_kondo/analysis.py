@@ -277,8 +277,7 @@ def _draw_ends(
         for part in parts:
             found |= finals(records, part, name)
         plotting.by_setting(ax, found, name, colour=colour)
-    ax.set_xlabel("length H")
-    ax.set_ylabel("sequence error at the end")
+    ax.set(xlabel="length H", ylabel="sequence error at the end")
     ax.axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
 
 
@@ -361,9 +360,7 @@ def _vocabulary_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     for series, colour in zip(("PG", *delightful(settings)), plotting.WHEEL, strict=False):
         found = finals(records, "vocabularies", series)
         plotting.by_setting(axes[0][0], found, series, colour=colour)
-    axes[0][0].set_xscale("log")
-    axes[0][0].set_xlabel("vocabulary M")
-    axes[0][0].set_ylabel("sequence error at the end")
+    axes[0][0].set(xscale="log", xlabel="vocabulary M", ylabel="sequence error at the end")
     axes[0][0].legend()
     return figure
 

@@ -16,7 +16,7 @@ from kondo_lab.studies import reversals, updates
 from kondo_lab.studies.reversal_kondo.settings import Settings
 
 EXACT_COUNT = "exact count"
-"""Marks the gate of `kondo.Gate(rate=...)`: never more than the rate, ties by lot."""
+"""Marks the gate of `kondo.Gate(rate=...)`: never more than the rate, ties broken at random."""
 
 
 def baselines() -> dict[str, Update]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kondo_lab.studies.study import Size
+from kondo_lab.studies.study import Size, sized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Settings:
     short_delight_lengths: tuple[int, ...] = (12, 15)
     """Shorter H for DG and DG-K."""
     slow_learning_rate: float = 3e-5
-    """Tried in Figure 10, as the paper does not tell its own."""
+    """Tried in Figure 10, since the paper does not state its own."""
     slow_lengths: tuple[int, ...] = (9, 15, 21, 27)
     slow_seeds: int = 2
     vocabularies: tuple[int, ...] = (4, 8, 16)
@@ -67,9 +67,6 @@ SMALL = Settings(
 
 def settings(size: Size, num_seeds: int | None) -> Settings:
     """Return the settings of a size; a number of seeds holds for every part."""
-    chosen = Settings() if size == "full" else SMALL
-    if num_seeds is None:
-        return chosen
-    return dataclasses.replace(
-        chosen, num_seeds=num_seeds, sweep_seeds=num_seeds, slow_seeds=num_seeds
+    return sized(
+        size, Settings(), SMALL, num_seeds=num_seeds, sweep_seeds=num_seeds, slow_seeds=num_seeds
     )

@@ -330,9 +330,7 @@ def _check_figure(records: pd.DataFrame, settings: Settings, tasks: Sequence[str
             ax.set_xscale("log", base=2)
             ax.set_xticks(settings.real_actors, [str(actors) for actors in settings.real_actors])
             ax.set_ylim(bottom=0)
-            ax.set_xlabel("actors")
-            ax.set_ylabel(metric)
-            ax.set_title(task)
+            ax.set(xlabel="actors", ylabel=metric, title=task)
     _legend(figure, axes[0, 0], columns=4)
     return figure
 

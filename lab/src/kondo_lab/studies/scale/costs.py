@@ -33,7 +33,7 @@ class Costs:
     """Latency, no work: order to actor, and receipt to driver."""
 
     system: float
-    """Ray's own processes and threads, per rollout; nobody waits for it but it needs a core."""
+    """Ray's own processes and threads, per rollout; no stage waits for it, but it needs a core."""
     wait: float
     """A turn of the driver: to ask Ray what has arrived."""
     wait_reference: float

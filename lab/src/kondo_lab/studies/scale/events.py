@@ -52,7 +52,7 @@ class Shared:
 
     Args:
         clock: whose time it takes.
-        capacity: jobs it serves at full rate; infinite for a resource nobody has to share.
+        capacity: jobs it serves at full rate; infinite for a resource that is not shared.
 
     Example:
         >>> from kondo_lab.studies.scale.events import Clock, Shared

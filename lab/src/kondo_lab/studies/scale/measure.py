@@ -24,9 +24,9 @@ import ray
 
 from kondo.actors.learner import Learner, StepOrder
 from kondo.actors.messages import Order, pack, validate
-from kondo.actors.prices import EVERYTHING, Price, sketch, unit_delight
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, RolloutProcess
 from kondo.actors.setup import Settings, Setup
+from kondo.actors.source_price import EVERYTHING, Price, sketch, unit_delight
 from kondo_lab.studies.scale.costs import Costs, left
 from kondo_lab.studies.scale.real_runs import observe
 

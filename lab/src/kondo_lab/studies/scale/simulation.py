@@ -68,7 +68,7 @@ class System:
         if self.per_step > self.actors * self.queue:
             raise ValueError(
                 f"per_step must be at most actors * queue ({self.actors * self.queue}), got "
-                f"{self.per_step}: a step would wait for rollouts nobody may make."
+                f"{self.per_step}: a step would wait for rollouts that no actor may make."
             )
         if not 0 <= self.kept <= self.sent:
             raise ValueError(
@@ -399,4 +399,4 @@ class _Run:
 
 
 def _nothing() -> None:
-    """End a job nobody waits for."""
+    """End a job that no other waits for."""

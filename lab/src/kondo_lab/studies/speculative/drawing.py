@@ -62,8 +62,7 @@ def _draw_error(ax: Axes, found: Sequence[Point]) -> None:
     for one in found:
         _mark(ax, one, one.agreement.mean, one.test.mean)
     plotting.log_percent(ax, "test error at the end")
-    ax.set_xlabel("share of the exact rows kept, over training")
-    ax.set_title("error by agreement")
+    ax.set(xlabel="share of the exact rows kept, over training", title="error by agreement")
 
 
 def _draw_cost(

@@ -30,36 +30,6 @@ class Part:
     """No process has a kept row in this micro-step: nothing runs."""
 
 
-def centred_advantages(rewards: Tensor, group_size: int) -> Tensor:
-    """Return U = R - mean(R of the group), exactly 0 where all of a group's rewards are equal.
-
-    A NaN reward (no reward function applied) leaves the mean alone and gets an advantage of 0.
-
-    Args:
-        rewards: [N] float; consecutive `group_size` rows belong to one prompt.
-        group_size: completions per prompt.
-
-    Raises:
-        ValueError: an infinite reward.
-
-    Example:
-        >>> import torch
-        >>> nan = float("nan")
-        >>> centred_advantages(torch.tensor([1.0, 0.0, 0.1, nan]), 2)
-        tensor([ 0.5000, -0.5000,  0.0000,  0.0000])
-    """
-    groups = rewards.detach().float().view(-1, group_size)
-    if bool(groups.isinf().any()):
-        row = int(rewards.isinf().nonzero()[0])
-        raise ValueError(
-            f"rewards must be finite, got {float(rewards[row])} for row {row} of the generation "
-            f"batch; clip it in the reward function, or return None for a row without a reward."
-        )
-    lowest = groups.nan_to_num(nan=math.inf).amin(dim=1, keepdim=True)
-    above = groups - lowest  # equal rewards: exactly 0, which n * R / n would miss by rounding
-    return (above - above.nanmean(dim=1, keepdim=True)).nan_to_num(nan=0.0).flatten()
-
-
 def steps_needed(num_kept: int, rows_per_step: int) -> int:
     """Return the micro-steps that a process needs for its kept rows."""
     return math.ceil(num_kept / rows_per_step)

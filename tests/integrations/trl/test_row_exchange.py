@@ -1,4 +1,4 @@
-"""Dealing: every kept row is trained once, by somebody, and nobody has two more than another."""
+"""Exchange: every kept row is trained once, by somebody, and nobody has two more than another."""
 
 import itertools
 import threading
@@ -7,25 +7,41 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.integrations.trl.exchange import deal, exchange
-from kondo.integrations.trl.plan import widths_of
+from kondo.integrations.trl.micro_steps import widths_of
+from kondo.integrations.trl.row_exchange import exchange, in_turn
 
 
 class Meeting:
-    """A gather for threads that play processes."""
+    """What threads that play processes say to each other."""
 
     def __init__(self, size):
         self.barrier, self.values = threading.Barrier(size, timeout=20), [None] * size
 
-    def gather(self, process):
-        def call(values):
-            self.values[process] = values
-            self.barrier.wait()
-            result = torch.cat(self.values)
-            self.barrier.wait()
-            return result
 
-        return call
+class Ranks:
+    """One of these threads, as `move` wants it."""
+
+    def __init__(self, meeting, rank):
+        self._meeting, self.rank, self.size = meeting, rank, len(meeting.values)
+
+    def wire(self, device):
+        return device
+
+    def gather(self, values, lengths):
+        self._meeting.values[self.rank] = values
+        self._meeting.barrier.wait()
+        result = list(self._meeting.values)
+        self._meeting.barrier.wait()
+        assert [part.numel() for part in result] == list(lengths)
+        return result
+
+    def trade(self, parts, sizes):
+        self._meeting.values[self.rank] = parts
+        self._meeting.barrier.wait()
+        result = [sent[self.rank] for sent in self._meeting.values]
+        self._meeting.barrier.wait()
+        assert [part.numel() for part in result] == list(sizes)
+        return result
 
 
 def everywhere(batches, block, per_row=()):
@@ -38,8 +54,7 @@ def everywhere(batches, block, per_row=()):
             batches[process],
             widths,
             block=block,
-            process=process,
-            gather=meeting.gather(process),
+            ranks=Ranks(meeting, process),
             per_row=per_row,
         )
 
@@ -129,10 +144,13 @@ def test_a_row_travels_whole(situation):
 
 
 def test_rows_of_similar_width_are_dealt_in_turn():
-    assert deal([[1, 4, 0], [3, 2, 0]]) == [[(0, 0), (1, 0)], [(1, 1), (0, 1)]]
+    targets = in_turn([[1, 4, 0], [3, 2, 0]], block=3)
+    assert [own.tolist() for own in targets] == [[0, 1], [0, 1]]
+    targets = in_turn([[1, 4, 0], [3, 2, 0]], block=1)  # each row of an optimizer step of its own
+    assert [own.tolist() for own in targets] == [[0, 1], [1, 0]]
 
 
-def test_nothing_kept_nothing_gathered():
+def test_nothing_kept_nothing_moved():
     batch = make(0, torch.zeros(3, 2, dtype=torch.bool), 1, 2)
     widths = [[0, 0, 0], [0, 0, 0]]
-    assert exchange(batch, widths, block=3, process=0, gather=None) is batch
+    assert exchange(batch, widths, block=3, ranks=None) is batch

@@ -1,4 +1,4 @@
-"""The live view: one table on a terminal, a line now and then anywhere else."""
+"""Live display of a run: a table on a terminal, a line every few seconds anywhere else."""
 
 import sys
 import time
@@ -50,7 +50,7 @@ class _Meter:
         counts = now.report.counts
         return {
             "step": f"{now.report.step:,} of {now.num_steps:,}",
-            "error": _percent([report.error for report in reports]),
+            "error": f"{_mean([report.error for report in reports]):.1%}",
             "samples/s": f"{pace:,.0f}",
             "staleness": f"{_mean([report.staleness for report in reports]):.1f}",
             "price": f"{now.report.price.price:.4g}",
@@ -66,32 +66,31 @@ class _Meter:
 def shown(console: Console) -> Iterator[Observer]:
     """Give an observer for `run` that shows what it sees."""
     meter, last = _Meter(), 0.0
-    if not console.is_terminal:
 
-        def line(status: Status) -> None:
+    def every(seconds: float, show: Observer) -> Observer:
+        def observe(status: Status) -> None:
             nonlocal last
             meter.add(status)
             now = time.monotonic()
-            if now - last >= LINE_SECONDS or status.report.step == status.num_steps:
+            if now - last >= seconds or status.report.step == status.num_steps:
                 last = now
-                text = "  ".join(f"{name} {value}" for name, value in meter.numbers().items())
-                console.print(escape(text), highlight=False, soft_wrap=True)
-                while meter.events:
-                    console.print(escape(f"  {meter.events.popleft()}"), highlight=False)
+                show(status)
 
-        yield line
+        return observe
+
+    def line(status: Status) -> None:
+        text = "  ".join(f"{name} {value}" for name, value in meter.numbers().items())
+        console.print(escape(text), highlight=False, soft_wrap=True)
+        while meter.events:
+            console.print(escape(f"  {meter.events.popleft()}"), highlight=False)
+
+    if not console.is_terminal:
+        yield every(LINE_SECONDS, line)
         return
     with Live(console=console, auto_refresh=False) as live:
-
-        def table(status: Status) -> None:
-            nonlocal last
-            meter.add(status)
-            now = time.monotonic()
-            if now - last >= _REFRESH_SECONDS or status.report.step == status.num_steps:
-                last = now
-                live.update(_table(status.setup, meter), refresh=True)
-
-        yield table
+        yield every(
+            _REFRESH_SECONDS, lambda now: live.update(_table(now.setup, meter), refresh=True)
+        )
 
 
 def _table(name: str, meter: _Meter) -> Table:
@@ -126,10 +125,6 @@ def closing(summary: Summary) -> list[str]:
 def make_console() -> Console:
     """Return a console on standard output."""
     return Console(file=sys.stdout)
-
-
-def _percent(values: list[float]) -> str:
-    return f"{_mean(values):.1%}"
 
 
 def _mean(values: list[float]) -> float:

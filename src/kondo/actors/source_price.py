@@ -1,15 +1,14 @@
-"""One price for all actors, from sketches of their delight.
+"""The price at the source: one for all actors, from sketches of their delight.
 
     actor:    delight of a rollout -> REQ sketch -> (values, weights)
     learner:  those of recent rollouts, pooled -> price for a rate -> published with the weights
     both:     delight, price -> which units are worth it
 
-An actor that sends only what is above the price sketches everything, so the next price is that of
-all delight and not of what was sent. A sketch travels as two arrays: nothing foreign is parsed.
+An actor sketches all delight, also of rows that it does not send, so the next price is that of all
+delight. A sketch travels as two arrays: nothing foreign is parsed.
 
-REQ, not KLL, because prices lie in the upper tail, where its error shrinks with the distance from
-the top: for the price of 3% of 1000 units, 126 values are off by 0.14% of the units (standard
-deviation), KLL's 293 by 0.43%.
+REQ, not KLL, because prices lie in the upper tail, where its error shrinks: for the price of 3% of
+1000 units, 126 values are off by 0.14% of the units (standard deviation), KLL's 293 by 0.43%.
 """
 
 import math
@@ -21,8 +20,8 @@ import torch
 from datasketches import req_floats_sketch
 from torch import Tensor
 
+from kondo.core import rules
 from kondo.core.delight import delight as delight_of
-from kondo.core.rules import lottery
 from kondo.engine.select import Unit
 
 Array = npt.NDArray[Any]
@@ -53,30 +52,28 @@ def unit_delight(log_probs: Tensor, advantages: Tensor, unit: Unit) -> Tensor:
     """Return the float32 delight of each unit, [N], or [N, T] for unit "token"."""
     delight = delight_of(log_probs, advantages)
     if unit == "sequence":
-        delight = delight.double().sum(dim=1)
+        delight = delight.double().sum(dim=1)  # float64: the same whatever other rows there are
     return delight.float()
 
 
-def worth(delight: Tensor, price: Tensor, share: Tensor, place: Tensor) -> Tensor:
+def bought(delight: Tensor, price: Price, *, number: int, index: Tensor) -> Tensor:
     """Return which units are bought: those above the price, and a share of those at it.
 
+    A tie is decided by the unit's rollout, row and token: actor and learner decide alike, whatever
+    other rows they see.
+
     Args:
-        delight: [...] float32.
-        price: broadcasts to it, float64.
-        share: broadcasts to it, float64.
-        place: like delight, int64: names the unit, so that a tie falls alike wherever it is judged.
+        delight: [n] or [n, T] float32.
+        price: what a unit must be worth.
+        number: of the rollout.
+        index: [n] int64, rows of the rollout.
     """
-    lot = lottery(place, salt=price).double() / 2.0**64 + 0.5
-    at = (delight.double() == price) & (lot < share)
-    return (delight != 0) & ((delight.double() > price) | at)
-
-
-def places(number: int, index: Tensor, delight: Tensor) -> Tensor:
-    """Return a number for each unit, like delight: of rollout `number` and rows `index` [n]."""
-    start = index + number * 0x9E3779B1
-    if delight.ndim == 1:
-        return start
-    return start.unsqueeze(1) * delight.shape[1] + torch.arange(delight.shape[1])
+    place = index + number * 0x9E3779B1
+    if delight.ndim == 2:
+        place = place.unsqueeze(1) * delight.shape[1] + torch.arange(delight.shape[1])
+    edge, share = torch.tensor(price, dtype=torch.float64)
+    lots = rules.lottery(place, salt=edge)
+    return rules.above_price(delight.double(), delight != 0, edge, share, lots)
 
 
 def sketch(delight: Tensor, size: int) -> Sketch:
@@ -126,16 +123,14 @@ class PriceWindow:
             >>> window.price(0.125)
             Price(price=3.0, share=0.5)
         """
-        budget = rate * sum(self._units)
-        values = np.concatenate([s.values for s in self._sketches] or [np.empty(0, np.float32)])
-        weights = np.concatenate([s.weights for s in self._sketches] or [np.empty(0, np.int64)])
-        if budget >= weights.sum():
+        if not self._sketches:
             return EVERYTHING
-        order = np.argsort(-values, kind="stable")
-        at = order[np.searchsorted(weights[order].cumsum(), budget)]
-        price = values[at]
-        over, tied = weights[values > price].sum(), weights[values == price].sum()
-        return Price(float(price), float((budget - over) / tied))
+        values = torch.from_numpy(np.concatenate([one.values for one in self._sketches]))
+        weights = torch.from_numpy(np.concatenate([one.weights for one in self._sketches]))
+        pool = values.sort()
+        budget = torch.tensor([rate * sum(self._units)], dtype=torch.float64)
+        found = rules.quantile_price(pool.values, weights[pool.indices].double(), budget)
+        return Price(*(float(number) for number in found))
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain tensors and numbers."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.integrations.trl.plan import order_rows, part_of, widths_of
+from kondo.integrations.trl.micro_steps import order_rows, part_of, widths_of
+from kondo.lm.rows import TokenRows
 
 
 def loss_mask(inputs: dict[str, Any]) -> Tensor:
@@ -18,6 +19,12 @@ def loss_mask(inputs: dict[str, Any]) -> Tensor:
     mask = inputs["completion_mask"]
     counted: Tensor = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
     return counted.bool()
+
+
+def token_rows(inputs: dict[str, Any]) -> TokenRows:
+    """Return prompts and completions as rows of tokens, which gates can be bound to."""
+    prompts = inputs["prompt_ids"], inputs["prompt_mask"]
+    return TokenRows.join(*prompts, inputs["completion_ids"], loss_mask(inputs))
 
 
 def gated_inputs(

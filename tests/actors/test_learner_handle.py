@@ -4,10 +4,10 @@ import ray
 
 from actors.toys import Task, make_message, toy
 from kondo.actors.learner import Learner, StepOrder
+from kondo.actors.learner_handle import LearnerHandle
 from kondo.actors.messages import Order
 from kondo.actors.processes import LEARNER_THREADS
 from kondo.actors.setup import Settings
-from kondo.actors.steps import Steps
 
 SETTINGS = Settings(rate=0.25)
 
@@ -37,10 +37,10 @@ def planned(monkeypatch, tmp_path, number, settings=SETTINGS):
     def start(self, *, resume):
         self._handle, self._ready = handle, None
 
-    monkeypatch.setattr(Steps, "_start", start)
+    monkeypatch.setattr(LearnerHandle, "_start", start)
     monkeypatch.setattr(ray, "get", lambda reference: handle.store[reference])
     monkeypatch.setattr(ray, "kill", lambda handle: None)
-    steps = Steps(toy(), settings, tmp_path, resume=False)
+    steps = LearnerHandle(toy(), settings, tmp_path, resume=False)
     for step in range(1, number + 1):
         order = Order(step - 1, 0, 1, 0, learner.price)
         message = make_message(learner, Task(step), SETTINGS, order)
@@ -100,7 +100,7 @@ def test_a_learner_that_died_after_its_checkpoint_and_before_its_report_goes_on(
 ):
     settings = Settings(rate=0.25, checkpoint_every=1)
     steps, handle = planned(monkeypatch, tmp_path, 3, settings)
-    monkeypatch.setattr("kondo.actors.steps.LEARNER_THREADS", 1)
+    monkeypatch.setattr("kondo.actors.learner_handle.LEARNER_THREADS", 1)
     steps.submit()  # the step is done and saved, and nobody reads its report
     handle._learner = Learner(toy(), settings, tmp_path, resume=True)
     steps._replace("learner died", "for a test")

@@ -1,11 +1,11 @@
-"""The learner's process as the driver sees it: steps out, reports in; a dead one is brought back.
+"""The driver's handle of the learner's process: steps out, reports in, restarts.
 
     plan -> [call, call, ...] -> submit -> report -> kept until a checkpoint covers it
     the process died -> a new one from the checkpoint -> the kept calls again, in the same order
 
 A call holds the references of its messages, so they stay in the object store for the replay. The
-learner is a function of its calls: after the replay it is where it was, and no sample has had a
-second effect. Nothing here blocks but `begin`.
+learner is a function of its calls: the replay restores its state, and no sample counts twice.
+Nothing here blocks but `begin`.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from kondo.actors.crew import Event
 from kondo.actors.learner import StepOrder, StepReport
-from kondo.actors.prices import Price
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, Standing, Summary
 from kondo.actors.setup import Settings, Setup
+from kondo.actors.source_price import Price
+from kondo.actors.worker_pool import Event
 
 LEARNER = -1
-"""Stands for the learner where actors have their seat."""
+"""The learner in an `Event`, where actors have their index."""
 
 
 class Published(NamedTuple):
@@ -53,8 +53,8 @@ class _Call:
     """Whether any process has: a replay is not reported again."""
 
 
-class Steps:
-    """The calls to the learner of one run.
+class LearnerHandle:
+    """The learner of one run.
 
     Args:
         setup: the task and the policy.
@@ -76,7 +76,10 @@ class Steps:
 
     def begin(self) -> Standing:
         """Wait for the first process and its weights; return where it stands."""
-        standing = self._first_standing()
+        try:
+            standing: Standing = ray.get(self._ready, timeout=self._settings.start_timeout)
+        except ray.exceptions.RayError as error:  # what stops it now would stop it again
+            raise RuntimeError(f"the learner could not start: {error}") from error
         self._up(standing)
         weights = self._handle.publication.remote()
         first = ray.get(weights)
@@ -96,14 +99,6 @@ class Steps:
         self._ready = self._handle.ready.remote()
         self._since = time.monotonic()
 
-    def _first_standing(self) -> Standing:
-        """Wait for the first process: what stops it now would stop it again."""
-        try:
-            standing: Standing = ray.get(self._ready, timeout=self._settings.start_timeout)
-        except ray.exceptions.RayError as error:
-            raise RuntimeError(f"the learner could not start: {error}") from error
-        return standing
-
     def _up(self, standing: Standing) -> None:
         self._ready, self.pid = None, standing.pid
         self._forget(standing.step)
@@ -122,10 +117,10 @@ class Steps:
         self._last = order
 
     def submit(self) -> None:
-        """Give the learner what it does not have yet, as many calls as it has threads.
+        """Give the learner the calls it does not have yet, as many as it has threads.
 
-        Ray may start calls in another order than they were made in, and a step waits on its thread
-        for the steps before it: with more calls than threads these might never get one.
+        Ray may start calls in another order, and a step waits on its thread for the steps before
+        it: with more calls than threads those might never get a thread.
         """
         if self._ready is not None:
             return
@@ -140,10 +135,9 @@ class Steps:
             self._finish = self._handle.finish.remote(self._last)
 
     def expect(self) -> list[Any]:
-        """Return the references to wait for.
+        """Return the references to wait for; of the answers only the next.
 
-        Of the answers only the next: a learner on several threads may hand over a later one first,
-        and what is published and reported must not go back.
+        A learner on several threads may return a later one first, and versions must not go back.
         """
         calls = [c.report for c in self._calls if c.report is not None and not c.answered]
         answers = [*calls, self._finish][:1]
@@ -185,7 +179,7 @@ class Steps:
             self._calls.popleft()
 
     def check_hanging(self) -> None:
-        """Replace a learner that does not start. A slow step is nobody's fault."""
+        """Replace a learner that does not start. A slow step is no failure."""
         patience = self._settings.start_timeout
         if self._ready is not None and time.monotonic() - self._since > patience:
             self._replace("learner hung", f"not up after {patience:g} s")

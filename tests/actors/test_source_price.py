@@ -4,20 +4,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.actors.prices import (
+from kondo.actors.source_price import (
     EVERYTHING,
+    Price,
     PriceWindow,
-    places,
+    bought,
     sketch,
     unit_delight,
-    worth,
 )
-
-
-def bought(delight, price, number=0):
-    numbers = torch.tensor(price, dtype=torch.float64)
-    place = places(number, torch.arange(len(delight)), delight)
-    return worth(delight, numbers[0], numbers[1], place)
 
 
 @given(
@@ -69,19 +63,19 @@ def test_zero_delight_is_never_bought_and_counts_for_the_rate():
     window = PriceWindow(1)
     window.push(sketch(delight, 4), 8)
     assert window.price(1.0) == EVERYTHING
-    assert bought(delight, EVERYTHING).tolist() == (delight != 0).tolist()
+    kept = bought(delight, EVERYTHING, number=0, index=torch.arange(8))
+    assert kept.tolist() == (delight != 0).tolist()
     assert window.price(0.25).price == 1.0  # two of eight units
 
 
 def test_a_share_of_ties_is_bought_and_the_same_wherever_it_is_judged():
-    delight = torch.ones(4000)
-    keep = bought(delight, (1.0, 0.25), number=7)
+    delight, price, every = torch.ones(4000), Price(1.0, 0.25), torch.arange(4000)
+    keep = bought(delight, price, number=7, index=every)
     assert float(keep.float().mean()) == pytest.approx(0.25, abs=0.03)
-    some = torch.arange(0, 4000, 3)
-    numbers = torch.tensor((1.0, 0.25), dtype=torch.float64)
-    again = worth(delight[some], numbers[0].expand(len(some)), numbers[1], places(7, some, some))
+    some = every[::3]
+    again = bought(delight[some], price, number=7, index=some)
     assert torch.equal(again, keep[some])
-    assert not torch.equal(keep, bought(delight, (1.0, 0.25), number=8))
+    assert not torch.equal(keep, bought(delight, price, number=8, index=every))
 
 
 def test_the_delight_of_a_sequence_does_not_depend_on_who_else_is_there():

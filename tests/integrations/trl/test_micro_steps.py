@@ -5,15 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.integrations.trl.plan import (
+from kondo.integrations.trl.micro_steps import (
     Part,
-    centred_advantages,
     order_rows,
     part_of,
     steps_needed,
     widths_of,
 )
-from tolerances import assert_close
 
 
 @st.composite
@@ -67,19 +65,3 @@ def test_as_few_micro_steps_as_their_size_allows(kept, size, steps):
 def test_widths_end_at_the_last_kept_token():
     keep = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1]]).bool()
     assert widths_of(keep) == [2, 0, 4]
-
-
-def test_advantages_are_centred_and_not_scaled():
-    rewards = torch.tensor([3.0, 1.0, 100.0, 0.0])
-    assert_close(centred_advantages(rewards, 2), torch.tensor([1.0, -1.0, 50.0, -50.0]))
-
-
-def test_equal_rewards_have_no_advantage_to_the_last_bit():
-    rewards = torch.tensor([0.1, 0.1, 0.1, float("nan"), 0.7, 0.7, 0.7, 0.7])
-    assert torch.equal(centred_advantages(rewards, 4), torch.zeros(8))
-
-
-def test_a_row_without_a_reward_leaves_its_group_s_mean_alone():
-    nan = float("nan")
-    found = centred_advantages(torch.tensor([1.0, nan, 0.0, nan, nan, nan]), 3)
-    assert_close(found, torch.tensor([0.5, 0.0, -0.5, 0.0, 0.0, 0.0]))
