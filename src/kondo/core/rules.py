@@ -184,6 +184,29 @@ def solve_price(
     return torch.where(total <= count, -math.inf, price)
 
 
+def _narrowed(
+    low: Tensor, high: Tensor, chi: Tensor, each: Tensor, eta: Tensor | float, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the bracket of a price, both [..., 1], narrowed as far as float64 resolves it."""
+    if not chi.is_cuda:
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            expected = (each * torch.sigmoid((chi - middle) / eta)).sum(-1, keepdim=True)
+            over = expected > count
+            low, high = torch.where(over, middle, low), torch.where(over, high, middle)
+        return low, high
+    # A GPU tries 15 prices in the time of one: each round leaves a sixteenth of the bracket.
+    share = torch.arange(17, dtype=chi.dtype, device=chi.device) / 16
+    chi, each = chi.unsqueeze(-2), each.unsqueeze(-2)
+    eta = eta.unsqueeze(-1) if isinstance(eta, Tensor) else eta
+    for _ in range(_HALVINGS // 4):
+        tried = low * (1 - share) + high * share
+        gates = torch.sigmoid((chi - tried[..., 1:-1, None]) / eta)
+        place = ((each * gates).sum(-1) > count).sum(-1, keepdim=True)
+        low, high = tried.gather(-1, place), tried.gather(-1, place + 1)
+    return low, high
+
+
 def quantile_price(pool: Tensor, weight: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
     """Return the price that buys `budget` units, and the share of units exactly at it to keep.
 
@@ -227,29 +250,6 @@ def above_price(values: Tensor, able: Tensor, price: Tensor, share: Tensor, lots
     """
     lucky = (lots.double() / 2.0**64 + 0.5) < share
     return able & ((values > price) | ((values == price) & lucky))
-
-
-def _narrowed(
-    low: Tensor, high: Tensor, chi: Tensor, each: Tensor, eta: Tensor | float, count: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the bracket of a price, both [..., 1], narrowed as far as float64 resolves it."""
-    if not chi.is_cuda:
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            expected = (each * torch.sigmoid((chi - middle) / eta)).sum(-1, keepdim=True)
-            over = expected > count
-            low, high = torch.where(over, middle, low), torch.where(over, high, middle)
-        return low, high
-    # A GPU tries 15 prices in the time of one: each round leaves a sixteenth of the bracket.
-    share = torch.arange(17, dtype=chi.dtype, device=chi.device) / 16
-    chi, each = chi.unsqueeze(-2), each.unsqueeze(-2)
-    eta = eta.unsqueeze(-1) if isinstance(eta, Tensor) else eta
-    for _ in range(_HALVINGS // 4):
-        tried = low * (1 - share) + high * share
-        gates = torch.sigmoid((chi - tried[..., 1:-1, None]) / eta)
-        place = ((each * gates).sum(-1) > count).sum(-1, keepdim=True)
-        low, high = tried.gather(-1, place), tried.gather(-1, place + 1)
-    return low, high
 
 
 def most_variance(values: Tensor, able: Tensor, count: Tensor | int, lots: Tensor) -> Tensor:

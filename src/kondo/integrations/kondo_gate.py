@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import kondo
+from kondo.core.contract import Randomness
 from kondo.engine import rows
 
 __all__ = [
@@ -370,9 +371,7 @@ class _EngineGate(kondo.BaseGate):
         delight = self.result.delight
         return torch.where(delight.isnan(), 0.0, delight)
 
-    def choose(
-        self, values: Tensor, mask: Tensor, generator: torch.Generator | Tensor | None = None
-    ) -> kondo.Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> kondo.Choice:
         """Return what `signal` decided on this delight."""
         result = self.result
         if bool(result.price.isnan()):
