@@ -88,7 +88,8 @@ class Work:
 
     def loss(self, log_probs: Tensor, advantages: Tensor, *, old: Tensor) -> Tensor:
         """Return PPO's clipped loss per token."""
-        return self._kondo.losses.ppo(log_probs, advantages, old, clip=CLIP)
+        found: Tensor = self._kondo.losses.ppo(log_probs, advantages, old, clip=CLIP)
+        return found
 
     def plain(self) -> dict[str, float]:
         """Make the step that somebody without kondo writes."""
