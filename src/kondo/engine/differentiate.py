@@ -32,6 +32,7 @@ def differentiate(
     denominator: float | Callable[[Tensor], float],
     backward_fn: BackwardFn,
     clock: StageClock,
+    check: bool = True,
 ) -> Differentiated:
     """Add the gradient of the gated loss to `.grad`.
 
@@ -45,6 +46,7 @@ def differentiate(
         denominator: a number, or what gives it for the log-probs of a micro-batch.
         backward_fn: how to differentiate a loss.
         clock: for the stages forward and backward.
+        check: refuse log-probs that are not finite; the device waits for that.
     """
     total: Tensor | None = None
     elements = 0
@@ -54,7 +56,8 @@ def differentiate(
             divide = denominator(log_probs) if callable(denominator) else denominator
             kept, gated = gated_sum(log_probs, micro, loss)
             gated = gated / divide
-            _check_finite(kept.detach())  # after the loss is launched: the device has work to do
+            if check:  # after the loss is launched: the device has work to do
+                _check_finite(kept.detach())
         with clock.stage("backward"):
             backward_fn(gated)
         elements += log_probs.numel() if micro.keep is None and not micro.filler else 0

@@ -49,6 +49,8 @@ class Inputs:
     loss: Loss
     micro_batch: int | None
     options: Options
+    own_mask: bool
+    """Whether the mask is the policy's."""
     device: torch.device
     """Where the work happens: CUDA if any row or parameter lives there."""
 
@@ -95,7 +97,8 @@ def prepare(
     device = main_device(known.log_prob, given.batch)
     advantages = check_float("advantages", given.advantages).detach().to(device)
     loss_inputs = {name: value.detach() for name, value in (given.loss_inputs or {}).items()}
-    mask = known.mask(given.batch) if given.mask is None else given.mask
+    own_mask = given.mask is None
+    mask = known.mask(given.batch) if own_mask else given.mask
     mask = mask.to(device) if isinstance(mask, Tensor) else mask
     screen = given.screen
     if not (screen is None or isinstance(screen, Tensor)):
@@ -114,6 +117,7 @@ def prepare(
         loss=loss,
         micro_batch=micro_batch,
         options=options,
+        own_mask=own_mask,
         device=device,
     )
 

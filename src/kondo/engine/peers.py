@@ -94,6 +94,7 @@ class Alone:
             denominator=denominator(inputs, chosen, counts),
             backward_fn=inputs.options.backward_fn,
             clock=clock,
+            check=inputs.gate is not None,
         )
         elements = done.elements if chosen.whole else 0
         read = partial(counted.read, done.loss, elements)

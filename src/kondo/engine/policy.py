@@ -51,6 +51,10 @@ class Policy:
         """Return which elements count, where the batch itself says so."""
         return None
 
+    def num_counted(self, batch: Any) -> int | None:
+        """Return how many elements of the policy's own mask count, where the host knows it."""
+        return None
+
     def compact(
         self,
         batch: Any,

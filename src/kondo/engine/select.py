@@ -234,19 +234,24 @@ def unit_values(
     return values, unit_mask
 
 
-def everything(num_rows: int, mask: Tensor | None, device: torch.device) -> Selection:
+def everything(
+    num_rows: int, mask: Tensor | None, device: torch.device, num_counted: int | None = None
+) -> Selection:
     """Return the selection of a dense step: all elements that count, with weight 1.
 
     Args:
         num_rows: N.
         mask: bool [N] or [N, T]; None where everything counts.
         device: where the work happens.
+        num_counted: elements that count, in every row some, where that is known: nothing is read.
     """
     whole = mask is None
     valid = torch.ones(num_rows, dtype=torch.bool, device=device) if mask is None else mask
     some = valid if valid.ndim == 1 else valid.any(dim=1)
     elements, rows_kept = num_rows, num_rows
-    if not whole:
+    if num_counted is not None:
+        elements = num_counted
+    elif not whole:
         elements, rows_kept = (int(n) for n in torch.stack([valid.sum(), some.sum()]).tolist())
     counts = Counts(
         units=elements,

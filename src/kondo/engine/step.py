@@ -49,7 +49,8 @@ def backward(
         batch: any nest (dict, list, tuple, dataclass, TensorDict) of tensors with N rows.
         advantages: [N] or [N, T] float, not differentiated; centred only.
         gate: `kondo.Gate`, another `kondo.BaseGate`, or a callable (values, mask, generator) ->
-            `kondo.Choice`, which is shown delight. None is dense, as `loss.backward()`.
+            `kondo.Choice`, which is shown delight. None is dense: what `loss.backward()` does,
+            which checks nothing for NaN either; `report.loss` shows it.
         mask: [N] or [N, T] bool, True means "counts".
         unit: what is gated: "sample" for [N]; "token" or "sequence" for [N, T]. By default
             "sample", and "sequence" for a language model.
@@ -108,7 +109,9 @@ def backward(
         inputs = peers.agree(inputs, clock)
         screened: Screened | None = None
         if inputs.gate is None:
-            chosen = everything(inputs.rows.size, inputs.rows.mask, inputs.device)
+            given = inputs.rows
+            known = inputs.policy.num_counted(given.batch) if inputs.own_mask else None
+            chosen = everything(given.size, given.mask, inputs.device, known)
         else:
             with clock.stage("screen"):
                 screened = _screen(inputs, peers)

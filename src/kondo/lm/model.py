@@ -223,7 +223,7 @@ class CausalLM:
                 host_rows=host_rows,
             )
         for pack in made:
-            at = partial(_at, shape=shape, pack=pack)
+            at = partial(_at, shape=shape, rows=pack.rows, flat=pack.rows * shape[1] + pack.columns)
             yield MicroBatch(
                 rows=pack,
                 advantages=at("advantages", advantages),
@@ -373,14 +373,12 @@ def _check_options(temperature: float, max_tokens: int, attention: str, graph_to
         raise ValueError(f'attention must be "auto", "varlen" or "padded", got {attention!r}.')
 
 
-def _at(name: str, values: Tensor, *, shape: torch.Size, pack: Pack) -> Tensor:
-    """Return the values of a pack's kept tokens, [K]."""
+def _at(name: str, values: Tensor, *, shape: torch.Size, rows: Tensor, flat: Tensor) -> Tensor:
+    """Return the values of kept tokens, [K]: those of rows, or of places in the flat batch."""
     home = values.device
-    row = pack.rows.to(home)
-    if values.ndim == 1 and values.shape == shape[:1]:
-        return values.index_select(0, row)
-    flat = expand_rows(name, values, shape).reshape(-1)
-    return flat.index_select(0, row * shape[1] + pack.columns.to(home))
+    if values.shape == shape[:1]:
+        return values.index_select(0, rows.to(home))
+    return expand_rows(name, values, shape).reshape(-1).index_select(0, flat.to(home))
 
 
 def _as_head_takes(hidden: Tensor, head: Head) -> Tensor:

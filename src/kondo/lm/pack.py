@@ -41,7 +41,7 @@ class Pack:
     attention_mask: Tensor | None
     """bool [B, max_length]: not padding; None for "varlen" and in a bare pack."""
     cu_seqlens: Tensor
-    """int32 [B + 1]: where each row starts among the `total` tokens."""
+    """int32 [B + 1]: where each row starts among the `total` tokens; empty for rows as they lie."""
     max_length: int
     """Tokens of the longest row."""
     read: Tensor
@@ -253,7 +253,7 @@ def _as_it_lies(batch: TokenRows, keep: Tensor, some: slice, width: int, kept: T
         position_ids=places.expand(ids.shape),
         own_positions=False,
         attention_mask=real,
-        cu_seqlens=torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0)).int(),
+        cu_seqlens=real.new_zeros(0, dtype=torch.int32),  # of rows laid end to end alone
         max_length=width,
         read=row * width + column - 1,
         targets=ids[row, column],

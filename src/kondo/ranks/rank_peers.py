@@ -235,6 +235,7 @@ class RankPeers(Alone):
             denominator=(lambda lp: divide(lp) / scale) if callable(divide) else divide / scale,
             backward_fn=agreed_backward,
             clock=clock,
+            check=inputs.gate is not None,
         )
 
     def report(
