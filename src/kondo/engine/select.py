@@ -16,6 +16,7 @@ from torch import Tensor
 from kondo.core._checks import at_least_float32, check_float, check_mask, expand_rows, first_unit
 from kondo.core.contract import BaseGate, Choice, Signal
 from kondo.core.delight import check_excess, excess
+from kondo.core.rules import free_reads
 
 Unit = Literal["sample", "token", "sequence"]
 
@@ -102,7 +103,8 @@ def select(
     early = gate.remembers or not units.values.is_cuda
     if early:  # a broken batch must not enter a running state
         hidden_nan = _refuse_inputs(units.faults.tolist(), log_probs, advantages, valid)
-    choice = gate.choose_all(units.values, units.mask, generator)
+    with free_reads(not units.values.is_cuda):
+        choice = gate.choose_all(units.values, units.mask, generator)
     _check_shapes(choice, units.mask)
     # A sequence that counts has an element that counts, so its unit is kept where its row is.
     kept_rows = choice.keep.any(dim=1) if unit == "token" else choice.keep
@@ -178,15 +180,17 @@ def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
 
     Three faults of the inputs, three of the choice (see `_refuse_choice`), five sizes, price, rate.
     """
-    outside = choice.keep > units.mask  # on masks, "and not" in one kernel
-    unknown = units.values.isnan() & units.mask
-    bought = torch.where(choice.keep, units.values, 0.0)
-    kept_elements = units.elements * choice.keep
-    parts = (outside, unknown, bought, units.mask, choice.keep, units.elements, kept_elements)
-    numbers = [part.sum(dtype=torch.float64) for part in (*parts, kept_rows)]
-    numbers += [number.to(bought.device) for number in (choice.price, choice.rate)]
+    keep, mask = choice.keep, units.mask
+    # On masks, a > b is "a and not b" in one kernel.
+    masks = torch.stack([keep > mask, units.values.isnan() & mask, mask, keep]).flatten(1)
+    outside, unknown, counted, kept = masks.sum(1)
+    bought = torch.where(keep, units.values, 0.0).sum(dtype=torch.float64)
+    elements = torch.stack([units.elements, units.elements * keep]).flatten(1).sum(1)
+    sizes = (counted, kept, *elements, kept_rows.sum())
+    numbers = torch.stack([number.double() for number in (outside, unknown, bought, *sizes)])
+    price = torch.stack([number.to(numbers.device) for number in (choice.price, choice.rate)])
     # float64 holds every count below 2^53.
-    read: list[float] = torch.cat([units.faults, torch.stack(numbers)]).tolist()
+    read: list[float] = torch.cat([units.faults, numbers, price]).tolist()
     return read
 
 
@@ -247,29 +251,40 @@ def everything(
     """
     whole = mask is None
     valid = torch.ones(num_rows, dtype=torch.bool, device=device) if mask is None else mask
-    some = valid if valid.ndim == 1 else valid.any(dim=1)
-    elements, rows_kept = num_rows, num_rows
-    if num_counted is not None:
-        elements = num_counted
-    elif not whole:
+    index = torch.arange(num_rows, device=device)
+    elements = num_rows if num_counted is None else num_counted
+    host: Tensor | None = torch.arange(num_rows)
+    if not whole and num_counted is None:
+        some = valid if valid.ndim == 1 else valid.any(dim=1)
         elements, rows_kept = (int(n) for n in torch.stack([valid.sum(), some.sum()]).tolist())
+        if rows_kept < num_rows:
+            index, host = some.nonzero_static(size=rows_kept).squeeze(1), None
     counts = Counts(
         units=elements,
         units_kept=elements,
         elements=elements,
         elements_kept=elements,
         rows=num_rows,
-        rows_kept=rows_kept,
+        rows_kept=index.numel(),
         hidden_nan=0,
         rows_screened=0,
         price=-math.inf,
         rate=float(elements > 0),
     )
-    choice = Choice.of(valid, valid)
-    index = some.nonzero_static(size=rows_kept).squeeze(1)
-    host = torch.arange(num_rows) if rows_kept == num_rows else None
+    price, rate = torch.tensor([counts.price, counts.rate], dtype=torch.float64)
+    choice = Choice(valid, valid, price, rate, valid)  # weights of 1, whatever their dtype
     return Selection(
-        choice.weight, valid, choice, valid, None, valid, index, counts, whole, True, host
+        values=valid,
+        unit_mask=valid,
+        choice=choice,
+        mask=valid,
+        weight=None,
+        keep=valid,
+        rows=index,
+        counts=counts,
+        whole=whole,
+        by_row=True,
+        host_rows=host,
     )
 
 
@@ -313,11 +328,9 @@ def _faults(log_probs: Tensor, advantages: Tensor, valid: Tensor | None) -> Tens
     A NaN or an infinity never leaves a sum finite; log-probs may be -infinity. `valid` is None
     where log-probs may exceed 0, as densities do.
     """
-    sums = [values.sum(dtype=torch.float64) for values in (log_probs, advantages)]
-    above = torch.zeros_like(sums[0])
-    if valid is not None:
-        above = excess(torch.where(valid, log_probs, 0.0)).double()
-    return torch.stack([*sums, above])
+    faults = [values.sum(dtype=torch.float64) for values in (log_probs, advantages)]
+    above = faults[0] * 0 if valid is None else excess(torch.where(valid, log_probs, 0.0))
+    return torch.stack([*faults, above.double()])
 
 
 def _refuse_inputs(

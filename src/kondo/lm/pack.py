@@ -232,7 +232,7 @@ def unpacked(batch: TokenRows, keep: Tensor, *, max_tokens: int) -> list[Pack] |
     if measures is None or batch.position_ids is not None or not measures.shape[1]:
         return None
     starts, ends, kept = measures
-    width = int(ends.max())
+    width = int(ends.max()) - 1  # nothing is read from the last token
     if bool(starts.any()) or int(ends.sum()) < _FULL * len(ends) * width:
         return None
     size = max(1, max_tokens // width)
@@ -243,24 +243,24 @@ def unpacked(batch: TokenRows, keep: Tensor, *, max_tokens: int) -> list[Pack] |
 
 
 def _as_it_lies(batch: TokenRows, keep: Tensor, some: slice, width: int, kept: Tensor) -> Pack:
-    ids = batch.input_ids[some, :width]
-    row, column = keep[some, :width].nonzero_static(size=int(kept.sum())).unbind(1)
-    places = torch.arange(width, device=ids.device)
-    real = batch.attention_mask[some, :width]
+    ids, columns = batch.input_ids, batch.input_ids.shape[1]
+    row, column = keep[some].nonzero_static(size=int(kept.sum())).unbind(1)
+    rows = row + some.start if some.start else row
+    given = ids[some, :width]
     return Pack(
         layout="padded",
-        input_ids=ids,
-        position_ids=places.expand(ids.shape),
+        input_ids=given,
+        position_ids=torch.arange(width, device=ids.device).expand(given.shape),
         own_positions=False,
-        attention_mask=real,
-        cu_seqlens=real.new_zeros(0, dtype=torch.int32),  # of rows laid end to end alone
+        attention_mask=batch.attention_mask[some, :width],
+        cu_seqlens=ids.new_zeros(0, dtype=torch.int32),  # of rows laid end to end alone
         max_length=width,
-        read=row * width + column - 1,
-        targets=ids[row, column],
-        rows=row + some.start,
+        read=row * width + (column - 1),
+        targets=ids.reshape(-1).index_select(0, rows * columns + column),
+        rows=rows,
         columns=column,
-        num_rows=ids.shape[0],
-        num_tokens=ids.numel(),
+        num_rows=given.shape[0],
+        num_tokens=given.numel(),
     )
 
 

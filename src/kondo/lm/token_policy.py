@@ -17,7 +17,6 @@ from kondo.engine.compact import MicroBatch
 from kondo.engine.policy import Policy
 from kondo.engine.screen import LogProb
 from kondo.engine.select import Selection, Unit
-from kondo.lm.fuse import fused
 from kondo.lm.model import CausalLM, check_rows
 from kondo.lm.pack import Pack, balanced_groups
 from kondo.lm.parts import is_sharded
@@ -206,8 +205,9 @@ def _check_screen(screen: Tensor, rows: TokenRows) -> None:
             f"{list(screen.shape)}; sums over sequences do not say which token was surprising."
         )
     sampled, most = rows.completion_mask.to(screen.device), ROUNDING.get(screen.dtype, 1e-2)
-    facts = fused(_screen_facts, screen.device)(screen, sampled, most)
-    num_above, num_known, num_beside = facts.tolist()
+    known = screen != 0
+    facts = torch.stack([sampled & (screen > most), sampled & known, known > sampled])
+    num_above, num_known, num_beside = facts.sum((1, 2)).tolist()
     if num_above:
         above = sampled & (screen > most)
         raise ValueError(
@@ -224,7 +224,7 @@ def _check_screen(screen: Tensor, rows: TokenRows) -> None:
     if not num_beside:
         return
     for by, side in ((-1, "left"), (1, "right")):
-        number = int(_shifted_rows(screen != 0, sampled, by).sum())
+        number = int(_shifted_rows(known, sampled, by).sum())
         if 2 * number > screen.shape[0]:
             raise ValueError(
                 f"screen must have the log-prob of input_ids[n, t] at screen[n, t], got one that "
@@ -232,13 +232,6 @@ def _check_screen(screen: Tensor, rows: TokenRows) -> None:
                 f"log-prob beside the completion, and 0 at its other end. Shift it back, e.g. with "
                 f"torch.roll(screen, {1 if side == 'left' else -1}, 1)."
             )
-
-
-def _screen_facts(screen: Tensor, sampled: Tensor, most: float) -> Tensor:
-    """Return [3]: sampled tokens above `most`, those not 0, and tokens not 0 beside them."""
-    known = screen != 0
-    facts = (sampled & (screen > most), sampled & known, known & ~sampled)
-    return torch.stack([fact.sum() for fact in facts])
 
 
 def _shifted_rows(known: Tensor, sampled: Tensor, by: int) -> Tensor:
