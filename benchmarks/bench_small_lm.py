@@ -124,6 +124,17 @@ class Work:
         """Keep 10% of the rows by delight, with a free screen."""
         return self._step(gate=self._kondo.Gate(rate=0.1), screen=self.known)
 
+    def gradient_error(self) -> float:
+        """Return |dense - plain| / |plain| of the gradients of both steps."""
+        found = []
+        for step in (self.plain, self.dense):
+            self.module.zero_grad(set_to_none=True)
+            step()
+            grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+            found.append(torch.cat([grad.flatten().double() for grad in grads]))
+        plain, dense = found
+        return float((dense - plain).norm() / plain.norm())
+
     def _step(self, **options: Any) -> dict[str, float]:
         backward = getattr(self._lm, "backward", self._kondo.backward)
         rows = self._lm.TokenRows(  # a loop has new ones every step
@@ -160,6 +171,7 @@ STEPS = ("plain", "dense", "variance", "delight")
 def work(sizes: Sequence[str], rows: int, device: torch.device) -> None:
     """Serve rounds to the parent: a line in, a line of JSON out."""
     works = {size: Work(size, rows, device) for size in sizes}
+    print(json.dumps({size: each.gradient_error() for size, each in works.items()}), flush=True)
 
     def timed(step: Callable[[], dict[str, float]], module: torch.nn.Module) -> dict[str, float]:
         module.zero_grad(set_to_none=True)
@@ -202,6 +214,9 @@ class Process:
             # Two processes that spin on all cores would measure each other.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "4"},
         )
+        assert self._process.stdout is not None
+        self.gradient_errors: dict[str, float] = json.loads(self._process.stdout.readline())
+        """Of the dense step, by size."""
 
     def round(self, order: Sequence[str]) -> dict[str, dict[str, float]]:
         """Run every step once, in this order."""
@@ -285,7 +300,11 @@ def main() -> None:
     ]
     for process in processes.values():
         process.stop()
-    write(options, rows_of(rounds))
+    lines = rows_of(rounds)
+    for line in lines:
+        if line["step"] == "dense":
+            line["gradient_error"] = processes[line["checkout"]].gradient_errors[line["size"]]
+    write(options, lines)
 
 
 def write(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
@@ -295,7 +314,8 @@ def write(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
     shared = environment(torch.device(options.device), options.commit)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*lines[0], "rows", "rounds", *shared], lineterminator="\n")
+        names = [*lines[0], "gradient_error", "rows", "rounds", *shared]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         for line in lines:
             writer.writerow(line | {"rows": options.rows, "rounds": options.rounds} | shared)
