@@ -97,31 +97,11 @@ class TokenRows:
             return
         parts = (self.input_ids, self.attention_mask, self.completion_mask)
         read = _row_facts(*parts, vocab_size).cpu()
-        starts, outside, first, unknown, *measured = read
-        num_sampled = measured[2]
-        suspects = {
-            "attention_mask must have a real token in every row; drop the rows that are all "
-            "padding": starts == 0,
-            "attention_mask must be contiguous in every row; prompts that were padded on the right "
-            "before a completion was joined need padding on the left": starts > 1,
-            "completion_mask must lie inside attention_mask; a sampled token is a real token": (
-                outside > 0
-            ),
-            "completion_mask must have a sampled token in every row: a sequence with no completion "
-            "token has no log-prob; drop the row": num_sampled == 0,
-            "completion_mask must not hold the first real token of a row: nothing precedes it, so "
-            "no policy sampled it; put a prompt or a start token before it": first > 0,
-            f"input_ids must lie in [0, {vocab_size}), the model's vocabulary, wherever "
-            f"attention_mask is True; rollout and model do not share a tokeniser": unknown > 0,
-        }
-        for rule, where in suspects.items():
-            if bool(where.any()):
-                raise ValueError(
-                    f"{rule}. Got row {int(where.nonzero()[0])}, {int(where.sum())} of "
-                    f"{where.numel()} rows in all."
-                )
+        sound = (read[0] == 1) & ~read[1:4].any(0) & (read[6] > 0)
+        if not bool(sound.all()):
+            _refuse_rows(read, vocab_size)
         object.__setattr__(self, "_passed", versions)
-        object.__setattr__(self, "_measures", torch.stack(measured))
+        object.__setattr__(self, "_measures", read[4:])
 
     @property
     def device(self) -> torch.device:
@@ -146,6 +126,32 @@ class TokenRows:
             return None
         measures: Tensor = self.__dict__["_measures"]
         return measures
+
+
+def _refuse_rows(facts: Tensor, vocab_size: int) -> None:
+    """Name the first rule that a row breaks; `facts` by `_row_facts`."""
+    starts, outside, first, unknown, _, _, num_sampled = facts
+    suspects = {
+        "attention_mask must have a real token in every row; drop the rows that are all "
+        "padding": starts == 0,
+        "attention_mask must be contiguous in every row; prompts that were padded on the right "
+        "before a completion was joined need padding on the left": starts > 1,
+        "completion_mask must lie inside attention_mask; a sampled token is a real token": (
+            outside > 0
+        ),
+        "completion_mask must have a sampled token in every row: a sequence with no completion "
+        "token has no log-prob; drop the row": num_sampled == 0,
+        "completion_mask must not hold the first real token of a row: nothing precedes it, so "
+        "no policy sampled it; put a prompt or a start token before it": first > 0,
+        f"input_ids must lie in [0, {vocab_size}), the model's vocabulary, wherever "
+        f"attention_mask is True; rollout and model do not share a tokeniser": unknown > 0,
+    }
+    for rule, where in suspects.items():
+        if bool(where.any()):
+            raise ValueError(
+                f"{rule}. Got row {int(where.nonzero()[0])}, {int(where.sum())} of "
+                f"{where.numel()} rows in all."
+            )
 
 
 def _row_facts(ids: Tensor, real: Tensor, sampled: Tensor, vocab_size: int) -> Tensor:
