@@ -121,10 +121,29 @@ def variance_step(group, spec, rates, options=None):
         gate=kondo.VarianceGate(rate=rates[group.rank()]),
         group=group,
         mask=mask,
-        screen=torch.zeros(mask.shape),
         unit=spec["unit"],
         all_reduce=True,
         **(options or {}),
+    )
+    assert report.rows_screened == 0  # no screen is needed
+    return {"grads": gradients(model), "report": told(report)}
+
+
+def ungated_step(group, spec):
+    """A dense step of all ranks."""
+    whole = problem(spec["unit"], spec["splits"], widths=spec.get("widths"))
+    batch, advantages, mask = whole.part(group.rank())
+    model = wrap(Policy(spec["unit"]), group, spec["wrap"])
+    masked = {"mask": mask} if spec["masked"] else {}
+    report = run_rank_step(
+        model,
+        batch,
+        advantages,
+        group=group,
+        unit=spec["unit"],
+        micro_batch=3,
+        all_reduce=spec["wrap"] == "plain",
+        **masked,
     )
     return {"grads": gradients(model), "report": told(report)}
 

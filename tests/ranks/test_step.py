@@ -115,6 +115,45 @@ def test_the_gradient_is_that_of_all_rows_together(crew, name, rate):
     assert all(result["diagnostics"] == results[0]["diagnostics"] for result in results)
 
 
+@pytest.mark.parametrize("name", ["samples, ddp", "samples, fsdp", "an empty rank, plain"])
+@pytest.mark.parametrize("rate", [0.1, 0.9])
+def test_rows_that_cannot_be_kept_are_screened_on_no_rank(crew, name, rate):
+    # At a rate of 0.9 there are too few positive units, and every rank screens the rest too.
+    spec = SPECS[name] | {"gate": {"rate": rate}, "options": {"screen_rows": "promising"}}
+    expected, loss, keep = dense(spec, rate)
+    every = whole(spec)
+    for result in crew.run(cases.one_step, len(spec["splits"]), spec):
+        for key, grad in expected.items():
+            assert_close(result["grads"][key], grad)
+        report = result["report"]
+        assert (report["kept"], report["rows_seen"]) == (int(keep.sum()), sum(spec["splits"]))
+        positive = int(((every.advantages > 0) & every.mask).sum())
+        assert report["rows_screened"] == (positive if rate == 0.1 else sum(spec["splits"]))
+        assert_close(report["loss"], loss)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(
+    ("unit", "wrap", "splits"),
+    [("sample", "ddp", (8, 5)), ("token", "fsdp", (4, 7)), ("token", "plain", (5, 0))],
+)
+def test_a_dense_step_is_that_of_all_rows(crew, unit, wrap, splits, masked):
+    spec = {"unit": unit, "splits": splits, "wrap": wrap, "masked": masked}
+    model, every = Policy(unit), whole(spec)
+    log_probs = model(every.batch)
+    keep = every.mask if masked else torch.ones_like(log_probs, dtype=torch.bool)
+    loss = oracle.dense_gated_loss(log_probs, every.advantages, keep, float(keep.sum()))
+    expected = oracle.gradients(model, loss)
+    for result in crew.run(cases.ungated_step, len(splits), spec):
+        for key, grad in expected.items():
+            assert_close(result["grads"][key], grad)
+        report = result["report"]
+        counts = (report["seen"], report["kept"], report["tokens_seen"])
+        assert counts == (int(keep.sum()),) * 3
+        assert (report["rows_screened"], report["rows_seen"]) == (0, sum(splits))
+        assert_close(report["loss"], float(loss.detach()))
+
+
 GATES = {
     "ties": {"rate": 0.3},
     "draws": {"rate": 0.3, "temperature": 0.5},
