@@ -65,6 +65,37 @@ def test_equals_the_dense_gated_gradient(make, padding, attention, unit, rate, m
     assert (report.calls > 1) == (max_tokens == 14 and report.tokens_trained > 14)
 
 
+@pytest.mark.parametrize("max_tokens", [16_384, 25])
+@pytest.mark.parametrize("attention", ["varlen", "padded"])
+@pytest.mark.parametrize("padding", ["left", "right", "none"])
+@pytest.mark.parametrize("make", [models.llama, models.gpt2])
+def test_no_gate_is_the_dense_gradient(make, padding, attention, max_tokens):
+    model, rows = models.build(make), models.rows(padding, seed=3)
+    advantages = advantages_for(rows)
+    log_probs = causal.padded(model, *models.inside(rows))
+    mask = rows.completion_mask
+    loss = oracle.dense_gated_loss(log_probs, advantages, mask, mask.sum())
+    expected = oracle.gradients(model, loss)
+    report = run_step(CausalLM(model, attention=attention, max_tokens=max_tokens), rows, advantages)
+    assert_grads(model, expected)
+    assert_close(report.loss, float(loss.detach()))
+    assert (report.kept, report.rows_trained, report.rows_screened) == (int(mask.sum()), 6, 0)
+    assert (report.calls > 1) == (max_tokens == 25)
+
+
+def test_dense_rows_with_little_padding_are_not_packed(monkeypatch):
+    model, rows = models.build(models.llama), models.rows("none")
+    lm, seen = CausalLM(model, attention="varlen"), []
+    monkeypatch.setattr(
+        lm, "log_prob", lambda pack: seen.append(pack) or CausalLM.log_prob(lm, pack)
+    )
+    report = run_step(lm, rows, advantages_for(rows))
+    (pack,) = seen
+    # Nothing is read from a row's last token, so it does not enter the forward.
+    assert (pack.layout, list(pack.input_ids.shape)) == ("padded", [6, 11])
+    assert report.tokens_trained == 66
+
+
 @pytest.mark.parametrize("rate", [0.34, 0.6])
 @pytest.mark.parametrize("attention", ["varlen", "padded"])
 def test_rows_whose_rewards_vary_most_are_trained_without_a_screen(attention, rate):

@@ -246,13 +246,13 @@ def _as_it_lies(batch: TokenRows, keep: Tensor, some: slice, width: int, kept: T
     ids, columns = batch.input_ids, batch.input_ids.shape[1]
     row, column = keep[some].nonzero_static(size=int(kept.sum())).unbind(1)
     rows = row + some.start if some.start else row
-    given = ids[some, :width]
+    real, given = batch.attention_mask[some, :width], ids[some, :width]
     return Pack(
         layout="padded",
-        input_ids=given,
+        input_ids=torch.where(real, given, 0),  # what stands in the padding may be no id at all
         position_ids=torch.arange(width, device=ids.device).expand(given.shape),
         own_positions=False,
-        attention_mask=batch.attention_mask[some, :width],
+        attention_mask=real,
         cu_seqlens=ids.new_zeros(0, dtype=torch.int32),  # of rows laid end to end alone
         max_length=width,
         read=row * width + (column - 1),
