@@ -209,14 +209,4 @@ def _round_records(
 def _record(
     shape: Shape, place: int, series: str, number: int, kept: int, metric: str, value: float
 ) -> Record:
-    return Record(
-        part=shape.name,
-        series=series,
-        setting=float(place),
-        seed=number,
-        step=0,
-        forward=shape.rows,
-        backward=kept,
-        metric=metric,
-        value=value,
-    )
+    return Record(shape.name, series, place, number, 0, shape.rows, kept, metric, value)
