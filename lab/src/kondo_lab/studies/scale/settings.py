@@ -5,6 +5,8 @@ import dataclasses
 from kondo_lab.studies.scale.simulation import Network
 from kondo_lab.studies.study import Size
 
+SOURCE, EVERY_ROW = "at source", "send all"
+NEVER = 10**9
 NETWORKS = (
     Network(name="1 Gbit/s, 1 ms", bandwidth=1e9 / 8, latency=1e-3),
     Network(name="10 Gbit/s, 0.2 ms", bandwidth=1e10 / 8, latency=2e-4),
