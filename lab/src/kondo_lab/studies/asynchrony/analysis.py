@@ -95,7 +95,6 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     there = set(records["part"])
     crews = [_Crew(records, settings, crew.name) for crew in settings.crews if crew.name in there]
-    found = [one for crew in crews for one in crew.differences()]
     lines = [
         *(beyond(crew.name, "mean age of the weights on Ray", "", crew.mean_age) for crew in crews),
         *(
@@ -104,8 +103,10 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
             for (method, how, metric), ours in crew.errors.items()
         ),
     ]
+    found: list[Difference] = []
     for crew in crews:
         for one in crew.differences():
+            found.append(one)
             ours = Estimate(one.value, one.se, one.seeds)
             lines.append(crew.line(f"{one.method}, {one.twin} - {ON_RAY}", one.metric, ours))
     return Analysis(

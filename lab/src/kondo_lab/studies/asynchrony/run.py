@@ -40,8 +40,8 @@ AGE = "age"
 """Series of what is measured of all methods together."""
 # Replays of run s draw the samples of run s + this: independent of every run on Ray.
 OTHER_SAMPLES = 10_000
-# Shares of a part's time, for its progress.
-_RAY_SHARE, _REPLAY_SHARE = 0.8, 0.1
+# Shares of a part's time that are over, about, for its progress.
+_RAY_DONE, _REPLAY_DONE = 0.8, 0.9
 
 
 class Method(NamedTuple):
@@ -116,18 +116,22 @@ def _compare(settings: Settings, crew: Crew, context: Context) -> list[Record]:
         return traces.replay(plain, chosen, turns, samples_of=other, stopped=context.stopped)
 
     with connected():
-        found = _all(settings, context, on_ray, start=0.0, share=_RAY_SHARE)
-    twins = _all(settings, context, replayed, start=_RAY_SHARE, share=_REPLAY_SHARE)
+        found = _all(settings, context, on_ray, (0.0, _RAY_DONE))
+    twins = _all(settings, context, replayed, (_RAY_DONE, _REPLAY_DONE))
     counts = Counter(
         age
         for trace in found.values()
         for number, step in enumerate(trace.steps, start=1)
         for age in step.ages(number)
     )
-    mean = sum(age * count for age, count in counts.items()) / counts.total()
+    total, steps = counts.total(), settings.num_steps
+    mean = sum(age * count for age, count in counts.items()) / total
     task = DigitsBandit(batch=settings.batch, seed=0)
     return [
-        *_age_records(crew.name, settings, counts),
+        *(
+            Record(crew.name, AGE, age, 0, steps, steps * settings.batch, 0, AGES, count / total)
+            for age, count in sorted(counts.items())
+        ),
         *_trace_records(crew.name, settings, ON_RAY, found, task),
         *_trace_records(crew.name, settings, REPLAYED, twins, task),
         *_simulated(settings, crew.name, mean, context, num_images=len(task.labels)),
@@ -142,32 +146,23 @@ def _all(
     settings: Settings,
     context: Context,
     one: "Callable[[str, int], Trace]",
-    *,
-    start: float,
-    share: float,
+    progress: tuple[float, float],
 ) -> Runs:
-    """Run all methods and seeds, one after the other.
+    """Run all methods and seeds, one after the other; `progress` before and after them.
 
     A part takes minutes: one that was stopped starts again from its beginning.
     """
+    start, end = progress
     found: Runs = {}
     each = [(name, seed) for seed in range(settings.num_seeds) for name in methods(settings)]
     for done, (method, seed) in enumerate(each):
         if context.stopped():
             break
-        context.progress(start + share * done / len(each), f"{method}, seed {seed}")
+        context.progress(start + (end - start) * done / len(each), f"{method}, seed {seed}")
         found[method, seed] = one(method, seed)
     if context.stopped():
         raise Stopped
     return found
-
-
-def _age_records(part: str, settings: Settings, counts: Counter[int]) -> Iterator[Record]:
-    """Yield the share of each age, as the setting, over all methods and seeds of the crew."""
-    total = settings.num_steps
-    for age, count in sorted(counts.items()):
-        share = count / counts.total()
-        yield Record(part, AGE, age, 0, total, total * settings.batch, 0, AGES, share)
 
 
 def windows(settings: Settings) -> list[int]:
@@ -222,12 +217,13 @@ def _simulated(
         for name, method in methods(settings).items()
         for seed in range(settings.num_seeds)
     ]
-    done = _RAY_SHARE + _REPLAY_SHARE
     with tempfile.TemporaryDirectory(prefix="kondo-asynchrony-") as home:
         # The last seconds of a part are too short to be stopped and resumed.
         last = dataclasses.replace(
             context,
-            progress=lambda share, note: context.progress(done + (1 - done) * share, note),
+            progress=lambda share, note: context.progress(
+                _REPLAY_DONE + (1 - _REPLAY_DONE) * share, note
+            ),
             stopped=lambda: False,
             checkpoint=Path(home) / "checkpoint",
         )

@@ -72,10 +72,7 @@ WAYS = (
 class Bench:
     """One rollout process per mode and one learner, on Ray, called as the driver calls them.
 
-    Args:
-        setup: the task and the policy.
-        settings: of the learner; actors of both modes are made from it.
-        folder: for the learner's checkpoints; must exist.
+    Actors of both modes are made from the learner's settings; its checkpoints go to `folder`.
     """
 
     def __init__(self, setup: Setup, settings: Settings, folder: Path):

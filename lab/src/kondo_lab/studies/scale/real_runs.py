@@ -41,12 +41,9 @@ def spent() -> np.ndarray:
 
 
 class Watch:
-    """Keeps the statuses of a run from `warm_up` seconds after the last actor is up.
+    """Keeps the statuses of a run for `seconds`, from `warm_up` seconds after its last actor is up.
 
-    Args:
-        seconds: to watch then.
-        warm_up: seconds.
-        interrupted: asked whether the user wants to stop.
+    `interrupted` is asked whether the user wants to stop.
     """
 
     def __init__(self, seconds: float, warm_up: float, interrupted: Callable[[], bool]):

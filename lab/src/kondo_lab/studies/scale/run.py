@@ -6,7 +6,7 @@ The three belong together: what is simulated is the task whose costs were measur
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -122,19 +122,16 @@ def _costs(settings: Settings, task: str, context: Context) -> tuple[list[Record
     samples, weights_bytes = measure.on_ray(setup, chosen, settings.rounds, said)
     samples |= measure.here(setup, chosen, settings.rounds)
     samples |= measure.waiting(settings.rounds)
-    seconds, warm_up = settings.real_seconds, settings.warm_up_seconds
-    samples |= measure.driving(
-        setup, chosen, seconds=seconds, warm_up=warm_up, rounds=settings.seeds
-    )
+    seconds = {"seconds": settings.real_seconds, "warm_up": settings.warm_up_seconds}
+    samples |= measure.driving(setup, chosen, rounds=settings.seeds, **seconds)
     costs = measure.fitted(samples, setup, weights_bytes)
     records = [
-        _record(task, TIMED, math.nan, number, 0, metric, value)
+        Record(task, TIMED, math.nan, number, 0, 0, 0, metric, float(value))
         for metric, values in samples.items()
         for number, value in enumerate(values)
     ]
     known = dataclasses.asdict(costs) | {CORES: usable_cores()}
-    records += [_record(task, FITTED, math.nan, 0, 0, name, value) for name, value in known.items()]
-    return records, costs
+    return [*records, *_records(task, FITTED, math.nan, 0, 0, known)], costs
 
 
 def _ray_settings(settings: Settings, **options: Any) -> RaySettings:
@@ -158,15 +155,10 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
         chosen = _ray_settings(
             settings, actors=actors, steps=NEVER, at_source=mode == SOURCE, seed=seed
         )
-        seen = real_runs.observe(
-            _setup(task),
-            chosen,
-            seconds=settings.real_seconds,
-            warm_up=settings.warm_up_seconds,
-            interrupted=context.stopped,
-        )
+        seconds = {"seconds": settings.real_seconds, "warm_up": settings.warm_up_seconds}
+        seen = real_runs.observe(_setup(task), chosen, interrupted=context.stopped, **seconds)
         if seen is None:
-            raise Stopped(task)
+            raise Stopped
         own = {
             PACE: seen.pace,
             IDLE: seen.idle,
@@ -192,8 +184,7 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
         twin = {metric: metrics[metric] for metric in (PACE, IDLE, STALENESS)}
         twin[BYTES] = costs.message_bytes(sent)
         for who, values in ((MEASURED, own), (SIMULATED, twin)):
-            for metric, value in values.items():
-                yield _record(task, f"{who}, {mode}", actors, seed, seen.steps, metric, value)
+            yield from _records(task, f"{who}, {mode}", actors, seed, seen.steps, values)
 
 
 def _simulate(settings: Settings, task: str, costs: Costs, context: Context) -> Iterator[Record]:
@@ -212,8 +203,8 @@ def _simulate(settings: Settings, task: str, costs: Costs, context: Context) -> 
                 warm_up=system.orders,
                 seed=0,
             )
-            for metric, value in outcome_metrics(found).items():
-                yield _record(task, case.name, actors, 0, found.steps, metric, value)
+            values = outcome_metrics(found)
+            yield from _records(task, case.name, actors, 0, found.steps, values)
 
 
 def outcome_metrics(found: Outcome) -> dict[str, float]:
@@ -241,7 +232,8 @@ def _report(context: Context, share: float, note: str) -> None:
     context.progress(share, note)
 
 
-def _record(
-    task: str, series: str, setting: float, seed: int, step: int, metric: str, value: float
-) -> Record:
-    return Record(task, series, float(setting), seed, step, 0, 0, metric, float(value))
+def _records(
+    task: str, series: str, setting: float, seed: int, step: int, values: Mapping[str, float]
+) -> Iterator[Record]:
+    for metric, value in values.items():
+        yield Record(task, series, float(setting), seed, step, 0, 0, metric, float(value))

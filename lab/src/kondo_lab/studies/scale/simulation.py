@@ -156,19 +156,14 @@ def simulate(costs: Costs, system: System, *, rollouts: int, warm_up: int, seed:
     )
 
 
-# Sums since the start; an outcome is made of the differences of two.
-_TOTALS = (
-    *("rollouts", "steps", "idle", "acting", "driving"),
-    *("inward", "outward", "waiting", "response"),
-)
-
-
 class _Run:
     """The state of one simulation."""
 
     def __init__(self, costs: Costs, system: System, seed: int):
         self.clock = Clock()
-        self._totals = dict.fromkeys(_TOTALS, 0.0)
+        # Sums since the start; an outcome is made of the differences of two.
+        sums = ("idle", "acting", "driving", "inward", "outward", "waiting", "response")
+        self._totals = dict.fromkeys(("rollouts", "steps", *sums), 0.0)
         self.staleness: list[int] = []
         self._costs, self._system = costs, system
         self._random = random.Random(seed)
@@ -237,18 +232,15 @@ class _Run:
         self._ready.extend(receipts)
         self._planned -= len(reports)
         self._published += len(reports)
-        self._plan()
+        while len(self._ready) >= self._system.per_step and self._planned < self._system.ahead:
+            taken = [self._ready.popleft() for _ in range(self._system.per_step)]
+            self._planned += 1
+            self.clock.after(self._costs.learner_hop, partial(self._submit, taken))
         for trained in reports:
             for order in trained:
                 self._order(order.seat)
         self._in_turn = False
         self._take_turn()
-
-    def _plan(self) -> None:
-        while len(self._ready) >= self._system.per_step and self._planned < self._system.ahead:
-            taken = [self._ready.popleft() for _ in range(self._system.per_step)]
-            self._planned += 1
-            self.clock.after(self._costs.learner_hop, partial(self._submit, taken))
 
     # Actors.
 
@@ -273,9 +265,8 @@ class _Run:
             self._next_rollout(seat)
 
         # An order, then weights if they are new; both are on the learner's machine.
-        self.clock.after(
-            self._system.network.latency, (lambda: self._fetch_weights(order, act)) if new else act
-        )
+        first = partial(self._fetch_weights, order, act) if new else act
+        self.clock.after(self._system.network.latency, first)
 
     def _fetch_weights(self, order: _Order, then: Call) -> None:
         store = self._stores[order.seat // self._system.actors_per_machine]
@@ -286,11 +277,11 @@ class _Run:
             else:
                 waiting.append(then)
             return
-        store[order.version] = [then]
+        waiting = store[order.version] = [then]
 
         def arrived() -> None:
-            waiting, store[order.version] = store[order.version], None
-            for call in waiting or ():
+            store[order.version] = None
+            for call in waiting:
                 call()
 
         latency = 2 * self._system.network.latency
@@ -323,7 +314,6 @@ class _Run:
             self._fetch_messages(call)
 
     def _fetch_messages(self, call: _Call) -> None:
-
         def fetched() -> None:
             call.fetched = True
             self._next_step()
@@ -344,17 +334,12 @@ class _Run:
         self._totals["idle"] += self.clock.now - self._free_since
         behind = [call.orders for call in self._calls[1:]] + list(self._submitted)
         self._totals["waiting"] += len(self._ready) + sum(len(orders) for orders in behind)
-        self._train(self._calls[0].orders)
-
-    def _train(self, orders: list[_Order]) -> None:
-        costs, system = self._costs, self._system
+        costs, system, orders = self._costs, self._system, self._calls[0].orders
         work = costs.step_seconds(len(orders), system.sent, system.kept) + costs.publish
         work *= self._noise(costs.learner_spread) / system.learner_speed
-        saves = (self._version + 1) % system.checkpoint_every == 0
-        self._cores.serve(
-            work,
-            lambda: self.clock.after(costs.checkpoint * saves, lambda: self._trained(orders)),
-        )
+        save = costs.checkpoint * ((self._version + 1) % system.checkpoint_every == 0)
+        trained = partial(self._trained, orders)
+        self._cores.serve(work, lambda: self.clock.after(save, trained))
 
     def _trained(self, orders: list[_Order]) -> None:
         self.staleness += [self._version - order.version for order in orders]
