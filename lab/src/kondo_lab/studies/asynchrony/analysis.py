@@ -1,7 +1,7 @@
 """Records -> how late real actors were, and whether the twins end where the real runs do."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,18 +73,15 @@ class _Crew:
             for metric in METRICS
         }
 
-    def differences(self) -> list[Difference]:
-        """Return every twin's error minus the real one."""
-        found = []
+    def differences(self) -> Iterator[Difference]:
+        """Yield every twin's error minus the real one."""
         for method in self.methods:
             for metric in METRICS:
                 real = self.errors[method, ON_RAY, metric]
                 for twin in TWINS:
                     own = self.errors[method, twin, metric]
                     value, se = own.mean - real.mean, math.hypot(own.se, real.se)
-                    place = (self.name, method, twin, metric)
-                    found.append(Difference(*place, value, se, real.seeds))
-        return found
+                    yield Difference(self.name, method, twin, metric, value, se, real.seeds)
 
     def line(self, series: str, metric: str, ours: Estimate) -> Headline:
         """Return a line of the headline at this crew's mean age."""
@@ -124,14 +121,12 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     )
 
 
-def _share_lines(found: list[Difference]) -> list[Headline]:
-    lines = []
+def _share_lines(found: list[Difference]) -> Iterator[Headline]:
     for twin in TWINS:
         for metric in METRICS:
             own = [one.within for one in found if (one.twin, one.metric) == (twin, metric)]
             name = f"share of {metric}s within 2 standard errors of those {ON_RAY}"
-            lines.append(beyond(twin, name, "", sum(own) / len(own)))
-    return lines
+            yield beyond(twin, name, "", sum(own) / len(own))
 
 
 def _age_finding(crew: _Crew) -> str:

@@ -1,6 +1,7 @@
 """Closed forms beside samples; what holds of the propositions in this set-up, and what does not."""
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import pandas as pd
@@ -18,10 +19,8 @@ from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, orde
 
 ROUNDING = 1e-5
 """Records hold six digits."""
-RARE_RATIO = "weight of a rare success over that of a rare failure"
 
 beyond = partial(headline, "beyond the paper")
-corollary = partial(headline, "Distributed Cor 1")
 
 
 class _Numbers:
@@ -67,6 +66,10 @@ class _Numbers:
         """Return a number of one of the two worlds."""
         return self.exact("worlds", series, metric, self.settings.rare_error)
 
+    def context(self, series: str, metric: str, share: float, error: float) -> float:
+        """Return a number of many contexts, that share of them solved."""
+        return self.exact("contexts", series, f"{metric}, {share:g} solved", error)
+
     def sampled(self, series: str, metric: str, kind: str, error: float) -> Estimate:
         """Return the mean over seeds of what was sampled."""
         where = f"{metric}, {at(kind, self.settings.share)}"
@@ -92,9 +95,8 @@ class _Numbers:
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     numbers = _Numbers(records, settings)
-    lines: list[Headline] = []
-    figures: dict[str, Figure] = {}
-    findings: list[str] = []
+    found = Analysis(headline=[], figures={}, findings=[])
+    lines, figures, findings = found.headline, found.figures, found.findings
     there = set(records["part"])
     if "expected" in there:
         lines += [*_gate_lines(numbers), *_corollary_lines(numbers)]
@@ -111,25 +113,21 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _context_lines(numbers)
         figures["many-contexts"] = _context_figure(numbers)
         findings.append(_context_finding(numbers))
-    return Analysis(headline=lines, figures=figures, findings=findings)
+    return found
 
 
 # Headline.
 
 
-def _gate_lines(numbers: _Numbers) -> list[Headline]:
+def _gate_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Lemma 1: the gate is below its bound, and next to it where the action is rare."""
-    lines = []
     what = "policies whose gate is above pi(a)^(1/(2 eta))"
     for name in map(dg, numbers.settings.etas):
         gates, bounds = (_over_errors(numbers, name, metric) for metric in (run.GATE, run.BOUND))
         ratios = [gate / bound for gate, bound in zip(gates, bounds, strict=True)]
         above = float(sum(ratio > 1 + ROUNDING for ratio in ratios))
-        lines += [
-            headline("Distributed Lemma 1", name, what, "", above, paper=0.0),
-            beyond(name, "gate over its bound, delta", numbers.last, ratios[-1]),
-        ]
-    return lines
+        yield headline("Distributed Lemma 1", name, what, "", above, paper=0.0)
+        yield beyond(name, "gate over its bound, delta", numbers.last, ratios[-1])
 
 
 def _over_errors(
@@ -138,12 +136,13 @@ def _over_errors(
     return [numbers.exact(part, series, metric, error) for error in numbers.settings.errors]
 
 
-def _corollary_lines(numbers: _Numbers) -> list[Headline]:
+def _corollary_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Corollary 1 as a cosine and as signal over contamination, and the exponents of the latter."""
     where, last, errors = numbers.where, numbers.last, numbers.settings.errors
+    corollary = partial(headline, "Distributed Cor 1")
     limit = theory.limit_cosine(numbers.settings.arms)
     what = f"cosine as delta falls, sqrt(K / (2K - 2)), {where}"
-    lines = [beyond(PG, what, last, numbers.expected(PG, run.COSINE, last), paper=limit)]
+    yield beyond(PG, what, last, numbers.expected(PG, run.COSINE, last), paper=limit)
     exponent = "exponent of delta, signal over contamination"
     for eta in numbers.settings.etas:
         name = f"{dg(eta)} / PG"
@@ -151,17 +150,11 @@ def _corollary_lines(numbers: _Numbers) -> list[Headline]:
             # As delta falls the ratio should rise: the series are the errors, the smallest last.
             ratios = {f"{e:g}": numbers.over_pg(dg(eta), metric, e) for e in errors}
             order = f"{metric}, {name}, as delta falls"
-            lines += [
-                beyond(name, f"{metric}, {where}", last, ratios[f"{last:g}"]),
-                ordering("Distributed Cor 1", order, where, paper=list(ratios), ours=ratios),
-            ]
-        slope = numbers.slope(dg(eta))
-        lines.append(corollary(name, exponent, where, slope, paper=-1 / (2 * eta)))
-    return [
-        *lines,
-        corollary(PG, exponent, where, numbers.slope(PG), paper=1.0),
-        beyond(IS, f"cosine, {where}", last, numbers.expected(IS, run.COSINE, last), paper=1.0),
-    ]
+            yield beyond(name, f"{metric}, {where}", last, ratios[f"{last:g}"])
+            yield ordering("Distributed Cor 1", order, where, paper=list(ratios), ours=ratios)
+        yield corollary(name, exponent, where, numbers.slope(dg(eta)), paper=-1 / (2 * eta))
+    yield corollary(PG, exponent, where, numbers.slope(PG), paper=1.0)
+    yield beyond(IS, f"cosine, {where}", last, numbers.expected(IS, run.COSINE, last), paper=1.0)
 
 
 def _closed(numbers: _Numbers, name: str, error: float, kind: Source) -> float:
@@ -174,9 +167,8 @@ def _closed(numbers: _Numbers, name: str, error: float, kind: Source) -> float:
     return theory.closed_cosine(error, settings.share, settings.arms, kind=kind, **weights)
 
 
-def _sampled_lines(numbers: _Numbers) -> list[Headline]:
+def _sampled_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Cosines of a seed's pooled samples beside the closed form, and of single batches."""
-    lines = []
     batch, samples = numbers.settings.batch, numbers.settings.batch * numbers.settings.batches
     for kind in run.SOURCES:
         where = at(kind, numbers.settings.share)
@@ -186,16 +178,12 @@ def _sampled_lines(numbers: _Numbers) -> list[Headline]:
                 single = numbers.sampled(name, run.BATCH_COSINE, kind, error)
                 closed = _closed(numbers, name, error, kind)
                 what = f"cosine, {samples:,} samples, {where}"
-                lines += [
-                    headline("Distributed section 4", name, what, error, pooled, paper=closed),
-                    beyond(name, f"cosine, {batch} samples, {where}", error, single),
-                ]
-    return lines
+                yield headline("Distributed section 4", name, what, error, pooled, paper=closed)
+                yield beyond(name, f"cosine, {batch} samples, {where}", error, single)
 
 
-def _moment_lines(numbers: _Numbers) -> list[Headline]:
+def _moment_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Version 2: failures' second moment off the true gradient, and the factor that bounds it."""
-    lines = []
     figure, settings = "Distributed v2, second moment", numbers.settings
     what = "perpendicular second moment of failures"
     over_bound = "second moment over sum_a nu(a) pi(a)^(1/eta), at most 1"
@@ -209,11 +197,8 @@ def _moment_lines(numbers: _Numbers) -> list[Headline]:
             found, bound = numbers.moment_ratio(eta, error), _overlap(numbers, eta, error)
             share = Estimate(found.mean / bound, found.se / bound, found.seeds)
             name = f"{dg(eta)} / PG"
-            lines += [
-                headline(figure, name, what, error, found, paper=own / pg),
-                headline(f"{figure} (inferred)", name, over_bound, error, share),
-            ]
-    return lines
+            yield headline(figure, name, what, error, found, paper=own / pg)
+            yield headline(f"{figure} (inferred)", name, over_bound, error, share)
 
 
 def _overlap(numbers: _Numbers, eta: float, error: float) -> float:
@@ -221,42 +206,34 @@ def _overlap(numbers: _Numbers, eta: float, error: float) -> float:
     return theory.overlap(bandit.peaked(1 - error, arms), theory.source("one arm", arms), eta)
 
 
-def _world_lines(numbers: _Numbers) -> list[Headline]:
+def _world_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Proposition 3: weights of a rare success and of a rare failure."""
     settings, error = numbers.settings, numbers.settings.rare_error
+    what = "weight of a rare success over that of a rare failure"
     proposition = partial(headline, "Distributed Prop 3")
-    lines = []
     for name in numbers.worlds:
-        lines += [
-            beyond(name, metric, error, numbers.world(name, metric))
-            for metric in (run.FAILURE, run.SUCCESS)
-        ]
+        for metric in (run.FAILURE, run.SUCCESS):
+            yield beyond(name, metric, error, numbers.world(name, metric))
         kept, passed = (numbers.world(name, m) for m in (run.KEPT_SUCCESS, run.KEPT_FAILURE))
         if name in run.sign_blind(settings) and passed > 0:
-            lines.append(proposition(name, RARE_RATIO, error, kept / passed, paper=1.0))
+            yield proposition(name, what, error, kept / passed, paper=1.0)
     probs, values = bandit.peaked(1 - error, settings.arms), theory.advantages(settings.arms)
     for eta in settings.etas:
         success, failure = (theory.dg_weight(probs, u, eta)[1] for u in (-values, values))
         expected = (error / (settings.arms - 1)) ** (-1 / (2 * eta))
-        ratio = float(success / failure)
-        lines.append(proposition(dg(eta), RARE_RATIO, error, ratio, paper=expected))
-    return lines
+        yield proposition(dg(eta), what, error, float(success / failure), paper=expected)
 
 
-def _context_lines(numbers: _Numbers) -> list[Headline]:
-    return [
-        beyond(
-            name,
-            f"{metric}, {share:g} of the contexts solved",
-            error,
-            numbers.exact("contexts", name, f"{metric}, {share:g} solved", error),
-        )
-        for share in numbers.settings.solved
-        for name in numbers.series
-        for error in (numbers.settings.errors[2], numbers.last)
-        for metric in (run.COSINE, run.CLEAN_COSINE)
-        if (name, metric) != (IS, run.CLEAN_COSINE)
-    ]
+def _context_lines(numbers: _Numbers) -> Iterator[Headline]:
+    for share in numbers.settings.solved:
+        for name in numbers.series:
+            for error in (numbers.settings.errors[2], numbers.last):
+                for metric in (run.COSINE, run.CLEAN_COSINE):
+                    if (name, metric) != (IS, run.CLEAN_COSINE):
+                        ours = numbers.context(name, metric, share, error)
+                        yield beyond(
+                            name, f"{metric}, {share:g} of the contexts solved", error, ours
+                        )
 
 
 # Findings.
@@ -313,8 +290,7 @@ def _world_finding(numbers: _Numbers) -> str:
 def _context_finding(numbers: _Numbers) -> str:
     share, last = numbers.settings.solved[-1], numbers.last
     told = ", ".join(
-        f"{name} {numbers.exact('contexts', name, f'{run.COSINE}, {share:g} solved', last):.3f}"
-        for name in numbers.series
+        f"{name} {numbers.context(name, run.COSINE, share, last):.3f}" for name in numbers.series
     )
     return (
         f"Many contexts, {100 * share:g}% of them solved to delta = {last:g}, the others at 1/2, "

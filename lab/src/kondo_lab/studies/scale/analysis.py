@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -124,69 +124,58 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     there = set(records["part"])
     tasks = [_Task(records, settings, name) for name in settings.tasks if name in there]
-    lines, findings = [], []
-    for task in tasks:
-        lines += [*_cost_lines(task), *_check_lines(task), *_scale_lines(task)]
-        findings += [
-            _check_finding(task),
-            _scale_finding(task),
-            _source_finding(task),
-            _limit_finding(task),
-        ]
-    figures = {
-        "measured-against-simulated": _check_figure(tasks, settings),
-        **{f"{task.name}-actors": _scale_figure(task) for task in tasks},
-        "staleness-and-bytes": _traffic_figure(tasks),
-    }
-    return Analysis(headline=lines, figures=figures, findings=[*findings, ADVICE])
+    lines = (_cost_lines, _check_lines, _scale_lines)
+    findings = (_check_finding, _scale_finding, _source_finding, _limit_finding)
+    return Analysis(
+        headline=[line for task in tasks for some in lines for line in some(task)],
+        figures={
+            "measured-against-simulated": _check_figure(tasks, settings),
+            **{f"{task.name}-actors": _scale_figure(task) for task in tasks},
+            "staleness-and-bytes": _traffic_figure(tasks),
+        },
+        findings=[*(finding(task) for task in tasks for finding in findings), ADVICE],
+    )
 
 
 # Headline.
 
 
-def _cost_lines(task: _Task) -> list[Headline]:
-    """Return p20, p50 and p80 over rounds of what was timed."""
-    found = []
+def _cost_lines(task: _Task) -> Iterator[Headline]:
+    """Yield p20, p50 and p80 over rounds of what was timed."""
     for metric in TIMED_LINES:
         values = task.values(run.TIMED, metric)
         for share in (0.2, 0.5, 0.8):
             ours = Estimate(1e3 * float(values.quantile(share)), seeds=len(values))
-            found.append(beyond(task.name, f"milliseconds, {metric}", f"p{100 * share:g}", ours))
+            yield beyond(task.name, f"milliseconds, {metric}", f"p{100 * share:g}", ours)
     weights = float(task.values(run.FITTED, "weights_bytes").iloc[0])
-    return [*found, beyond(task.name, "bytes of the weights", "", weights)]
+    yield beyond(task.name, "bytes of the weights", "", weights)
 
 
-def _check_lines(task: _Task) -> list[Headline]:
-    """Return the measured number where a paper's would stand, and the simulated beside it."""
-    found = []
+def _check_lines(task: _Task) -> Iterator[Headline]:
+    """Yield the measured number where a paper's would stand, and the simulated beside it."""
     for metric in (PACE, IDLE, STALENESS, run.BYTES):
         for mode in MODES:
             series = f"{task.name}, {mode}"
             for actors in task.settings.real_actors:
                 (real, se, seeds), (twin, *_) = task.both(mode, metric, actors)
                 ours, figure = Estimate(twin, se, seeds), "measured on Ray / simulated"
-                found.append(headline(figure, series, metric, actors, ours, paper=real))
+                yield headline(figure, series, metric, actors, ours, paper=real)
                 if metric == PACE:
                     ratio = Estimate(twin / real, se * twin / real**2, seeds)
-                    found.append(beyond(series, "simulated / measured pace", actors, ratio))
-    return found
+                    yield beyond(series, "simulated / measured pace", actors, ratio)
 
 
-def _scale_lines(task: _Task) -> list[Headline]:
-    found = []
+def _scale_lines(task: _Task) -> Iterator[Headline]:
     most = max(task.settings.actors)
     for case in cases(task.settings):
         read = task.scaling(case)
         series = f"{task.name}, {case.name}"
-        found += [
-            beyond(series, PACE, most, read.most),
-            beyond(series, "actors for 90% of that", "", read.enough),
-            beyond(series, STALENESS, read.enough, read.staleness),
-        ]
+        yield beyond(series, PACE, most, read.most)
+        yield beyond(series, "actors for 90% of that", "", read.enough)
+        yield beyond(series, STALENESS, read.enough, read.staleness)
         if case.mode == SOURCE:
             gain = read.most / task.scaling(case._replace(mode=EVERY_ROW)).most
-            found.append(beyond(series, "pace over that of send all", most, gain))
-    return found
+            yield beyond(series, "pace over that of send all", most, gain)
 
 
 # Findings.
@@ -231,13 +220,10 @@ def _source_finding(task: _Task) -> str:
             gain = pace(source) / pace(source._replace(mode=EVERY_ROW))
             told.append(f"{gain:.2f}x ({design}, {network.name})")
     source = task.usual(speed=-1)
+    every = source._replace(mode=EVERY_ROW)
+    wanted = ((source, run.INWARD), (every, run.INWARD), (source, run.OUTWARD))
     inward, every_inward, outward = (
-        task.line(case, metric)[most] / pace(case)
-        for case, metric in (
-            (source, run.INWARD),
-            (source._replace(mode=EVERY_ROW), run.INWARD),
-            (source, run.OUTWARD),
-        )
+        task.line(case, metric)[most] / pace(case) for case, metric in wanted
     )
     return (
         f"{task.name}: dropping at the source at {100 * settings.rate:g}% changes the pace with "

@@ -26,17 +26,14 @@ class Settings:
     rounds: int
     """Times everything is timed."""
 
+    # Real runs on this machine; each is watched after its last actor is up and has warmed up.
     real_actors: tuple[int, ...]
-    """Of real runs on this machine."""
     real_seconds: float
-    """Each is watched, after its warm-up."""
     warm_up_seconds: float = 1.0
-    """After its last actor is up."""
     seeds: int
-    """Real runs of each kind."""
 
+    # Simulated systems.
     actors: tuple[int, ...]
-    """Of simulated systems."""
     rates: tuple[float, ...] = (0.01, 0.03, 0.1, 1.0)
     networks: tuple[Network, ...] = NETWORKS
     speeds: tuple[float, ...] = (1.0, 10.0)
