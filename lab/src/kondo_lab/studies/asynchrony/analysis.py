@@ -149,15 +149,15 @@ def _error_finding(crew: _Crew) -> str:
 
 def _verdict(found: list[Difference], twin: str) -> str:
     own = [one for one in found if one.twin == twin]
-    beyond = [one for one in own if not one.within]
+    missed = [one for one in own if not one.within]
     told = ", ".join(
         f"{one.method} with crew {one.crew} ({one.metric} {100 * one.value:+.1f}"
         f"{_spread(one.se)} points)"
-        for one in beyond
+        for one in missed
     )
     name = "Replayed ages predict" if twin == REPLAYED else f"A {twin} predicts"
     rest = f"; not of {told}." if told else "."
-    return f"{name} {len(own) - len(beyond)} of {len(own)} errors of the real runs{rest}"
+    return f"{name} {len(own) - len(missed)} of {len(own)} errors of the real runs{rest}"
 
 
 def _spread(se: float) -> str:

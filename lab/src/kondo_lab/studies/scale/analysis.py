@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -290,52 +290,40 @@ def _scale_figure(task: _Task) -> Figure:
 
 def _draw_pace(ax: Axes, task: _Task, case: Case) -> None:
     rates = task.settings.rates
-    place = rates.index(case.rate) / max(1, len(rates) - 1)
-    found = task.line(case, PACE)
-    ax.plot(
-        list(found),
-        list(found.values()),
-        color=COLOURS[EVERY_ROW] if case.mode == EVERY_ROW else plotting.sequential(place),
-        linestyle="-" if case.speed == task.settings.speeds[0] else "--",
-        marker="s" if case.mode == EVERY_ROW else "o",
-        markersize=3,
-        label=f"{case.mode} {100 * case.rate:g}%, learner {case.speed:g}x",
-    )
+    colour = plotting.sequential(rates.index(case.rate) / max(1, len(rates) - 1))
+    marker, dash = "o", "-" if case.speed == task.settings.speeds[0] else "--"
+    if case.mode == EVERY_ROW:
+        colour, marker = COLOURS[EVERY_ROW], "s"
+    label = f"{case.mode} {100 * case.rate:g}%, learner {case.speed:g}x"
+    _draw(ax, task.line(case, PACE), label, color=colour, linestyle=dash, marker=marker)
+
+
+def _draw(ax: Axes, line: dict[float, float], label: str, **style: Any) -> None:
+    ax.plot(list(line), list(line.values()), markersize=3, label=label, **style)
 
 
 def _traffic_figure(tasks: Sequence[_Task]) -> Figure:
     """Staleness and network traffic of the usual case, both designs."""
     panels = {
-        "staleness, versions": [STALENESS],
-        "bytes per second": [run.INWARD, run.OUTWARD],
-        IDLE: [IDLE],
+        "staleness, versions": {STALENESS: "o"},
+        "bytes per second": {run.INWARD: "o", run.OUTWARD: "^"},
+        IDLE: {IDLE: "o"},
     }
     figure, axes = plotting.grid(len(tasks), len(panels), width=4.3, height=3.4)
     for row, task in zip(axes, tasks, strict=True):
-        for ax, (label, metrics) in zip(row, panels.items(), strict=True):
+        for ax, (label, markers) in zip(row, panels.items(), strict=True):
             for design, dash in zip(DESIGNS, ("-", "--"), strict=True):
                 for mode, colour in COLOURS.items():
-                    for metric in metrics:
-                        found = task.line(task.usual(design, mode), metric)
-                        ax.plot(
-                            list(found),
-                            list(found.values()),
-                            color=colour,
-                            linestyle=dash,
-                            marker="^" if metric == run.OUTWARD else "o",
-                            markersize=3,
-                            label=f"{mode}, {design}",
-                        )
+                    for metric, marker in markers.items():
+                        line = task.line(task.usual(design, mode), metric)
+                        style = {"color": colour, "linestyle": dash, "marker": marker}
+                        _draw(ax, line, f"{mode}, {design}", **style)
             _log_axes(ax, label, log_y=label != IDLE)
-            ax.set_title(f"{task.name}; triangles: weights" if len(metrics) > 1 else task.name)
+            ax.set_title(f"{task.name}; triangles: weights" if len(markers) > 1 else task.name)
     plotting.legend_below(figure, axes[0, 0], columns=4)
     return figure
 
 
 def _log_axes(ax: Axes, label: str, *, log_y: bool = True) -> None:
-    ax.set_xscale("log")
+    ax.set(xscale="log", yscale="log" if log_y else "linear", xlabel="actors", ylabel=label)
     ax.xaxis.set_major_formatter(plotting.counts)
-    ax.set_xlabel("actors")
-    if log_y:
-        ax.set_yscale("log")
-    ax.set_ylabel(label)

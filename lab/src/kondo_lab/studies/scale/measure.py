@@ -26,6 +26,7 @@ from kondo.actors.messages import Order, pack, validate
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, RolloutProcess
 from kondo.actors.setup import Settings, Setup
 from kondo.actors.source_price import EVERYTHING, Price, sketch, unit_delight
+from kondo_lab.studies.scale import run
 from kondo_lab.studies.scale.costs import Costs, left
 from kondo_lab.studies.scale.real_runs import observe
 from kondo_lab.studies.scale.settings import EVERY_ROW, NEVER, SOURCE
@@ -217,7 +218,7 @@ def driving(
         seen = observe(setup, alone, seconds=seconds, warm_up=warm_up, interrupted=lambda: False)
         assert seen is not None
         samples[DRIVER].append(seen.driver)
-        samples[PROCESSOR].append(seen.processor)
+        samples[PROCESSOR].append(seen.metrics[run.PROCESSOR])
     return samples
 
 

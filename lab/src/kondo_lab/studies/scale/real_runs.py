@@ -11,27 +11,16 @@ import numpy as np
 
 from kondo.actors import Settings, Setup, Status, run
 from kondo_lab.studies.scale.costs import left
+from kondo_lab.studies.scale.run import BYTES, IDLE, KEPT, OTHERS, PACE, PROCESSOR, STALENESS
 
 
 class Observed(NamedTuple):
     """Of one run, after its warm-up."""
 
-    pace: float
-    """Rollouts per second."""
-    idle: float
-    """Share in which the learner was between two steps."""
-    staleness: float
-    """Mean over rollouts."""
-    bytes: float
-    """Of a message."""
-    kept: float
-    """Rows of a message that were trained on."""
+    metrics: dict[str, float]
+    """As they are recorded: means over messages, shares and rates over the seconds watched."""
     driver: float
     """Seconds of the driver's thread, per rollout."""
-    processor: float
-    """Seconds of all processes together, per rollout."""
-    others: float
-    """Cores that processes of others had meanwhile."""
     steps: int
 
 
@@ -80,17 +69,16 @@ class Watch:
         thread, family, machine = (self._ended - self._began).tolist()
         idle = sum(report.idle_seconds for report in reports)
         busy = sum(report.seconds for report in reports)
-        return Observed(
-            pace=messages / seconds,
-            idle=idle / (idle + busy),
-            staleness=statistics.mean(report.staleness for report in reports),
-            bytes=sum(report.wire_bytes for report in reports) / messages,
-            kept=sum(report.trained for report in reports) / messages,
-            driver=thread / messages,
-            processor=family / messages,
-            others=left(machine, family) / seconds,
-            steps=messages,
-        )
+        metrics = {
+            PACE: messages / seconds,
+            IDLE: idle / (idle + busy),
+            STALENESS: statistics.mean(report.staleness for report in reports),
+            BYTES: sum(report.wire_bytes for report in reports) / messages,
+            KEPT: sum(report.trained for report in reports) / messages,
+            PROCESSOR: family / messages,
+            OTHERS: left(machine, family) / seconds,
+        }
+        return Observed(metrics, driver=thread / messages, steps=messages)
 
 
 def observe(

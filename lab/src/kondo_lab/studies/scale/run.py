@@ -159,21 +159,13 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
         seen = real_runs.observe(_setup(task), chosen, interrupted=context.stopped, **seconds)
         if seen is None:
             raise Stopped
-        own = {
-            PACE: seen.pace,
-            IDLE: seen.idle,
-            STALENESS: seen.staleness,
-            BYTES: seen.bytes,
-            KEPT: seen.kept,
-            PROCESSOR: seen.processor,
-            OTHERS: seen.others,
-        }
-        sent = seen.kept if mode == SOURCE else costs.samples
+        kept, others = seen.metrics[KEPT], seen.metrics[OTHERS]
+        sent = kept if mode == SOURCE else costs.samples
         system = System(
             actors=actors,
             sent=sent,
-            kept=seen.kept,
-            cores=usable_cores() - seen.others,
+            kept=kept,
+            cores=usable_cores() - others,
             queue=chosen.queue,
             checkpoint_every=chosen.checkpoint_every,
         )
@@ -183,7 +175,7 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
         metrics = outcome_metrics(found)
         twin = {metric: metrics[metric] for metric in (PACE, IDLE, STALENESS)}
         twin[BYTES] = costs.message_bytes(sent)
-        for who, values in ((MEASURED, own), (SIMULATED, twin)):
+        for who, values in ((MEASURED, seen.metrics), (SIMULATED, twin)):
             yield from _records(task, f"{who}, {mode}", actors, seed, seen.steps, values)
 
 
