@@ -100,10 +100,11 @@ def test_a_real_run_is_watched_once_all_actors_are_up():
         interrupted=lambda: False,
     )
     assert seen.steps > 1
-    assert 0 <= seen.idle <= 1
-    assert seen.staleness == pytest.approx(3, abs=1)  # 2 actors x 2 orders - 1
-    assert 0 < seen.driver < seen.processor + 0.05
-    assert 0 < seen.kept < SAMPLES
+    found = seen.metrics
+    assert 0 <= found[run.IDLE] <= 1
+    assert found[run.STALENESS] == pytest.approx(3, abs=1)  # 2 actors x 2 orders - 1
+    assert 0 < seen.driver < found[run.PROCESSOR] + 0.05
+    assert 0 < found[run.KEPT] < SAMPLES
 
 
 def test_a_real_run_that_the_user_stops_says_nothing():

@@ -111,6 +111,15 @@ def band(ax: Axes, xs: Any, means: Any, errors: Any, *, colour: Any) -> None:
     ax.fill_between(xs, low, means + errors, color=colour, alpha=0.18, linewidth=0)
 
 
+def legend_below(figure: Figure, ax: Axes, columns: int, size: float = 8) -> None:
+    """Name each line of a panel once, below the figure."""
+    handles, labels = ax.get_legend_handles_labels()
+    once: dict[str, Any] = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        once.values(), once.keys(), fontsize=size, loc="outside lower center", ncols=columns
+    )
+
+
 def log_percent(ax: Axes, label: str) -> None:
     """Make the y axis an error on a log scale, labelled in percent."""
     ax.set_yscale("log")

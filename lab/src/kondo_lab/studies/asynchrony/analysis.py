@@ -1,37 +1,28 @@
 """Records -> how late real actors were, and whether the twins end where the real runs do."""
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.asynchrony.run import (
-    AGES,
-    FIXED,
-    ON_RAY,
-    ONLINE,
-    REPLAYED,
-    TEST,
-    TWINS,
-    UNIFORM,
-    methods,
-    named,
-)
+from kondo_lab.studies.asynchrony import run
+from kondo_lab.studies.asynchrony.run import FIXED, ON_RAY, ONLINE, REPLAYED, TWINS, UNIFORM, named
 from kondo_lab.studies.asynchrony.settings import Settings
 from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
-FIGURE = "beyond the paper"
-METRICS = (LEARNER_ERROR, TEST, ONLINE)
+METRICS = (LEARNER_ERROR, run.TEST, ONLINE)
 TOLERATED = 0.01
 """Of error: a smaller difference is none, however small the standard errors are."""
 HOWS = (ON_RAY, *TWINS)
 DASHES = {ON_RAY: "-", REPLAYED: "--", FIXED: "-.", UNIFORM: ":"}
+
+beyond = partial(headline, "beyond the paper")
 
 
 class Difference(NamedTuple):
@@ -53,39 +44,10 @@ class Difference(NamedTuple):
         return abs(self.value) <= max(allowed, TOLERATED)
 
 
-def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
-    """Return the study's numbers and figures."""
-    there = [crew.name for crew in settings.crews if crew.name in set(records["part"])]
-    found = list(_differences(records, settings, there))
-    return Analysis(
-        headline=[
-            *_age_lines(records, there),
-            *_error_lines(records, settings, there),
-            *(_difference_line(records, one) for one in found),
-            *_share_lines(found),
-        ],
-        figures={
-            "ages": _age_figure(records, there),
-            "errors": _error_figure(records, settings, there),
-            "curves": _curve_figure(records, settings, there),
-        },
-        findings=[
-            *(_age_finding(records, crew) for crew in there),
-            *(_error_finding(records, settings, crew) for crew in there),
-            *(_verdict(found, twin) for twin in TWINS),
-        ],
-    )
-
-
 def ages(records: pd.DataFrame, crew: str) -> dict[int, float]:
     """Return age -> share of the rollouts that were made with weights of that age."""
-    chosen = records[(records["part"] == crew) & (records["metric"] == AGES)]
+    chosen = records[(records["part"] == crew) & (records["metric"] == run.AGES)]
     return {int(age): float(v) for age, v in zip(chosen["setting"], chosen["value"], strict=True)}
-
-
-def mean_age(records: pd.DataFrame, crew: str) -> float:
-    """Return the mean age of the weights that a crew acted with."""
-    return sum(age * share for age, share in ages(records, crew).items())
 
 
 def error(records: pd.DataFrame, crew: str, series: str, metric: str) -> Estimate:
@@ -96,85 +58,106 @@ def error(records: pd.DataFrame, crew: str, series: str, metric: str) -> Estimat
     return statistics.estimate(chosen.groupby("seed")["value"].mean().tolist())
 
 
-def _differences(
-    records: pd.DataFrame, settings: Settings, there: list[str]
-) -> Iterator[Difference]:
-    for crew in there:
-        for method in methods(settings):
+class _Crew:
+    """What was recorded of one crew."""
+
+    def __init__(self, records: pd.DataFrame, settings: Settings, name: str):
+        self.name, self.records = name, records
+        self.methods = list(run.methods(settings))
+        self.ages = ages(records, name)
+        self.mean_age = sum(age * share for age, share in self.ages.items())
+        self.errors = {
+            (method, how, metric): error(records, name, named(method, how), metric)
+            for method in self.methods
+            for how in HOWS
+            for metric in METRICS
+        }
+
+    def differences(self) -> Iterator[Difference]:
+        """Yield every twin's error minus the real one."""
+        for method in self.methods:
             for metric in METRICS:
-                real = error(records, crew, named(method, ON_RAY), metric)
+                real = self.errors[method, ON_RAY, metric]
                 for twin in TWINS:
-                    own = error(records, crew, named(method, twin), metric)
+                    own = self.errors[method, twin, metric]
                     value, se = own.mean - real.mean, math.hypot(own.se, real.se)
-                    yield Difference(crew, method, twin, metric, value, se, real.seeds)
+                    yield Difference(self.name, method, twin, metric, value, se, real.seeds)
+
+    def line(self, series: str, metric: str, ours: Estimate) -> Headline:
+        """Return a line of the headline at this crew's mean age."""
+        return beyond(series, f"{metric}, crew {self.name}, by mean age", self.mean_age, ours)
 
 
-def _age_lines(records: pd.DataFrame, there: list[str]) -> list[Headline]:
-    return [
-        headline(FIGURE, crew, "mean age of the weights on Ray", "", mean_age(records, crew))
-        for crew in there
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the study's numbers and figures."""
+    there = set(records["part"])
+    crews = [_Crew(records, settings, crew.name) for crew in settings.crews if crew.name in there]
+    lines = [
+        *(beyond(crew.name, "mean age of the weights on Ray", "", crew.mean_age) for crew in crews),
+        *(
+            crew.line(named(method, how), metric, ours)
+            for crew in crews
+            for (method, how, metric), ours in crew.errors.items()
+        ),
     ]
+    found: list[Difference] = []
+    for crew in crews:
+        for one in crew.differences():
+            found.append(one)
+            ours = Estimate(one.value, one.se, one.seeds)
+            lines.append(crew.line(f"{one.method}, {one.twin} - {ON_RAY}", one.metric, ours))
+    return Analysis(
+        headline=[*lines, *_share_lines(found)],
+        figures={
+            "ages": _age_figure(crews),
+            "errors": _error_figure(crews),
+            "curves": _curve_figure(crews),
+        },
+        findings=[
+            *map(_age_finding, crews),
+            *map(_error_finding, crews),
+            *(_verdict(found, twin) for twin in TWINS),
+        ],
+    )
 
 
-def _error_lines(records: pd.DataFrame, settings: Settings, there: list[str]) -> list[Headline]:
-    lines = []
-    for crew in there:
-        for method in methods(settings):
-            for how in HOWS:
-                for metric in METRICS:
-                    own = error(records, crew, named(method, how), metric)
-                    what = f"{metric}, crew {crew}, by mean age"
-                    name = named(method, how)
-                    lines.append(headline(FIGURE, name, what, mean_age(records, crew), own))
-    return lines
-
-
-def _difference_line(records: pd.DataFrame, one: Difference) -> Headline:
-    metric = f"{one.metric}, crew {one.crew}, by mean age"
-    ours = Estimate(one.value, one.se, one.seeds)
-    name = f"{one.method}, {one.twin} - {ON_RAY}"
-    return headline(FIGURE, name, metric, mean_age(records, one.crew), ours)
-
-
-def _share_lines(found: list[Difference]) -> list[Headline]:
-    lines = []
+def _share_lines(found: list[Difference]) -> Iterator[Headline]:
     for twin in TWINS:
         for metric in METRICS:
             own = [one.within for one in found if (one.twin, one.metric) == (twin, metric)]
             name = f"share of {metric}s within 2 standard errors of those {ON_RAY}"
-            lines.append(headline(FIGURE, twin, name, "", sum(own) / len(own)))
-    return lines
+            yield beyond(twin, name, "", sum(own) / len(own))
 
 
-def _age_finding(records: pd.DataFrame, crew: str) -> str:
-    found = ages(records, crew)
+def _age_finding(crew: _Crew) -> str:
+    found = crew.ages
     most = max(found, key=lambda age: found[age])
     return (
-        f"Crew {crew}: weights {mean_age(records, crew):.1f} versions old in the mean, "
+        f"Crew {crew.name}: weights {crew.mean_age:.1f} versions old in the mean, "
         f"{min(found)} to {max(found)}, most often {most} ({found[most]:.0%} of the rollouts)."
     )
 
 
-def _error_finding(records: pd.DataFrame, settings: Settings, crew: str) -> str:
+def _error_finding(crew: _Crew) -> str:
     told = []
-    for method in methods(settings):
-        own = [error(records, crew, named(method, how), LEARNER_ERROR) for how in HOWS]
+    for method in crew.methods:
+        own = [crew.errors[method, how, LEARNER_ERROR] for how in HOWS]
         numbers = ", ".join(f"{100 * one.mean:.1f}{_spread(one.se)}" for one in own)
         told.append(f"{method} {numbers}")
-    return f"Crew {crew}, learner error in percent {', '.join(HOWS)}: {'; '.join(told)}."
+    return f"Crew {crew.name}, learner error in percent {', '.join(HOWS)}: {'; '.join(told)}."
 
 
 def _verdict(found: list[Difference], twin: str) -> str:
     own = [one for one in found if one.twin == twin]
-    beyond = [one for one in own if not one.within]
+    missed = [one for one in own if not one.within]
     told = ", ".join(
         f"{one.method} with crew {one.crew} ({one.metric} {100 * one.value:+.1f}"
         f"{_spread(one.se)} points)"
-        for one in beyond
+        for one in missed
     )
     name = "Replayed ages predict" if twin == REPLAYED else f"A {twin} predicts"
     rest = f"; not of {told}." if told else "."
-    return f"{name} {len(own) - len(beyond)} of {len(own)} errors of the real runs{rest}"
+    return f"{name} {len(own) - len(missed)} of {len(own)} errors of the real runs{rest}"
 
 
 def _spread(se: float) -> str:
@@ -182,54 +165,54 @@ def _spread(se: float) -> str:
     return "" if math.isnan(se) else f" ± {100 * se:.1f}"
 
 
-def _age_figure(records: pd.DataFrame, there: list[str]) -> Figure:
-    figure, axes = plotting.grid(1, len(there), width=3.4, height=3.0)
-    for ax, crew in zip(axes[0], there, strict=True):
-        found, mean = ages(records, crew), mean_age(records, crew)
-        ax.bar(list(found), list(found.values()), color=plotting.WHEEL[0], label=ON_RAY)
-        ax.axvline(round(mean), color=plotting.WHEEL[1], label=FIXED)
-        top = round(2 * mean)
-        ax.plot([-0.5, top + 0.5], 2 * [1 / (top + 1)], color=plotting.WHEEL[2], label=UNIFORM)
-        ax.set(title=f"crew {crew}", xlabel="age of the weights in versions")
-    axes[0, 0].set_ylabel("share of the rollouts")
-    axes[0, 0].legend(fontsize=8)
+def _panels(crews: Sequence[_Crew], label: str, **size: float) -> tuple[Figure, Any]:
+    """Return a figure with a panel per crew."""
+    figure, (axes,) = plotting.grid(1, len(crews), width=3.4, **size)
+    for ax, crew in zip(axes, crews, strict=True):
+        ax.set_title(f"crew {crew.name}")
+    axes[0].set_ylabel(label)
+    return figure, axes
+
+
+def _age_figure(crews: Sequence[_Crew]) -> Figure:
+    figure, axes = _panels(crews, "share of the rollouts", height=3.0)
+    real, fixed, uniform = plotting.WHEEL[:3]
+    for ax, crew in zip(axes, crews, strict=True):
+        ax.bar(list(crew.ages), list(crew.ages.values()), color=real, label=ON_RAY)
+        ax.axvline(round(crew.mean_age), color=fixed, label=FIXED)
+        top = round(2 * crew.mean_age)
+        ax.plot([-0.5, top + 0.5], 2 * [1 / (top + 1)], color=uniform, label=UNIFORM)
+        ax.set_xlabel("age of the weights in versions")
+    axes[0].legend(fontsize=8)
     return figure
 
 
-def _error_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -> Figure:
-    figure, axes = plotting.grid(1, len(there), width=3.4)
-    names = list(methods(settings))
-    for ax, crew in zip(axes[0], there, strict=True):
-        for place, (how, colour) in enumerate(zip(HOWS, plotting.WHEEL, strict=False)):
-            own = [error(records, crew, named(name, how), LEARNER_ERROR) for name in names]
-            xs = np.arange(len(names)) + 0.16 * (place - 1.5)
-            bars = 2 * np.nan_to_num([one.se for one in own])
-            ax.errorbar(
-                xs, [one.mean for one in own], bars, color=colour, label=how, fmt="o", markersize=4
-            )
-        ax.set_xticks(range(len(names)), names, fontsize=8)
-        ax.set_title(f"crew {crew}, age {mean_age(records, crew):.1f}")
+def _error_figure(crews: Sequence[_Crew]) -> Figure:
+    figure, axes = _panels(crews, "learner error at the end, ± 2 se")
+    for ax, crew in zip(axes, crews, strict=True):
+        places = np.arange(len(crew.methods))
+        for shift, (how, colour) in enumerate(zip(HOWS, plotting.WHEEL, strict=False)):
+            own = [crew.errors[method, how, LEARNER_ERROR] for method in crew.methods]
+            means, bars = [one.mean for one in own], 2 * np.nan_to_num([one.se for one in own])
+            xs = places + 0.16 * (shift - 1.5)
+            ax.errorbar(xs, means, bars, color=colour, label=how, fmt="o", markersize=4)
+        ax.set_xticks(places, crew.methods, fontsize=8)
+        ax.set_title(f"crew {crew.name}, age {crew.mean_age:.1f}")
         ax.set_ylim(0, 1)
-    axes[0, 0].set_ylabel("learner error at the end, ± 2 se")
-    axes[0, 0].legend(fontsize=8)
+    axes[0].legend(fontsize=8)
     return figure
 
 
-def _curve_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -> Figure:
-    figure, axes = plotting.grid(1, len(there), width=3.4)
-    for ax, crew in zip(axes[0], there, strict=True):
-        _draw_curves(ax, records, settings, crew)
-        ax.set(title=f"crew {crew}", xlabel="learner step")
-    axes[0, 0].set_ylabel("online error, of the actors")
-    axes[0, 0].legend(fontsize=7)
-    return figure
-
-
-def _draw_curves(ax: Axes, records: pd.DataFrame, settings: Settings, crew: str) -> None:
-    for method, colour in zip(methods(settings), plotting.WHEEL, strict=False):
+def _curve_figure(crews: Sequence[_Crew]) -> Figure:
+    figure, axes = _panels(crews, "online error, of the actors")
+    for ax, crew in zip(axes, crews, strict=True):
+        for method, colour in zip(crew.methods, plotting.WHEEL, strict=False):
+            for how, dash in DASHES.items():
+                curve = statistics.curve(crew.records, crew.name, named(method, how), ONLINE)
+                label = method if how == ON_RAY else None
+                ax.plot(curve["step"], curve["mean"], color=colour, linestyle=dash, label=label)
         for how, dash in DASHES.items():
-            curve = statistics.curve(records, crew, named(method, how), ONLINE)
-            label = method if how == ON_RAY else None
-            ax.plot(curve["step"], curve["mean"], color=colour, linestyle=dash, label=label)
-    for how, dash in DASHES.items():
-        ax.plot([], [], color="black", linestyle=dash, label=how)
+            ax.plot([], [], color="black", linestyle=dash, label=how)
+        ax.set_xlabel("learner step")
+    axes[0].legend(fontsize=7)
+    return figure

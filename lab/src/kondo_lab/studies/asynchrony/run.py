@@ -10,8 +10,7 @@ import dataclasses
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,8 +40,8 @@ AGE = "age"
 """Series of what is measured of all methods together."""
 # Replays of run s draw the samples of run s + this: independent of every run on Ray.
 OTHER_SAMPLES = 10_000
-# Shares of a part's time, for its progress.
-_RAY_SHARE, _REPLAY_SHARE = 0.8, 0.1
+# Shares of a part's time that are over, about, for its progress.
+_RAY_DONE, _REPLAY_DONE = 0.8, 0.9
 
 
 class Method(NamedTuple):
@@ -79,27 +78,6 @@ def parts(settings: Settings) -> list[Part]:
     return [Part(name=crew.name, run=partial(_compare, settings, crew)) for crew in settings.crews]
 
 
-def _compare(settings: Settings, crew: Crew, context: Context) -> Iterable[Record]:
-    """Run all methods on Ray with this crew, then their twins. Sweeps nothing."""
-    found = _on_ray(settings, crew, context)
-    _check(context, crew)
-    replayed = _replays(settings, crew, found, context)
-    _check(context, crew)
-    counts = Counter(age for trace in found.values() for age in _ages(trace))
-    mean = sum(age * count for age, count in counts.items()) / counts.total()
-    task = DigitsBandit(batch=settings.batch, seed=0)
-    return [
-        *_age_records(crew.name, settings, counts),
-        *_trace_records(crew.name, settings, ON_RAY, found, task),
-        *_trace_records(crew.name, settings, REPLAYED, replayed, task),
-        *_simulated(settings, crew.name, mean, context, num_images=len(task.labels)),
-    ]
-
-
-Runs = dict[tuple[str, int], "Trace"]
-"""By method and seed."""
-
-
 def setup(settings: Settings) -> Setup:
     """Return the task and the policy, as quick as they can be."""
     return digits(batch=settings.batch, width=settings.width)
@@ -119,75 +97,72 @@ def actor_settings(settings: Settings, crew: Crew, method: str, seed: int) -> Ac
     )
 
 
-def _each(settings: Settings) -> list[tuple[str, int]]:
-    return [(method, seed) for seed in range(settings.num_seeds) for method in methods(settings)]
-
-
-def _on_ray(settings: Settings, crew: Crew, context: Context) -> Runs:
+def _compare(settings: Settings, crew: Crew, context: Context) -> list[Record]:
+    """Run all methods on Ray with this crew, then their twins. Sweeps nothing."""
     # Ray comes with an extra of its own; the list of studies must not need it.
     from kondo.actors.cluster import connected
     from kondo_lab.studies.asynchrony import traces
 
-    slow = slowed(setup(settings), crew.pauses)
+    plain = setup(settings)
+    slow = slowed(plain, crew.pauses)
 
-    def one(method: str, seed: int) -> "Trace":
+    def on_ray(method: str, seed: int) -> "Trace":
         return traces.on_ray(slow, actor_settings(settings, crew, method, seed), context.stopped)
 
+    def replayed(method: str, seed: int) -> "Trace":
+        chosen = actor_settings(settings, crew, method, seed)
+        turns = [step.turns for step in found[method, seed].steps]
+        other = seed + OTHER_SAMPLES
+        return traces.replay(plain, chosen, turns, samples_of=other, stopped=context.stopped)
+
     with connected():
-        return _all(settings, context, one, start=0.0, share=_RAY_SHARE)
+        found = _all(settings, context, on_ray, (0.0, _RAY_DONE))
+    twins = _all(settings, context, replayed, (_RAY_DONE, _REPLAY_DONE))
+    counts = Counter(
+        age
+        for trace in found.values()
+        for number, step in enumerate(trace.steps, start=1)
+        for age in step.ages(number)
+    )
+    total, steps = counts.total(), settings.num_steps
+    mean = sum(age * count for age, count in counts.items()) / total
+    task = DigitsBandit(batch=settings.batch, seed=0)
+    return [
+        *(
+            Record(crew.name, AGE, age, 0, steps, steps * settings.batch, 0, AGES, count / total)
+            for age, count in sorted(counts.items())
+        ),
+        *_trace_records(crew.name, settings, ON_RAY, found, task),
+        *_trace_records(crew.name, settings, REPLAYED, twins, task),
+        *_simulated(settings, crew.name, mean, context, num_images=len(task.labels)),
+    ]
 
 
-def _replays(settings: Settings, crew: Crew, found: Runs, context: Context) -> Runs:
-    from kondo_lab.studies.asynchrony import traces
-
-    def one(method: str, seed: int) -> "Trace":
-        return traces.replay(
-            setup(settings),
-            actor_settings(settings, crew, method, seed),
-            [step.turns for step in found[method, seed].steps],
-            samples_of=seed + OTHER_SAMPLES,
-            stopped=context.stopped,
-        )
-
-    return _all(settings, context, one, start=_RAY_SHARE, share=_REPLAY_SHARE)
+Runs = dict[tuple[str, int], "Trace"]
+"""By method and seed."""
 
 
 def _all(
     settings: Settings,
     context: Context,
     one: "Callable[[str, int], Trace]",
-    *,
-    start: float,
-    share: float,
+    progress: tuple[float, float],
 ) -> Runs:
-    """Run all methods and seeds, one after the other; fewer if the user stops."""
+    """Run all methods and seeds, one after the other; `progress` before and after them.
+
+    A part takes minutes: one that was stopped starts again from its beginning.
+    """
+    start, end = progress
     found: Runs = {}
-    each = _each(settings)
+    each = [(name, seed) for seed in range(settings.num_seeds) for name in methods(settings)]
     for done, (method, seed) in enumerate(each):
         if context.stopped():
             break
-        context.progress(start + share * done / len(each), f"{method}, seed {seed}")
+        context.progress(start + (end - start) * done / len(each), f"{method}, seed {seed}")
         found[method, seed] = one(method, seed)
-    return found
-
-
-def _check(context: Context, crew: Crew) -> None:
-    """A part takes minutes: one that was stopped starts again from its beginning."""
     if context.stopped():
-        raise Stopped(crew.name)
-
-
-def _ages(trace: "Trace") -> Iterator[int]:
-    for number, step in enumerate(trace.steps, start=1):
-        yield from step.ages(number)
-
-
-def _age_records(part: str, settings: Settings, counts: Counter[int]) -> Iterator[Record]:
-    """Yield the share of each age, as the setting, over all methods and seeds of the crew."""
-    total = settings.num_steps
-    for age, count in sorted(counts.items()):
-        share = count / counts.total()
-        yield Record(part, AGE, age, 0, total, total * settings.batch, 0, AGES, share)
+        raise Stopped
+    return found
 
 
 def windows(settings: Settings) -> list[int]:
@@ -242,7 +217,16 @@ def _simulated(
         for name, method in methods(settings).items()
         for seed in range(settings.num_seeds)
     ]
-    with _seconds_long(context) as last:
+    with tempfile.TemporaryDirectory(prefix="kondo-asynchrony-") as home:
+        # The last seconds of a part are too short to be stopped and resumed.
+        last = dataclasses.replace(
+            context,
+            progress=lambda share, note: context.progress(
+                _REPLAY_DONE + (1 - _REPLAY_DONE) * share, note
+            ),
+            stopped=lambda: False,
+            checkpoint=Path(home) / "checkpoint",
+        )
         populations = image_bandits.populations(
             last, members, data="digits", width=settings.width, batch=settings.batch
         )
@@ -256,20 +240,3 @@ def _simulated(
             probe=partial(learner_error.image_error, num_images=num_images),
         )
     return [record for record in found if record.metric in (ONLINE, TEST, LEARNER_ERROR)]
-
-
-@contextmanager
-def _seconds_long(context: Context) -> Iterator[Context]:
-    """Give a context for the last seconds of a part: too short to be stopped and resumed."""
-    done = _RAY_SHARE + _REPLAY_SHARE
-
-    def progress(share: float, note: str) -> None:
-        context.progress(done + (1 - done) * share, note)
-
-    with tempfile.TemporaryDirectory(prefix="kondo-asynchrony-") as home:
-        yield dataclasses.replace(
-            context,
-            progress=progress,
-            stopped=lambda: False,
-            checkpoint=Path(home) / "checkpoint",
-        )

@@ -7,7 +7,7 @@ replay:  a loop that acts with those versions   -> what asynchrony does, and not
 import dataclasses
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 
 from kondo.actors import checkpoint
 from kondo.actors.driver import Status, run
-from kondo.actors.learner import Learner, Publication, StepOrder, StepReport
+from kondo.actors.learner import Learner, Publication, StepOrder
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, Task, process_seed
 
@@ -62,7 +62,7 @@ def on_ray(setup: Setup, settings: Settings, stopped: Stopping) -> Trace:
 
     def observe(status: Status) -> None:
         turns = tuple(Turn(o.number, o.incarnation, o.version) for o in status.orders)
-        steps.append(_step(turns, status.report))
+        steps.append(Step(turns, status.report.error, status.report.trained))
 
     with tempfile.TemporaryDirectory(prefix="kondo-asynchrony-") as home:
         run(setup, settings, folder=Path(home), observe=observe, stopped=stopped)
@@ -96,36 +96,27 @@ def replay(
         lasting = dataclasses.replace(settings, checkpoint_every=len(turns) + 1)
         learner = Learner(setup, lasting, Path(home))
         actors = _Actors(setup, settings, turns, samples_of)
-        steps = list(_replayed(learner, actors, turns, stopped))
+        published = [learner.publication()]
+        steps: list[Step] = []
+        for number, some in enumerate(turns, start=1):
+            if stopped():
+                break
+            made = [actors.rollout(turn, published) for turn in some]
+            orders = tuple(order for order, _ in made)
+            order = StepOrder(number, orders, (), actors.issued, actors.incarnations)
+            report = learner.step(order, [message for _, message in made])
+            published.append(learner.publication())
+            steps.append(Step(some, report.error, report.trained))
     return Trace(steps, learner.policy)
-
-
-def _replayed(
-    learner: Learner, actors: "_Actors", turns: Sequence[tuple[Turn, ...]], stopped: Stopping
-) -> Iterator[Step]:
-    published = [learner.publication()]
-    for number, some in enumerate(turns, start=1):
-        if stopped():
-            return
-        made = [actors.rollout(turn, published) for turn in some]
-        orders = tuple(order for order, _ in made)
-        order = StepOrder(number, orders, (), actors.issued, actors.incarnations)
-        report = learner.step(order, [message for _, message in made])
-        published.append(learner.publication())
-        yield _step(some, report)
 
 
 class _Actors:
     """All actors of a run in one process: one policy that takes the weights of each turn."""
 
     def __init__(
-        self,
-        setup: Setup,
-        settings: Settings,
-        turns: Sequence[tuple[Turn, ...]],
-        samples_of: int,
+        self, setup: Setup, settings: Settings, turns: Sequence[tuple[Turn, ...]], samples_of: int
     ):
-        self._setup, self._settings = setup, settings
+        self._settings = settings
         self._policy = setup.make_policy(0)
         ordered = sorted(turn for some in turns for turn in some)
         self.issued = 1 + max(turn.number for turn in ordered)
@@ -159,7 +150,3 @@ class _Actors:
             sketch_size=self._settings.sketch_size,
         )
         return order, message
-
-
-def _step(turns: tuple[Turn, ...], report: StepReport) -> Step:
-    return Step(turns, report.error, report.trained)

@@ -1,514 +1,384 @@
 """Closed forms beside samples; what holds of the propositions in this set-up, and what does not."""
 
 import math
+from collections.abc import Iterator
+from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
-from kondo_lab.studies.contamination import theory
-from kondo_lab.studies.contamination.run import (
-    BATCH_COSINE,
-    BOUND,
-    CLEAN_COSINE,
-    COSINE,
-    FAILURE,
-    GATE,
-    IS,
-    KEPT_FAILURE,
-    KEPT_SUCCESS,
-    MOMENT,
-    PG,
-    SOURCES,
-    STRENGTH,
-    SUCCESS,
-    at,
-    dg,
-    sign_blind,
-    weights,
-)
+from kondo_lab.studies.contamination import run, theory
+from kondo_lab.studies.contamination.run import IS, PG, at, dg
 from kondo_lab.studies.contamination.settings import Settings
 from kondo_lab.studies.contamination.theory import Source
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
-BEYOND = "beyond the paper"
 ROUNDING = 1e-5
 """Records hold six digits."""
 
-Exact = dict[tuple[str, str, str, str], float]
-"""(part, series, metric, delta with six digits) -> value."""
+beyond = partial(headline, "beyond the paper")
+
+
+class _Numbers:
+    """What was recorded, by place, for these settings."""
+
+    def __init__(self, records: pd.DataFrame, settings: Settings):
+        self.records, self.settings = records, settings
+        self.series = [PG, IS, *(dg(eta) for eta in settings.etas)]
+        self.where = at("one arm", settings.share)
+        self.last = settings.errors[-1]
+        # There is one seed of what was summed exactly.
+        own = records[records["part"] != "sampled"]
+        deltas = own["setting"].map("{:.6g}".format)
+        places = zip(own["part"], own["series"], own["metric"], deltas, strict=True)
+        self._exact: dict[tuple[str, ...], float] = dict(
+            zip(places, own["value"].tolist(), strict=True)
+        )
+        self.worlds = sorted(set(own[own["part"] == "worlds"]["series"]))
+
+    def exact(self, part: str, series: str, metric: str, error: float) -> float:
+        """Return a number that was summed exactly, at delta = error."""
+        return self._exact[part, series, metric, f"{error:.6g}"]
+
+    def expected(self, series: str, metric: str, error: float) -> float:
+        """Return a number of the mean gradient, all contamination on one arm."""
+        return self.exact("expected", series, f"{metric}, {self.where}", error)
+
+    def over_pg(self, series: str, metric: str, error: float) -> float:
+        """Return the same over PG's."""
+        return self.expected(series, metric, error) / self.expected(PG, metric, error)
+
+    def slope(self, series: str) -> float:
+        """Return d log / d log delta of signal over contamination at the best policies.
+
+        Of PG itself, or of a method over PG.
+        """
+        value = self.expected if series == PG else self.over_pg
+        low, high = self.last, self.settings.errors[-3]
+        below, above = (value(series, run.STRENGTH, error) for error in (low, high))
+        return math.log(above / below) / math.log(high / low)
+
+    def world(self, series: str, metric: str) -> float:
+        """Return a number of one of the two worlds."""
+        return self.exact("worlds", series, metric, self.settings.rare_error)
+
+    def context(self, series: str, metric: str, share: float, error: float) -> float:
+        """Return a number of many contexts, that share of them solved."""
+        return self.exact("contexts", series, f"{metric}, {share:g} solved", error)
+
+    def sampled(self, series: str, metric: str, kind: str, error: float) -> Estimate:
+        """Return the mean over seeds of what was sampled."""
+        where = f"{metric}, {at(kind, self.settings.share)}"
+        return statistics.final(self.records, "sampled", series, where, setting=error)
+
+    def moment_ratio(self, eta: float, error: float) -> Estimate:
+        """Return the sampled second moment of failures, DG over PG."""
+        metric = f"{run.MOMENT}, {self.where}"
+        own, pg = (
+            statistics.select(self.records, "sampled", name, metric, setting=error)
+            for name in (dg(eta), PG)
+        )
+        ratios = own.set_index("seed")["value"] / pg.set_index("seed")["value"]
+        return statistics.estimate(ratios.tolist())
+
+    def drawn(self, error: float, kind: Source) -> tuple[Tensor, Tensor]:
+        """Return pi and mu, [K] each."""
+        probs = bandit.peaked(1 - error, self.settings.arms)
+        nu = theory.source(kind, self.settings.arms)
+        return probs, theory.mixture(probs, nu, self.settings.share)
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
+    numbers = _Numbers(records, settings)
+    found = Analysis(headline=[], figures={}, findings=[])
+    lines, figures, findings = found.headline, found.figures, found.findings
     there = set(records["part"])
-    exact = _look_up(records)
-    lines: list[Headline] = []
-    figures: dict[str, Figure] = {}
-    findings: list[str] = []
     if "expected" in there:
-        lines += [*_gate_lines(exact, settings), *_corollary_lines(exact, settings)]
-        figures["cosine-and-signal"] = _expected_figure(exact, settings)
-        findings += [_cosine_finding(exact, settings), _strength_finding(exact, settings)]
+        lines += [*_gate_lines(numbers), *_corollary_lines(numbers)]
+        figures["cosine-and-signal"] = _expected_figure(numbers)
+        findings += [_cosine_finding(numbers), _strength_finding(numbers)]
     if "sampled" in there:
-        lines += [*_sampled_lines(records, settings), *_moment_lines(records, settings)]
-        figures["samples-and-second-moment"] = _sampled_figure(records, settings)
+        lines += [*_sampled_lines(numbers), *_moment_lines(numbers)]
+        figures["samples-and-second-moment"] = _sampled_figure(numbers)
     if "worlds" in there:
-        lines += _world_lines(exact, settings)
-        figures["sign-blind-weights"] = _world_figure(exact, settings)
-        findings.append(_world_finding(exact, settings))
+        lines += _world_lines(numbers)
+        figures["sign-blind-weights"] = _world_figure(numbers)
+        findings.append(_world_finding(numbers))
     if "contexts" in there:
-        lines += _context_lines(exact, settings)
-        figures["many-contexts"] = _context_figure(exact, settings)
-        findings.append(_context_finding(exact, settings))
-    return Analysis(headline=lines, figures=figures, findings=findings)
+        lines += _context_lines(numbers)
+        figures["many-contexts"] = _context_figure(numbers)
+        findings.append(_context_finding(numbers))
+    return found
 
 
-def _series(settings: Settings) -> list[str]:
-    return [PG, IS, *(dg(eta) for eta in settings.etas)]
+# Headline.
 
 
-def _look_up(records: pd.DataFrame) -> Exact:
-    """Return what was summed exactly by its place; there is one seed of it."""
-    own = records[records["part"] != "sampled"]
-    places = zip(own["part"], own["series"], own["metric"], own["setting"], strict=True)
-    return {
-        (part, series, metric, f"{error:.6g}"): float(value)
-        for (part, series, metric, error), value in zip(places, own["value"], strict=True)
-    }
-
-
-def _exact(exact: Exact, part: str, series: str, metric: str, error: float) -> float:
-    return exact[part, series, metric, f"{error:.6g}"]
-
-
-def _gate_lines(exact: Exact, settings: Settings) -> list[Headline]:
+def _gate_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Lemma 1: the gate is below its bound, and next to it where the action is rare."""
-    lines = []
-    for eta in settings.etas:
-        ratios = [
-            _exact(exact, "expected", dg(eta), GATE, error)
-            / _exact(exact, "expected", dg(eta), BOUND, error)
-            for error in settings.errors
-        ]
-        above = sum(ratio > 1 + ROUNDING for ratio in ratios)
-        lines += [
-            headline(
-                "Distributed Lemma 1",
-                dg(eta),
-                "policies whose gate is above pi(a)^(1/(2 eta))",
-                "",
-                float(above),
-                paper=0.0,
-            ),
-            headline(
-                BEYOND, dg(eta), "gate over its bound, delta", settings.errors[-1], ratios[-1]
-            ),
-        ]
-    return lines
+    what = "policies whose gate is above pi(a)^(1/(2 eta))"
+    for name in map(dg, numbers.settings.etas):
+        gates, bounds = (_over_errors(numbers, name, metric) for metric in (run.GATE, run.BOUND))
+        ratios = [gate / bound for gate, bound in zip(gates, bounds, strict=True)]
+        above = float(sum(ratio > 1 + ROUNDING for ratio in ratios))
+        yield headline("Distributed Lemma 1", name, what, "", above, paper=0.0)
+        yield beyond(name, "gate over its bound, delta", numbers.last, ratios[-1])
 
 
-def _corollary_lines(exact: Exact, settings: Settings) -> list[Headline]:
+def _over_errors(
+    numbers: _Numbers, series: str, metric: str, part: str = "expected"
+) -> list[float]:
+    return [numbers.exact(part, series, metric, error) for error in numbers.settings.errors]
+
+
+def _corollary_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Corollary 1 as a cosine and as signal over contamination, and the exponents of the latter."""
-    where = at("one arm", settings.share)
-    last = settings.errors[-1]
-    lines = [
-        headline(
-            BEYOND,
-            PG,
-            f"cosine as delta falls, sqrt(K / (2K - 2)), {where}",
-            last,
-            _exact(exact, "expected", PG, f"{COSINE}, {where}", last),
-            paper=theory.limit_cosine(settings.arms),
-        )
-    ]
-    for eta in settings.etas:
-        for metric in (COSINE, STRENGTH):
-            ratios = {
-                error: _over_pg(exact, dg(eta), f"{metric}, {where}", error)
-                for error in settings.errors
-            }
-            lines.append(
-                headline(BEYOND, f"{dg(eta)} / PG", f"{metric}, {where}", last, ratios[last])
-            )
+    where, last, errors = numbers.where, numbers.last, numbers.settings.errors
+    corollary = partial(headline, "Distributed Cor 1")
+    limit = theory.limit_cosine(numbers.settings.arms)
+    what = f"cosine as delta falls, sqrt(K / (2K - 2)), {where}"
+    yield beyond(PG, what, last, numbers.expected(PG, run.COSINE, last), paper=limit)
+    exponent = "exponent of delta, signal over contamination"
+    for eta in numbers.settings.etas:
+        name = f"{dg(eta)} / PG"
+        for metric in (run.COSINE, run.STRENGTH):
             # As delta falls the ratio should rise: the series are the errors, the smallest last.
-            name = [f"{error:g}" for error in settings.errors]
-            lines.append(
-                ordering(
-                    "Distributed Cor 1",
-                    f"{metric}, {dg(eta)} / PG, as delta falls",
-                    where,
-                    paper=name,
-                    ours={n: ratios[e] for n, e in zip(name, settings.errors, strict=True)},
-                )
-            )
-        lines.append(
-            headline(
-                "Distributed Cor 1",
-                f"{dg(eta)} / PG",
-                "exponent of delta, signal over contamination",
-                where,
-                _slope(exact, dg(eta), settings),
-                paper=-1 / (2 * eta),
-            )
-        )
-    what = "exponent of delta, signal over contamination"
-    ours = _slope(exact, PG, settings)
-    lines.append(headline("Distributed Cor 1", PG, what, where, ours, paper=1.0))
-    own = _exact(exact, "expected", IS, f"{COSINE}, {where}", last)
-    lines.append(headline(BEYOND, IS, f"cosine, {where}", last, own, paper=1.0))
-    return lines
+            ratios = {f"{e:g}": numbers.over_pg(dg(eta), metric, e) for e in errors}
+            order = f"{metric}, {name}, as delta falls"
+            yield beyond(name, f"{metric}, {where}", last, ratios[f"{last:g}"])
+            yield ordering("Distributed Cor 1", order, where, paper=list(ratios), ours=ratios)
+        yield corollary(name, exponent, where, numbers.slope(dg(eta)), paper=-1 / (2 * eta))
+    yield corollary(PG, exponent, where, numbers.slope(PG), paper=1.0)
+    yield beyond(IS, f"cosine, {where}", last, numbers.expected(IS, run.COSINE, last), paper=1.0)
 
 
-def _over_pg(exact: Exact, series: str, metric: str, error: float) -> float:
-    own, pg = (_exact(exact, "expected", name, metric, error) for name in (series, PG))
-    return own / pg
-
-
-def _slope(exact: Exact, series: str, settings: Settings) -> float:
-    """Return d log / d log delta of signal over contamination at the best policies.
-
-    Of PG itself, or of a method over PG.
-    """
-    metric = f"{STRENGTH}, {at('one arm', settings.share)}"
-    low, high = settings.errors[-1], settings.errors[-3]
-    if series == PG:
-        values = [_exact(exact, "expected", PG, metric, error) for error in (low, high)]
-    else:
-        values = [_over_pg(exact, series, metric, error) for error in (low, high)]
-    return math.log(values[1] / values[0]) / math.log(high / low)
-
-
-def _cosine_finding(exact: Exact, settings: Settings) -> str:
-    where = at("one arm", settings.share)
-    first, last = settings.errors[2], settings.errors[-1]
-    told = [
-        f"{name} {_exact(exact, 'expected', name, f'{COSINE}, {where}', first):.3f} and "
-        f"{_exact(exact, 'expected', name, f'{COSINE}, {where}', last):.3f}"
-        for name in _series(settings)
-    ]
-    return (
-        f"Cosine to the true gradient at delta = {first:g} and {last:g} ({where}): "
-        f"{'; '.join(told)}. PG's does not fall to zero, since a failure pushed down lifts the "
-        f"right arm: as delta falls no cosine can be more than "
-        f"{1 / theory.limit_cosine(settings.arms):.2f} times PG's. DG's rises to 1 for eta < 1/2 "
-        f"alone; exact importance weights have 1."
-    )
-
-
-def _strength_finding(exact: Exact, settings: Settings) -> str:
-    where = at("one arm", settings.share)
-    last = settings.errors[-1]
-    told = [
-        f"{_over_pg(exact, dg(eta), f'{STRENGTH}, {where}', last):,.3g} (eta = {eta:g})"
-        for eta in settings.etas
-    ]
-    return (
-        f"Signal over contamination, DG over PG at delta = {last:g}: {', '.join(told)}; it grows "
-        f"as delta^(-1/(2 eta)) without bound."
-    )
-
-
-def _closed(settings: Settings, name: str, error: float, kind: Source) -> float | None:
-    """Return the closed cosine of a method; None for importance weights, which differ by arm."""
+def _closed(numbers: _Numbers, name: str, error: float, kind: Source) -> float:
+    """Return the closed cosine of a method; exact importance weights have 1."""
     if name == IS:
         return 1.0
-    probs = bandit.peaked(1 - error, settings.arms)
-    drawn = theory.mixture(probs, theory.source(kind, settings.arms), settings.share)
-    weight = weights(settings, probs, drawn)[name]
-    return theory.closed_cosine(
-        error,
-        settings.share,
-        settings.arms,
-        success=float(weight[0]),
-        failure=float(weight[1]),
-        kind=kind,
+    settings = numbers.settings
+    success, failure, *_ = run.weights(settings, *numbers.drawn(error, kind))[name].tolist()
+    weights = {"success": success, "failure": failure}
+    return theory.closed_cosine(error, settings.share, settings.arms, kind=kind, **weights)
+
+
+def _sampled_lines(numbers: _Numbers) -> Iterator[Headline]:
+    """Cosines of a seed's pooled samples beside the closed form, and of single batches."""
+    batch, samples = numbers.settings.batch, numbers.settings.batch * numbers.settings.batches
+    for kind in run.SOURCES:
+        where = at(kind, numbers.settings.share)
+        for name in numbers.series:
+            for error in numbers.settings.sampled_errors:
+                pooled = numbers.sampled(name, run.COSINE, kind, error)
+                single = numbers.sampled(name, run.BATCH_COSINE, kind, error)
+                closed = _closed(numbers, name, error, kind)
+                what = f"cosine, {samples:,} samples, {where}"
+                yield headline("Distributed section 4", name, what, error, pooled, paper=closed)
+                yield beyond(name, f"cosine, {batch} samples, {where}", error, single)
+
+
+def _moment_lines(numbers: _Numbers) -> Iterator[Headline]:
+    """Version 2: failures' second moment off the true gradient, and the factor that bounds it."""
+    figure, settings = "Distributed v2, second moment", numbers.settings
+    what = "perpendicular second moment of failures"
+    over_bound = "second moment over sum_a nu(a) pi(a)^(1/eta), at most 1"
+    for eta in settings.etas:
+        for error in settings.sampled_errors:
+            probs, drawn = numbers.drawn(error, "one arm")
+            weights = run.weights(settings, probs, drawn)
+            own, pg = (
+                theory.failure_second_moment(probs, drawn, weights[name]) for name in (dg(eta), PG)
+            )
+            found, bound = numbers.moment_ratio(eta, error), _overlap(numbers, eta, error)
+            share = Estimate(found.mean / bound, found.se / bound, found.seeds)
+            name = f"{dg(eta)} / PG"
+            yield headline(figure, name, what, error, found, paper=own / pg)
+            yield headline(f"{figure} (inferred)", name, over_bound, error, share)
+
+
+def _overlap(numbers: _Numbers, eta: float, error: float) -> float:
+    arms = numbers.settings.arms
+    return theory.overlap(bandit.peaked(1 - error, arms), theory.source("one arm", arms), eta)
+
+
+def _world_lines(numbers: _Numbers) -> Iterator[Headline]:
+    """Proposition 3: weights of a rare success and of a rare failure."""
+    settings, error = numbers.settings, numbers.settings.rare_error
+    what = "weight of a rare success over that of a rare failure"
+    proposition = partial(headline, "Distributed Prop 3")
+    for name in numbers.worlds:
+        for metric in (run.FAILURE, run.SUCCESS):
+            yield beyond(name, metric, error, numbers.world(name, metric))
+        kept, passed = (numbers.world(name, m) for m in (run.KEPT_SUCCESS, run.KEPT_FAILURE))
+        if name in run.sign_blind(settings) and passed > 0:
+            yield proposition(name, what, error, kept / passed, paper=1.0)
+    probs, values = bandit.peaked(1 - error, settings.arms), theory.advantages(settings.arms)
+    for eta in settings.etas:
+        success, failure = (theory.dg_weight(probs, u, eta)[1] for u in (-values, values))
+        expected = (error / (settings.arms - 1)) ** (-1 / (2 * eta))
+        yield proposition(dg(eta), what, error, float(success / failure), paper=expected)
+
+
+def _context_lines(numbers: _Numbers) -> Iterator[Headline]:
+    for share in numbers.settings.solved:
+        for name in numbers.series:
+            for error in (numbers.settings.errors[2], numbers.last):
+                for metric in (run.COSINE, run.CLEAN_COSINE):
+                    if (name, metric) != (IS, run.CLEAN_COSINE):
+                        ours = numbers.context(name, metric, share, error)
+                        yield beyond(
+                            name, f"{metric}, {share:g} of the contexts solved", error, ours
+                        )
+
+
+# Findings.
+
+
+def _cosine_finding(numbers: _Numbers) -> str:
+    first, last = numbers.settings.errors[2], numbers.last
+    told = [
+        f"{name} {numbers.expected(name, run.COSINE, first):.3f} and "
+        f"{numbers.expected(name, run.COSINE, last):.3f}"
+        for name in numbers.series
+    ]
+    return (
+        f"Cosine to the true gradient at delta = {first:g} and {last:g} ({numbers.where}): "
+        f"{'; '.join(told)}. PG's does not fall to zero, since a failure pushed down lifts the "
+        f"right arm: as delta falls no cosine can be more than "
+        f"{1 / theory.limit_cosine(numbers.settings.arms):.2f} times PG's. DG's rises to 1 for "
+        f"eta < 1/2 alone; exact importance weights have 1."
     )
 
 
-def _sampled_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    """Cosines of a seed's pooled samples beside the closed form, and of single batches."""
-    lines = []
-    for kind in SOURCES:
-        where = at(kind, settings.share)
-        for name in _series(settings):
-            for error in settings.sampled_errors:
-                pooled, batch = (
-                    statistics.final(records, "sampled", name, f"{metric}, {where}", setting=error)
-                    for metric in (COSINE, BATCH_COSINE)
-                )
-                closed = _closed(settings, name, error, kind)
-                samples = settings.batch * settings.batches
-                lines.append(
-                    headline(
-                        "Distributed section 4",
-                        name,
-                        f"cosine, {samples:,} samples, {where}",
-                        error,
-                        pooled,
-                        paper=closed,
-                    )
-                )
-                lines.append(
-                    headline(
-                        BEYOND, name, f"cosine, {settings.batch} samples, {where}", error, batch
-                    )
-                )
-    return lines
+def _strength_finding(numbers: _Numbers) -> str:
+    told = [
+        f"{numbers.over_pg(dg(eta), run.STRENGTH, numbers.last):,.3g} (eta = {eta:g})"
+        for eta in numbers.settings.etas
+    ]
+    return (
+        f"Signal over contamination, DG over PG at delta = {numbers.last:g}: {', '.join(told)}; "
+        f"it grows as delta^(-1/(2 eta)) without bound."
+    )
 
 
-def _moment_ratio(records: pd.DataFrame, settings: Settings, eta: float, error: float) -> Estimate:
-    """Return the sampled second moment of failures, DG over PG."""
-    metric = f"{MOMENT}, {at('one arm', settings.share)}"
-    by_seed = {
-        name: statistics.select(records, "sampled", name, metric, setting=error).set_index("seed")[
-            "value"
-        ]
-        for name in (dg(eta), PG)
-    }
-    return statistics.estimate((by_seed[dg(eta)] / by_seed[PG]).tolist())
-
-
-def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    """Version 2: failures' second moment off the true gradient, and the factor that bounds it."""
-    lines = []
-    nu = theory.source("one arm", settings.arms)
-    for eta in settings.etas:
-        for error in settings.sampled_errors:
-            probs = bandit.peaked(1 - error, settings.arms)
-            drawn = theory.mixture(probs, nu, settings.share)
-            by_name = weights(settings, probs, drawn)
-            own, pg = (
-                theory.failure_second_moment(probs, drawn, by_name[name]) for name in (dg(eta), PG)
-            )
-            found = _moment_ratio(records, settings, eta, error)
-            bound = theory.overlap(probs, nu, eta)
-            lines += [
-                headline(
-                    "Distributed v2, second moment",
-                    f"{dg(eta)} / PG",
-                    "perpendicular second moment of failures",
-                    error,
-                    found,
-                    paper=own / pg,
-                ),
-                headline(
-                    "Distributed v2, second moment (inferred)",
-                    f"{dg(eta)} / PG",
-                    "second moment over sum_a nu(a) pi(a)^(1/eta), at most 1",
-                    error,
-                    Estimate(found.mean / bound, found.se / bound, found.seeds),
-                ),
-            ]
-    return lines
-
-
-def _world_names(exact: Exact) -> list[str]:
-    return sorted({series for part, series, _, _ in exact if part == "worlds"})
-
-
-def _world_lines(exact: Exact, settings: Settings) -> list[Headline]:
-    error = settings.rare_error
-    rare = error / (settings.arms - 1)
-    lines = []
-    for name in _world_names(exact):
-        kept, passed = (
-            _exact(exact, "worlds", name, metric, error) for metric in (KEPT_SUCCESS, KEPT_FAILURE)
-        )
-        lines += [
-            headline(BEYOND, name, metric, error, _exact(exact, "worlds", name, metric, error))
-            for metric in (FAILURE, SUCCESS)
-        ]
-        if name in sign_blind(settings) and passed > 0:
-            lines.append(
-                headline(
-                    "Distributed Prop 3",
-                    name,
-                    "weight of a rare success over that of a rare failure",
-                    error,
-                    kept / passed,
-                    paper=1.0,
-                )
-            )
-    for eta in settings.etas:
-        probs = bandit.peaked(1 - error, settings.arms)
-        values = theory.advantages(settings.arms)
-        success = theory.dg_weight(probs, -values, eta)[1]
-        failure = theory.dg_weight(probs, values, eta)[1]
-        lines.append(
-            headline(
-                "Distributed Prop 3",
-                dg(eta),
-                "weight of a rare success over that of a rare failure",
-                error,
-                float(success / failure),
-                paper=rare ** (-1 / (2 * eta)),
-            )
-        )
-    return lines
-
-
-def _world_finding(exact: Exact, settings: Settings) -> str:
-    error = settings.rare_error
-
+def _world_finding(numbers: _Numbers) -> str:
     def over_pg(name: str, metric: str) -> float:
-        return _exact(exact, "worlds", name, metric, error) / _exact(
-            exact, "worlds", PG, metric, error
-        )
+        return numbers.world(name, metric) / numbers.world(PG, metric)
 
     # The sign-blind weight that drops failures as well as DG does, at the least loss.
+    needed = over_pg(dg(1.0), run.FAILURE)
     as_good = [
-        name for name in sign_blind(settings) if over_pg(name, FAILURE) >= over_pg(dg(1.0), FAILURE)
+        name for name in run.sign_blind(numbers.settings) if over_pg(name, run.FAILURE) >= needed
     ]
-    best = max(as_good, key=lambda name: over_pg(name, SUCCESS))
+    best = max(as_good, key=lambda name: over_pg(name, run.SUCCESS))
     told = [
-        f"{name}: {over_pg(name, FAILURE):,.3g} times PG's signal over contamination, "
-        f"{over_pg(name, SUCCESS):.3g} times its progress on a rare success"
+        f"{name}: {over_pg(name, run.FAILURE):,.3g} times PG's signal over contamination, "
+        f"{over_pg(name, run.SUCCESS):.3g} times its progress on a rare success"
         for name in (dg(1.0), IS, best)
     ]
     return (
-        f"delta = {error:g}, rho = {settings.share:g}. {'; '.join(told)}, the best sign-blind "
-        f"weight that drops failures as well as DG."
+        f"delta = {numbers.settings.rare_error:g}, rho = {numbers.settings.share:g}. "
+        f"{'; '.join(told)}, the best sign-blind weight that drops failures as well as DG."
     )
 
 
-def _context_lines(exact: Exact, settings: Settings) -> list[Headline]:
-    return [
-        headline(
-            BEYOND,
-            name,
-            f"{metric}, {share:g} of the contexts solved",
-            error,
-            _exact(exact, "contexts", name, f"{metric}, {share:g} solved", error),
-        )
-        for share in settings.solved
-        for name in _series(settings)
-        for error in (settings.errors[2], settings.errors[-1])
-        for metric in (COSINE, CLEAN_COSINE)
-        if (name, metric) != (IS, CLEAN_COSINE)
-    ]
-
-
-def _context_finding(exact: Exact, settings: Settings) -> str:
-    share, last = settings.solved[-1], settings.errors[-1]
-    found = {
-        name: _exact(exact, "contexts", name, f"{COSINE}, {share:g} solved", last)
-        for name in _series(settings)
-    }
-    told = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+def _context_finding(numbers: _Numbers) -> str:
+    share, last = numbers.settings.solved[-1], numbers.last
+    told = ", ".join(
+        f"{name} {numbers.context(name, run.COSINE, share, last):.3f}" for name in numbers.series
+    )
     return (
         f"Many contexts, {100 * share:g}% of them solved to delta = {last:g}, the others at 1/2, "
-        f"rho = {settings.share:g}: cosine {told}. Here the true gradient is that of the unsolved "
-        f"contexts, and what contaminates the solved ones stands at right angles to it."
+        f"rho = {numbers.settings.share:g}: cosine {told}. Here the true gradient is that of the "
+        f"unsolved contexts, and what contaminates the solved ones stands at right angles to it."
     )
 
 
-def _colours(settings: Settings) -> dict[str, str]:
-    return dict(zip(_series(settings), plotting.WHEEL, strict=False))
+# Figures.
 
 
-def _draw_exact(ax: Axes, exact: Exact, settings: Settings, part: str, metric: str) -> None:
-    for name, colour in _colours(settings).items():
-        values = [_exact(exact, part, name, metric, error) for error in settings.errors]
-        ax.plot(settings.errors, values, "o-", color=colour, markersize=3, label=name)
-    ax.set_xscale("log")
+def _delta_axis(ax: Axes, label: str = "delta", **options: str) -> None:
+    """Draw better policies to the right."""
+    ax.set(xscale="log", **options)
     ax.invert_xaxis()
-    ax.set_xlabel("delta = 1 - pi(y*), better policies to the right")
+    ax.set_xlabel(label)
 
 
-def _expected_figure(exact: Exact, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 3)
-    where = at("one arm", settings.share)
-    _draw_exact(axes[0, 0], exact, settings, "expected", f"{COSINE}, {where}")
-    axes[0, 0].axhline(
-        theory.limit_cosine(settings.arms), color="black", linewidth=0.8, linestyle=":"
-    )
-    axes[0, 0].set(title="cosine (dots: PG's limit)", ylabel="cosine to the true gradient")
-    _draw_exact(axes[0, 1], exact, settings, "expected", f"{STRENGTH}, {where}")
-    axes[0, 1].set_yscale("log")
-    axes[0, 1].set_title("signal over contamination")
-    axes[0, 1].set_ylabel("|own part| / |contaminated part|")
-    axes[0, 0].legend(fontsize=8)
-    ax = axes[0, 2]
+def _draw_exact(ax: Axes, numbers: _Numbers, part: str, metric: str) -> None:
+    for name, colour in zip(numbers.series, plotting.WHEEL, strict=False):
+        values = _over_errors(numbers, name, metric, part)
+        ax.plot(numbers.settings.errors, values, "o-", color=colour, markersize=3, label=name)
+    _delta_axis(ax, "delta = 1 - pi(y*), better policies to the right")
+
+
+def _expected_figure(numbers: _Numbers) -> Figure:
+    figure, ((cosine, strength, gate),) = plotting.grid(1, 3)
+    settings = numbers.settings
+    _draw_exact(cosine, numbers, "expected", f"{run.COSINE}, {numbers.where}")
+    limit = theory.limit_cosine(settings.arms)
+    cosine.axhline(limit, color="black", linewidth=0.8, linestyle=":")
+    cosine.set(title="cosine (dots: PG's limit)", ylabel="cosine to the true gradient")
+    cosine.legend(fontsize=8)
+    _draw_exact(strength, numbers, "expected", f"{run.STRENGTH}, {numbers.where}")
+    strength.set(yscale="log", title=run.STRENGTH, ylabel="|own part| / |contaminated part|")
     for eta, colour in zip(settings.etas, plotting.WHEEL[2:], strict=False):
-        gates, bounds = (
-            [_exact(exact, "expected", dg(eta), metric, error) for error in settings.errors]
-            for metric in (GATE, BOUND)
-        )
-        ax.plot(settings.errors, gates, "o", color=colour, markersize=3.5, label=f"eta = {eta:g}")
-        ax.plot(settings.errors, bounds, "-", color=colour, linewidth=1)
-    ax.set(xscale="log", yscale="log")
-    ax.invert_xaxis()
-    ax.set(title="gate on a wrong arm (lines: Lemma 1)", xlabel="delta")
-    ax.legend(fontsize=8)
+        gates, bounds = (_over_errors(numbers, dg(eta), m) for m in (run.GATE, run.BOUND))
+        gate.plot(settings.errors, gates, "o", color=colour, markersize=3.5, label=f"eta = {eta:g}")
+        gate.plot(settings.errors, bounds, "-", color=colour, linewidth=1)
+    _delta_axis(gate, yscale="log", title="gate on a wrong arm (lines: Lemma 1)")
+    gate.legend(fontsize=8)
     return figure
 
 
-def _sampled_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 3)
-    for ax, kind in zip(axes[0], SOURCES, strict=False):
-        metric = f"{BATCH_COSINE}, {at(kind, settings.share)}"
-        for name, colour in _colours(settings).items():
-            found = {
-                error: statistics.final(records, "sampled", name, metric, setting=error)
-                for error in settings.sampled_errors
-            }
+def _sampled_figure(numbers: _Numbers) -> Figure:
+    figure, (axes,) = plotting.grid(1, 3)
+    errors = numbers.settings.sampled_errors
+    for ax, kind in zip(axes, run.SOURCES, strict=False):
+        for name, colour in zip(numbers.series, plotting.WHEEL, strict=False):
+            found = {e: numbers.sampled(name, run.BATCH_COSINE, kind, e) for e in errors}
             plotting.by_setting(ax, found, name, colour=colour)
-        ax.set_xscale("log")
-        ax.invert_xaxis()
-        ax.set_title(f"batches of {settings.batch}, {kind}")
-        ax.set_xlabel("delta")
+        _delta_axis(ax, title=f"batches of {numbers.settings.batch}, {kind}")
         ax.set_ylabel("mean cosine to the true gradient")
-    axes[0, 0].legend(fontsize=8)
-    ax = axes[0, 2]
-    nu = theory.source("one arm", settings.arms)
-    for eta, colour in zip(settings.etas, plotting.WHEEL[2:], strict=False):
-        found = {
-            error: _moment_ratio(records, settings, eta, error) for error in settings.sampled_errors
-        }
+    axes[0].legend(fontsize=8)
+    ax = axes[2]
+    for eta, colour in zip(numbers.settings.etas, plotting.WHEEL[2:], strict=False):
+        found = {error: numbers.moment_ratio(eta, error) for error in errors}
         plotting.by_setting(ax, found, f"eta = {eta:g}", colour=colour)
-        bounds = [
-            theory.overlap(bandit.peaked(1 - error, settings.arms), nu, eta)
-            for error in settings.sampled_errors
-        ]
-        ax.plot(settings.sampled_errors, bounds, ":", color=colour)
-    ax.set(xscale="log", yscale="log")
-    ax.invert_xaxis()
-    ax.set(title="second moment of failures, DG / PG", xlabel="delta (dots: overlap factor)")
+        ax.plot(errors, [_overlap(numbers, eta, error) for error in errors], ":", color=colour)
+    title = "second moment of failures, DG / PG"
+    _delta_axis(ax, "delta (dots: overlap factor)", yscale="log", title=title)
     ax.legend(fontsize=8)
     return figure
 
 
-def _world_figure(exact: Exact, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 1, width=6.2, height=4.4)
-    ax = axes[0, 0]
-    error = settings.rare_error
-    blind = sign_blind(settings)
-    for name in _world_names(exact):
-        x, y = (_exact(exact, "worlds", name, metric, error) for metric in (FAILURE, SUCCESS))
+def _world_figure(numbers: _Numbers) -> Figure:
+    figure, ((ax,),) = plotting.grid(1, 1, width=6.2, height=4.4)
+    blind = run.sign_blind(numbers.settings)
+    for name in numbers.worlds:
+        x, y = (numbers.world(name, metric) for metric in (run.FAILURE, run.SUCCESS))
         if math.isinf(x):
             continue  # a threshold above the rare arms drops them all
         colour = "#5a5a5a" if name in blind else "#d55e00" if name == IS else "#0072b2"
         ax.plot(x, y, "o" if name in blind else "D", color=colour)
-        if not name.startswith("min") and not name.startswith("pi >"):
+        if not name.startswith(("min", "pi >")):
             ax.annotate(name, (x, y), xytext=(4, 6), textcoords="offset points", fontsize=8)
-    ax.set(xscale="log", yscale="log")
+    ax.set(xscale="log", yscale="log", title="grey: weights that see pi(a) alone")
     ax.margins(0.12)
-    ax.set_xlabel("signal over contamination by a rare failure")
-    ax.set_ylabel("progress on a rare success")
-    ax.set_title("grey: weights that see pi(a) alone")
+    ax.set(xlabel=run.FAILURE, ylabel=run.SUCCESS)
     return figure
 
 
-def _context_figure(exact: Exact, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, len(settings.solved))
-    for ax, share in zip(axes[0], settings.solved, strict=True):
-        _draw_exact(ax, exact, settings, "contexts", f"{COSINE}, {share:g} solved")
-        ax.set_ylim(0, 1.03)
-        ax.set_title(f"{100 * share:g}% of the contexts solved")
-        ax.set_xlabel("delta of the solved contexts")
-        ax.set_ylabel("cosine to the true gradient")
-    axes[0, 0].legend(fontsize=8)
+def _context_figure(numbers: _Numbers) -> Figure:
+    figure, (axes,) = plotting.grid(1, len(numbers.settings.solved))
+    for ax, share in zip(axes, numbers.settings.solved, strict=True):
+        _draw_exact(ax, numbers, "contexts", f"{run.COSINE}, {share:g} solved")
+        title = f"{100 * share:g}% of the contexts solved"
+        ylabel, xlabel = "cosine to the true gradient", "delta of the solved contexts"
+        ax.set(ylim=(0, 1.03), title=title, xlabel=xlabel, ylabel=ylabel)
+    axes[0].legend(fontsize=8)
     return figure

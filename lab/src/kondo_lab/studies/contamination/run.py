@@ -69,10 +69,9 @@ def _expected(settings: Settings, context: Context) -> Iterator[Record]:
         probs = bandit.peaked(1 - error, settings.arms)
         true = theory.expected(probs, probs, values)
         for eta in settings.etas:
-            gate = theory.dg_weight(probs, values, eta)[1]
+            gate = float(theory.dg_weight(probs, values, eta)[1])
             bound = theory.gate_bound(float(probs[1]), eta)
-            yield _record("expected", dg(eta), error, 0, 0, GATE, float(gate))
-            yield _record("expected", dg(eta), error, 0, 0, BOUND, bound)
+            yield from _records("expected", dg(eta), error, {GATE: gate, BOUND: bound})
         for kind in SOURCES:
             nu = theory.source(kind, settings.arms)
             for rho in settings.shares:
@@ -80,12 +79,8 @@ def _expected(settings: Settings, context: Context) -> Iterator[Record]:
                 for name, weight in weights(settings, probs, drawn).items():
                     found = theory.expected(probs, drawn, weight * values)
                     strength = theory.signal_over_contamination(probs, nu, rho, weight)
-                    for metric, value in (
-                        (COSINE, theory.cosine(found, true)),
-                        (STRENGTH, strength),
-                    ):
-                        where = f"{metric}, {at(kind, rho)}"
-                        yield _record("expected", name, error, 0, 0, where, value)
+                    measured = {COSINE: theory.cosine(found, true), STRENGTH: strength}
+                    yield from _records("expected", name, error, measured, at(kind, rho))
 
 
 def coefficients(
@@ -148,9 +143,10 @@ def _sampled(settings: Settings, context: Context) -> Iterator[Record]:
                 MOMENT: failures,
             }
             for metric, found in measured.items():
+                where = f"{metric}, {at(kind, rho)}"
                 for seed, value in enumerate(found.tolist()):
-                    where = f"{metric}, {at(kind, rho)}"
-                    yield _record("sampled", name, error, seed, size, where, value)
+                    # Methods weigh every sample.
+                    yield Record("sampled", name, error, seed, 0, size, size, where, value)
 
 
 def sign_blind(settings: Settings) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -159,24 +155,15 @@ def sign_blind(settings: Settings) -> dict[str, Callable[[Tensor], Tensor]]:
     for power in settings.powers:
         family[f"pi^{power:g}"] = partial(torch.pow, exponent=power)
     for tau in settings.thresholds:
-        family[f"pi > {tau:g}"] = partial(_above, tau=tau)
-        family[f"min(1, pi / {tau:g})"] = partial(_ramp, tau=tau)
+        family |= _thresholds(tau)
     return family
 
 
-def _above(probs: Tensor, tau: float) -> Tensor:
-    return (probs > tau).to(probs.dtype)
-
-
-def _ramp(probs: Tensor, tau: float) -> Tensor:
-    return (probs / tau).clamp_max(1)
-
-
-def rare_success(probs: Tensor) -> Tensor:
-    """Return the policy that favours arm 1 as `probs` favours arm 0, which stays right."""
-    order = torch.arange(len(probs))
-    order[[0, 1]] = order[[1, 0]]
-    return probs[order]
+def _thresholds(tau: float) -> dict[str, Callable[[Tensor], Tensor]]:
+    return {
+        f"pi > {tau:g}": lambda probs: (probs > tau).to(probs.dtype),
+        f"min(1, pi / {tau:g})": lambda probs: (probs / tau).clamp_max(1),
+    }
 
 
 def _worlds(settings: Settings, context: Context) -> Iterator[Record]:
@@ -189,25 +176,20 @@ def _worlds(settings: Settings, context: Context) -> Iterator[Record]:
     error, rho = settings.rare_error, settings.share
     values = theory.advantages(settings.arms)
     failing = bandit.peaked(1 - error, settings.arms)
-    succeeding = rare_success(failing)
+    # Arm 0 stays right; the policy favours arm 1 as it favoured arm 0.
+    succeeding = failing[[1, 0, *range(2, settings.arms)]]
     bug = theory.source("one arm", settings.arms)
     discovery = torch.zeros_like(bug)
     discovery[0] = 1.0
-    both = {
-        name: (weight(failing), weight(succeeding)) for name, weight in sign_blind(settings).items()
-    }
-    both[IS] = (
-        failing / theory.mixture(failing, bug, rho),
-        succeeding / theory.mixture(succeeding, discovery, rho),
+    by_failure, by_success = (
+        {name: weight(probs) for name, weight in sign_blind(settings).items()}
+        | weights(settings, probs, theory.mixture(probs, foreign, rho))
+        for probs, foreign in ((failing, bug), (succeeding, discovery))
     )
-    for eta in settings.etas:
-        both[dg(eta)] = (
-            theory.dg_weight(failing, values, eta),
-            theory.dg_weight(succeeding, values, eta),
-        )
     true = theory.expected(succeeding, succeeding, values)
     drawn = theory.mixture(succeeding, discovery, rho)
-    for name, (on_failure, on_success) in both.items():
+    for name, on_success in by_success.items():
+        on_failure = by_failure[name]
         # Signal and contamination keep their proportion whatever both are multiplied by; progress
         # does not, so it is counted per unit of the largest weight.
         found = theory.expected(succeeding, drawn, on_success * values) / on_success.max()
@@ -217,8 +199,7 @@ def _worlds(settings: Settings, context: Context) -> Iterator[Record]:
             FAILURE: theory.signal_over_contamination(failing, bug, rho, on_failure),
             SUCCESS: float((found * true).sum() / true.norm()),
         }
-        for metric, value in measured.items():
-            yield _record("worlds", name, error, 0, 0, metric, value)
+        yield from _records("worlds", name, error, measured)
 
 
 def _contexts(settings: Settings, context: Context) -> Iterator[Record]:
@@ -230,25 +211,21 @@ def _contexts(settings: Settings, context: Context) -> Iterator[Record]:
         _report(context, done / len(settings.errors), f"delta {error:g}")
         solved = bandit.peaked(1 - error, settings.arms)
         for share in settings.solved:
-            by_context = [(solved, share), (halfway, 1 - share)]
             found: dict[tuple[str, str], list[Tensor]] = {}
             true = []
-            for probs, size in by_context:
+            for probs, size in ((solved, share), (halfway, 1 - share)):
                 # Contexts of one kind have equal gradients in places of their own: a factor
                 # sqrt(size) in one place gives the same lengths and angles.
                 scale = math.sqrt(size)
                 true.append(scale * theory.expected(probs, probs, values))
-                for metric, drawn in (
-                    (COSINE, theory.mixture(probs, nu, rho)),
-                    (CLEAN_COSINE, probs),
-                ):
+                by_metric = {COSINE: theory.mixture(probs, nu, rho), CLEAN_COSINE: probs}
+                for metric, drawn in by_metric.items():
                     for name, weight in weights(settings, probs, drawn).items():
                         mean = theory.expected(probs, drawn, weight * values)
                         found.setdefault((name, metric), []).append(scale * mean)
             for (name, metric), vectors in found.items():
                 value = theory.cosine(torch.cat(vectors), torch.cat(true))
-                where = f"{metric}, {share:g} solved"
-                yield _record("contexts", name, error, 0, 0, where, value)
+                yield from _records("contexts", name, error, {metric: value}, f"{share:g} solved")
 
 
 def _report(context: Context, share: float, note: str) -> None:
@@ -257,8 +234,10 @@ def _report(context: Context, share: float, note: str) -> None:
     context.progress(share, note)
 
 
-def _record(
-    part: str, series: str, setting: float, seed: int, passes: int, metric: str, value: float
-) -> Record:
-    """Exact sums sample nothing; sampled methods weigh every sample."""
-    return Record(part, series, setting, seed, 0, passes, passes, metric, value)
+def _records(
+    part: str, series: str, error: float, measured: dict[str, float], where: str = ""
+) -> Iterator[Record]:
+    """Yield exact sums: they sample nothing."""
+    for metric, value in measured.items():
+        name = f"{metric}, {where}" if where else metric
+        yield Record(part, series, error, 0, 0, 0, 0, name, value)

@@ -12,24 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.measured.quality import (
-    PAPER_DG,
-    TARGET,
-    StepGain,
-    paper_speed_up,
-    step_gain,
-)
-from kondo_lab.studies.measured.run import (
-    COST_RATIO,
-    COUNTED,
-    DG,
-    EXACT,
-    FREE,
-    LEARNER,
-    LEFT_OUT,
-    LOOP,
-    PG,
-)
+from kondo_lab.studies.measured import run
+from kondo_lab.studies.measured.quality import PAPER_DG, TARGET, StepGain, paper_speed_up, step_gain
+from kondo_lab.studies.measured.run import DG, EXACT, FREE, LEARNER, LOOP, PG
 from kondo_lab.studies.measured.settings import BanditShape, Settings, Shape
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
@@ -37,8 +22,6 @@ BEYOND, FIG_3 = "beyond the paper", "Kondo Fig 3"
 COLOURS = {FREE: "#d55e00", EXACT: "#009e73", DG: "#0072b2"}
 P80_DEVIATIONS = 0.8416
 """Standard deviations between a normal's median and its 80th percentile."""
-MARKERS = {True: "o", False: "s"}
-"""By whether the workload is a bandit."""
 
 
 class Spread(NamedTuple):
@@ -86,51 +69,46 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
 
 
 def _lines(records: pd.DataFrame, shape: Shape, gain: StepGain) -> list[Headline]:
-    def line(series: str, metric: str) -> Headline:
-        found = spread(records, shape, series, metric)
-        return headline(
-            BEYOND, series, metric, shape.name, Estimate(found.p50, found.se, found.rounds)
-        )
-
-    def to_quality(series: str, metric: str, steps: float, paper: float | None) -> Headline:
+    def line(
+        series: str,
+        metric: str,
+        *,
+        suffix: str = "",
+        steps: float = 1.0,
+        paper: float | None = None,
+    ) -> Headline:
         found = spread(records, shape, series, metric).times(steps)
-        return headline(
-            BEYOND if paper is None else FIG_3,
-            series,
-            f"{metric} over PG to {TARGET}",
-            shape.name,
-            Estimate(found.p50, found.se, found.rounds),
-            paper=paper,
-        )
+        figure = BEYOND if paper is None else FIG_3
+        ours = Estimate(found.p50, found.se, found.rounds)
+        return headline(figure, series, metric + suffix, shape.name, ours, paper=paper)
 
-    lines = [line(PG, COST_RATIO), line(PG, "seconds learner")]
+    lines = [line(PG, run.COST_RATIO), line(PG, "seconds learner")]
     lines += [line(series, metric) for metric in (LEARNER, LOOP) for series in (FREE, EXACT)]
     if isinstance(shape, BanditShape):
         # The paper's gate pays a forward for every sample, as an exact screen does.
         counted = {DG: PAPER_DG, EXACT: paper_speed_up(lines[0].ours)}
         for metric, papers in ((LEARNER, counted), (LOOP, {})):
             lines += [
-                to_quality(series, metric, steps, papers.get(series))
-                for series, steps in gain.by_series.items()
+                line(s, metric, suffix=f" over PG to {TARGET}", steps=steps, paper=papers.get(s))
+                for s, steps in gain.by_series.items()
             ]
     return lines
 
 
 def _findings(records: pd.DataFrame, shapes: Sequence[Shape], gain: StepGain) -> list[str]:
-    ratios = {shape.name: spread(records, shape, PG, COST_RATIO).p50 for shape in shapes}
+    ratios = {shape.name: spread(records, shape, PG, run.COST_RATIO).p50 for shape in shapes}
     least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
-    sentences = [
+    return [
         f"A backward costs {ratios[least]:.2f} ({least}) to {ratios[most]:.2f} ({most}) forwards, "
-        f"by the clock."
-    ]
-    for metric, what in ((LEARNER, "learner"), (LOOP, "whole loop")):
-        for series in (FREE, EXACT):
-            sentences.append(_where_it_pays(records, shapes, series, metric, what))
-    sentences.append(
+        f"by the clock.",
+        *(
+            _where_it_pays(records, shapes, series, metric, what)
+            for metric, what in ((LEARNER, "learner"), (LOOP, "whole loop"))
+            for series in (FREE, EXACT)
+        ),
         f"Speed-ups to {TARGET} are those of a step times {gain.gate:.3g} (DG-K) and "
-        f"{gain.dg:.3g} (DG), PG's steps over the method's, from {gain.source}."
-    )
-    return sentences
+        f"{gain.dg:.3g} (DG), PG's steps over the method's, from {gain.source}.",
+    ]
 
 
 def _where_it_pays(
@@ -142,62 +120,61 @@ def _where_it_pays(
     best = max(shapes, key=lambda shape: found[shape.name])
     says = f"{series}, {what}: at best {found[best.name]:.2f}x ({best.name}"
     if metric == LEARNER:
-        says += f"; counted {spread(records, best, series, COUNTED).p50:.2f}x"
+        says += f"; counted {spread(records, best, series, run.COUNTED).p50:.2f}x"
     if not slower:
         return f"{says}); no workload is slower than PG."
     return f"{says}). It does not pay on {len(slower)} of {len(shapes)}: {', '.join(slower)}."
 
 
 def _left_out(records: pd.DataFrame) -> list[str]:
-    names = records[records["metric"] == LEFT_OUT]["part"].tolist()
+    names = records[records["metric"] == run.LEFT_OUT]["part"].tolist()
     return [f"Too large for this device, not timed: {', '.join(names)}."] if names else []
 
 
 def _step_figure(records: pd.DataFrame, shapes: Sequence[Shape]) -> Figure:
-    figure, axes = plotting.grid(1, 3, width=4.3, height=3.8)
-    for ax, metric in ((axes[0, 0], LEARNER), (axes[0, 1], LOOP)):
-        for series in (FREE, EXACT):
-            for shape in shapes:
-                dense = 1e3 * spread(records, shape, PG, "seconds learner").p50
-                _point(ax, dense, spread(records, shape, series, metric), series, shape)
+    """Draw speed-ups by PG's step; and measured against counted: on the diagonal both agree."""
+    figure, ((learner, loop, diagonal),) = plotting.grid(1, 3, width=4.3, height=3.8)
+    for series in (FREE, EXACT):
+        for shape in shapes:
+            dense = 1e3 * spread(records, shape, PG, "seconds learner").p50
+            counted = spread(records, shape, series, run.COUNTED).p50
+            by_step, by_loop = (spread(records, shape, series, m) for m in (LEARNER, LOOP))
+            _point(learner, dense, by_step, series, shape)
+            _point(loop, dense, by_loop, series, shape)
+            _point(diagonal, counted, by_step, series, shape)
+    for ax, metric in ((learner, LEARNER), (loop, LOOP)):
         _speed_up_axis(ax, f"{metric} over PG, per step")
         _log_x(ax, "PG's learner step, milliseconds")
         ax.set_title("learner alone" if metric == LEARNER else "with sampling and Adam")
-    _draw_counted(axes[0, 2], records, shapes)
-    _legend(figure, axes[0, 0], columns=4)
-    return figure
-
-
-def _draw_counted(ax: Axes, records: pd.DataFrame, shapes: Sequence[Shape]) -> None:
-    """Measured against counted; on the diagonal the cost model is right."""
-    counts = []
-    for series in (FREE, EXACT):
-        for shape in shapes:
-            counts.append(spread(records, shape, series, COUNTED).p50)
-            _point(ax, counts[-1], spread(records, shape, series, LEARNER), series, shape)
+    counts = [
+        spread(records, s, series, run.COUNTED).p50 for s in shapes for series in (FREE, EXACT)
+    ]
     ends = [1.0, max(counts)]
-    ax.plot(ends, ends, color="#5a5a5a", linestyle=":", linewidth=1)
-    _speed_up_axis(ax, "learner speed-up measured")
-    _log_x(ax, "learner speed-up counted", "x")
-    ax.set_title("measured against counted")
+    diagonal.plot(ends, ends, color="#5a5a5a", linestyle=":", linewidth=1)
+    _speed_up_axis(diagonal, "learner speed-up measured")
+    _log_x(diagonal, "learner speed-up counted", "x")
+    diagonal.set_title("measured against counted")
+    plotting.legend_below(figure, learner, columns=4, size=9)
+    return figure
 
 
 def _quality_figure(records: pd.DataFrame, shapes: Sequence[BanditShape], gain: StepGain) -> Figure:
     """Kondo Fig 3 with a point for each workload, at the cost ratio the clock gives it."""
     figure, axes = plotting.grid(1, 2, width=5.6, height=4.4)
-    measured = [spread(records, shape, PG, COST_RATIO).p50 for shape in shapes]
+    measured = [spread(records, shape, PG, run.COST_RATIO).p50 for shape in shapes]
     ratios = np.linspace(0, max(8.0, *measured), 100)
     for ax, metric in zip(axes[0], (LEARNER, LOOP), strict=True):
         ax.plot(ratios, [paper_speed_up(c) for c in ratios], "k-", label="DG-K 3%, paper (counted)")
         ax.plot(ratios, np.full_like(ratios, PAPER_DG), "k--", label="DG, paper (counted)")
         for series, steps in gain.by_series.items():
             for ratio, shape in zip(measured, shapes, strict=True):
-                found = spread(records, shape, series, metric).times(steps)
-                _point(ax, ratio, found, series, shape)
+                _point(
+                    ax, ratio, spread(records, shape, series, metric).times(steps), series, shape
+                )
         _speed_up_axis(ax, f"{metric} over PG to {TARGET}")
-        ax.set_xlabel("seconds of a backward / of a forward, c")
+        ax.set(xlabel="seconds of a backward / of a forward, c")
         ax.set_title("lines counted, dots by the clock")
-    _legend(figure, axes[0, 0], columns=3)
+    plotting.legend_below(figure, axes[0, 0], columns=3, size=9)
     return figure
 
 
@@ -208,7 +185,7 @@ def _point(ax: Axes, x: float, found: Spread, series: str, shape: Shape) -> None
         found.p50,
         yerr=[[found.p50 - found.p20], [found.p80 - found.p50]],
         color=COLOURS[series],
-        marker=MARKERS[bandit],
+        marker="o" if bandit else "s",
         markersize=5,
         linewidth=1,
         capsize=2,
@@ -233,10 +210,3 @@ def _plain_ticks(axis: Axis, sign: str) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(lambda value, _: f"{value:g}{sign}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def _legend(figure: Figure, ax: Axes, columns: int) -> None:
-    """Name each kind of point once, below the panels."""
-    handles, labels = ax.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    figure.legend(once.values(), once.keys(), fontsize=9, loc="outside lower center", ncols=columns)

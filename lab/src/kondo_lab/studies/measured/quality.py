@@ -1,8 +1,9 @@
 """How many steps fewer than PG a method needs: the factor between a step's and a run's speed-up."""
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
+
+import pandas as pd
 
 from kondo_lab.studies.measured.run import DG, EXACT, FREE
 
@@ -35,14 +36,14 @@ def step_gain(results: Path = RESULTS) -> StepGain:
     Raises:
         ValueError: the study is there but lacks a series, or one that never reached the target.
     """
-    folders = sorted(results.glob(f"{STUDY}-v*"), key=_version)
+    prefix = f"{STUDY}-v"
+    folders = sorted(results.glob(f"{prefix}*"), key=lambda f: int(f.name.removeprefix(prefix)))
     if not folders or not (path := folders[-1] / FRONTIER).exists():
         return StepGain(PAPER_DG, PAPER_GATE, "the paper's Fig 3")
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if line["target"] == TARGET]
-    samples = {line["series"]: line["forward"] for line in lines}
+    table = pd.read_csv(path)
+    samples = table[table["target"] == TARGET].set_index("series")["forward"].dropna()
     needed = ("PG", "DG", f"DG-K {100 * PAPER_RATE:g}%")
-    missing = [series for series in needed if not samples.get(series)]
+    missing = [series for series in needed if series not in samples]
     if missing:
         raise ValueError(
             f"results: {path} must tell the samples to {TARGET} of {', '.join(needed)}, it lacks "
@@ -50,10 +51,6 @@ def step_gain(results: Path = RESULTS) -> StepGain:
         )
     pg, dg, gate = (float(samples[series]) for series in needed)
     return StepGain(pg / dg, pg / gate, f"our {folders[-1].name}")
-
-
-def _version(folder: Path) -> int:
-    return int(folder.name.removeprefix(f"{STUDY}-v"))
 
 
 def paper_speed_up(ratio: float) -> float:

@@ -41,7 +41,6 @@ MAX_SAMPLES_PER_TURN = 3
 WARM_UP_TURNS = 2
 
 Learner = Callable[[Rollout], kondo.Report | None]
-Seconds = dict[str, float]
 
 
 def parts(settings: Settings) -> list[Part]:
@@ -101,7 +100,7 @@ def cost_model(series: str, ratio: float, kept: float) -> float:
 
 
 class _Turn(NamedTuple):
-    seconds: Seconds
+    seconds: dict[str, float]
     """By stage."""
     kept: int
     """Rows differentiated."""
@@ -209,14 +208,4 @@ def _round_records(
 def _record(
     shape: Shape, place: int, series: str, number: int, kept: int, metric: str, value: float
 ) -> Record:
-    return Record(
-        part=shape.name,
-        series=series,
-        setting=float(place),
-        seed=number,
-        step=0,
-        forward=shape.rows,
-        backward=kept,
-        metric=metric,
-        value=value,
-    )
+    return Record(shape.name, series, place, number, 0, shape.rows, kept, metric, value)

@@ -13,13 +13,7 @@ import kondo
 from kondo.engine.select import Unit
 from kondo_lab import seeds
 from kondo_lab.policies import MLP, Transformer
-from kondo_lab.studies.measured.settings import (
-    NUM_DIGITS,
-    NUM_PIXELS,
-    BanditShape,
-    ReversalShape,
-    Shape,
-)
+from kondo_lab.studies.measured import settings
 from kondo_lab.tasks.base import label_reward
 from kondo_lab.tasks.reversal import ReversalTask
 from kondo_lab.tasks.rollout import Rollout
@@ -40,19 +34,26 @@ class Workload:
     rows: int
 
 
-def build(shape: Shape, *, learning_rate: float, device: torch.device) -> Workload:
+Made = tuple[MLP | Transformer, Callable[[], Rollout], Unit]
+
+
+def build(shape: settings.Shape, *, learning_rate: float, device: torch.device) -> Workload:
     """Return the workload of this shape."""
-    if isinstance(shape, BanditShape):
-        return _bandit(shape, learning_rate, device)
-    return _reversal(shape, learning_rate, device)
-
-
-def _bandit(shape: BanditShape, learning_rate: float, device: torch.device) -> Workload:
-    weights = seeds.generator(SEED, "weights")
-    policy = MLP(NUM_PIXELS, NUM_DIGITS, width=shape.width, generator=weights).to(device)
     generator = torch.Generator(device).manual_seed(SEED)
-    images = torch.rand(NUM_IMAGES, NUM_PIXELS, generator=generator, device=device)
-    labels = torch.randint(NUM_DIGITS, (NUM_IMAGES,), generator=generator, device=device)
+    if isinstance(shape, settings.BanditShape):
+        policy, rollout, unit = _bandit(shape, generator)
+    else:
+        policy, rollout, unit = _reversal(shape, generator)
+    optimiser = torch.optim.Adam(policy.parameters(), lr=learning_rate)
+    return Workload(policy=policy, optimiser=optimiser, rollout=rollout, unit=unit, rows=shape.rows)
+
+
+def _bandit(shape: settings.BanditShape, generator: torch.Generator) -> Made:
+    weights, device = seeds.generator(SEED, "weights"), generator.device
+    pixels, num_digits = settings.NUM_PIXELS, settings.NUM_DIGITS
+    policy = MLP(pixels, num_digits, width=shape.width, generator=weights).to(device)
+    images = torch.rand(NUM_IMAGES, pixels, generator=generator, device=device)
+    labels = torch.randint(num_digits, (NUM_IMAGES,), generator=generator, device=device)
 
     def rollout() -> Rollout:
         drawn = torch.randint(NUM_IMAGES, (shape.batch,), generator=generator, device=device)
@@ -62,16 +63,11 @@ def _bandit(shape: BanditShape, learning_rate: float, device: torch.device) -> W
         advantages = kondo.advantage.expected_confidence(rewards, probs)
         return Rollout({"images": shown, "actions": actions}, log_probs, rewards, advantages)
 
-    return Workload(
-        policy=policy,
-        optimiser=torch.optim.Adam(policy.parameters(), lr=learning_rate),
-        rollout=rollout,
-        unit="sample",
-        rows=shape.rows,
-    )
+    return policy, rollout, "sample"
 
 
-def _reversal(shape: ReversalShape, learning_rate: float, device: torch.device) -> Workload:
+def _reversal(shape: settings.ReversalShape, generator: torch.Generator) -> Made:
+    device = generator.device
     policy = Transformer(
         prompt_length=shape.length,
         num_tokens=shape.num_tokens,
@@ -82,7 +78,6 @@ def _reversal(shape: ReversalShape, learning_rate: float, device: torch.device) 
         generator=seeds.generator(SEED, "weights"),
     ).to(device)
     task = ReversalTask(length=shape.length, num_tokens=shape.num_tokens)
-    generator = torch.Generator(device).manual_seed(SEED)
 
     def rollout() -> Rollout:
         asked = (shape.num_prompts, shape.length)
@@ -93,10 +88,4 @@ def _reversal(shape: ReversalShape, learning_rate: float, device: torch.device) 
         advantages = kondo.advantage.group_mean(rewards, shape.num_answers)
         return Rollout({"prompts": prompts, "answers": answers}, log_probs, rewards, advantages)
 
-    return Workload(
-        policy=policy,
-        optimiser=torch.optim.Adam(policy.parameters(), lr=learning_rate),
-        rollout=rollout,
-        unit="sequence",
-        rows=shape.rows,
-    )
+    return policy, rollout, "sequence"

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,31 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.scale import theory
+from kondo_lab.studies.scale import run, theory
 from kondo_lab.studies.scale.costs import Costs
-from kondo_lab.studies.scale.run import (
-    BYTES,
-    EVERY_ROW,
-    FITTED,
-    IDLE,
-    INWARD,
-    MEASURED,
-    MODES,
-    OUTWARD,
-    PACE,
-    ROUND,
-    SIMULATED,
-    SINGLE,
-    SOURCE,
-    STALENESS,
-    TIMED,
-    Case,
-    cases,
-)
-from kondo_lab.studies.scale.settings import Settings
+from kondo_lab.studies.scale.run import DESIGNS, IDLE, MODES, PACE, SINGLE, STALENESS, Case, cases
+from kondo_lab.studies.scale.settings import EVERY_ROW, SOURCE, Settings
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
-BEYOND = "beyond the paper"
 ENOUGH = 0.9
 """Share of the pace at the most actors: fewer that reach it are enough."""
 ADVICE = (
@@ -64,8 +46,7 @@ TIMED_LINES = (
 )
 """What the headline tells of the costs; records hold all."""
 
-Lines = dict[tuple[str, str, str], dict[float, float]]
-"""(task, series, metric) -> actors -> value of a simulated line."""
+beyond = partial(headline, "beyond the paper")
 
 
 class Scaling(NamedTuple):
@@ -77,49 +58,6 @@ class Scaling(NamedTuple):
     """Least number of actors with at least 90% of that."""
     staleness: float
     """With that many actors."""
-
-
-def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
-    """Return the study's numbers and figures."""
-    tasks = [task for task in settings.tasks if task in set(records["part"])]
-    lines = _look_up(records)
-    figures = {"measured-against-simulated": _check_figure(records, settings, tasks)}
-    for task in tasks:
-        figures[f"{task}-actors"] = _scale_figure(lines, settings, task)
-    figures["staleness-and-bytes"] = _traffic_figure(lines, settings, tasks)
-    found, findings = [], []
-    for task in tasks:
-        costs = costs_of(records, task)
-        found += [
-            *_cost_lines(records, task),
-            *_check_lines(records, settings, task),
-            *_scale_lines(lines, settings, task),
-        ]
-        findings += [
-            _check_finding(records, settings, task),
-            _scale_finding(lines, settings, task),
-            _source_finding(lines, settings, task),
-            _limit_finding(costs, settings, task),
-        ]
-    return Analysis(headline=found, figures=figures, findings=[*findings, ADVICE])
-
-
-def _look_up(records: pd.DataFrame) -> Lines:
-    """Return the simulated lines by place."""
-    lines: Lines = {}
-    own = records[records["series"].str.contains("learner ")]
-    for row in own.itertuples():
-        place = lines.setdefault((row.part, row.series, row.metric), {})
-        place[float(row.setting)] = float(row.value)
-    return lines
-
-
-def costs_of(records: pd.DataFrame, task: str) -> Costs:
-    """Return the costs a task was simulated with."""
-    own = records[(records["part"] == task) & (records["series"] == FITTED)]
-    values = dict(zip(own["metric"], own["value"], strict=True))
-    known = {field.name: float(values[field.name]) for field in dataclasses.fields(Costs)}
-    return Costs(**known | {"samples": int(known["samples"])})  # type: ignore[arg-type]
 
 
 def scaling(pace: dict[float, float], staleness: dict[float, float]) -> Scaling:
@@ -135,280 +73,257 @@ def scaling(pace: dict[float, float], staleness: dict[float, float]) -> Scaling:
     return Scaling(most, enough, staleness[enough])
 
 
-def _scaling(lines: Lines, task: str, case: Case) -> Scaling:
-    return scaling(lines[task, case.name, PACE], lines[task, case.name, STALENESS])
+class _Task:
+    """What was recorded of one task."""
+
+    def __init__(self, records: pd.DataFrame, settings: Settings, name: str):
+        self.name, self.settings = name, settings
+        self.records = records[records["part"] == name]
+        simulated = self.records[self.records["series"].str.contains("learner ")]
+        self._lines = {
+            place: dict(zip(line["setting"].tolist(), line["value"].tolist(), strict=True))
+            for place, line in simulated.groupby(["series", "metric"], sort=False)
+        }
+
+    def line(self, case: Case, metric: str) -> dict[float, float]:
+        """Return actors -> value of a simulated line."""
+        return self._lines[case.name, metric]
+
+    def scaling(self, case: Case) -> Scaling:
+        """Read a simulated line out."""
+        return scaling(self.line(case, PACE), self.line(case, STALENESS))
+
+    def values(self, series: str, metric: str, actors: float | None = None) -> pd.Series:
+        """Return what was recorded, by seed or round."""
+        return statistics.select(self.records, self.name, series, metric, setting=actors)["value"]
+
+    def both(self, mode: str, metric: str, actors: int) -> tuple[Estimate, Estimate]:
+        """Return the measured number of real runs, and the simulated one."""
+        measured, simulated = (
+            statistics.estimate(self.values(f"{who}, {mode}", metric, actors).tolist())
+            for who in (run.MEASURED, run.SIMULATED)
+        )
+        return measured, simulated
+
+    def usual(self, design: str = SINGLE, mode: str = SOURCE, speed: int = 0) -> Case:
+        """Return the case the sentences speak of: middle network, the rate of the real runs."""
+        chosen = self.settings
+        network = chosen.networks[len(chosen.networks) // 2]
+        return Case(design, network, chosen.speeds[speed], mode, chosen.rate)
+
+
+def costs_of(records: pd.DataFrame, task: str) -> Costs:
+    """Return the costs a task was simulated with."""
+    own = records[(records["part"] == task) & (records["series"] == run.FITTED)]
+    values = dict(zip(own["metric"], own["value"], strict=True))
+    known = {field.name: float(values[field.name]) for field in dataclasses.fields(Costs)}
+    return Costs(**known | {"samples": int(known["samples"])})  # type: ignore[arg-type]
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the study's numbers and figures."""
+    there = set(records["part"])
+    tasks = [_Task(records, settings, name) for name in settings.tasks if name in there]
+    lines = (_cost_lines, _check_lines, _scale_lines)
+    findings = (_check_finding, _scale_finding, _source_finding, _limit_finding)
+    return Analysis(
+        headline=[line for task in tasks for some in lines for line in some(task)],
+        figures={
+            "measured-against-simulated": _check_figure(tasks, settings),
+            **{f"{task.name}-actors": _scale_figure(task) for task in tasks},
+            "staleness-and-bytes": _traffic_figure(tasks),
+        },
+        findings=[*(finding(task) for task in tasks for finding in findings), ADVICE],
+    )
 
 
 # Headline.
 
 
-def _cost_lines(records: pd.DataFrame, task: str) -> list[Headline]:
-    """Return p20, p50 and p80 over rounds of what was timed."""
-    found = []
+def _cost_lines(task: _Task) -> Iterator[Headline]:
+    """Yield p20, p50 and p80 over rounds of what was timed."""
     for metric in TIMED_LINES:
-        values = statistics.select(records, task, TIMED, metric)["value"]
-        found += [
-            headline(
-                BEYOND,
-                task,
-                f"milliseconds, {metric}",
-                f"p{100 * share:g}",
-                Estimate(1e3 * float(values.quantile(share)), seeds=len(values)),
-            )
-            for share in (0.2, 0.5, 0.8)
-        ]
-    weights = float(statistics.select(records, task, FITTED, "weights_bytes")["value"].iloc[0])
-    return [*found, headline(BEYOND, task, "bytes of the weights", "", weights)]
+        values = task.values(run.TIMED, metric)
+        for share in (0.2, 0.5, 0.8):
+            ours = Estimate(1e3 * float(values.quantile(share)), seeds=len(values))
+            yield beyond(task.name, f"milliseconds, {metric}", f"p{100 * share:g}", ours)
+    weights = float(task.values(run.FITTED, "weights_bytes").iloc[0])
+    yield beyond(task.name, "bytes of the weights", "", weights)
 
 
-def _both(
-    records: pd.DataFrame, task: str, mode: str, metric: str, actors: int
-) -> tuple[Estimate, Estimate]:
-    measured, simulated = (
-        statistics.estimate(
-            statistics.select(records, task, f"{who}, {mode}", metric, setting=actors)[
-                "value"
-            ].tolist()
-        )
-        for who in (MEASURED, SIMULATED)
-    )
-    return measured, simulated
-
-
-def _check_lines(records: pd.DataFrame, settings: Settings, task: str) -> list[Headline]:
-    """Return the measured number where a paper's would stand, and the simulated beside it."""
-    found = []
-    for metric in (PACE, IDLE, STALENESS, BYTES):
+def _check_lines(task: _Task) -> Iterator[Headline]:
+    """Yield the measured number where a paper's would stand, and the simulated beside it."""
+    for metric in (PACE, IDLE, STALENESS, run.BYTES):
         for mode in MODES:
-            for actors in settings.real_actors:
-                measured, simulated = _both(records, task, mode, metric, actors)
-                found.append(
-                    headline(
-                        "measured on Ray / simulated",
-                        f"{task}, {mode}",
-                        metric,
-                        actors,
-                        Estimate(simulated.mean, measured.se, measured.seeds),
-                        paper=measured.mean,
-                    )
-                )
+            series = f"{task.name}, {mode}"
+            for actors in task.settings.real_actors:
+                (real, se, seeds), (twin, *_) = task.both(mode, metric, actors)
+                ours, figure = Estimate(twin, se, seeds), "measured on Ray / simulated"
+                yield headline(figure, series, metric, actors, ours, paper=real)
                 if metric == PACE:
-                    found.append(
-                        headline(
-                            BEYOND,
-                            f"{task}, {mode}",
-                            "simulated / measured pace",
-                            actors,
-                            Estimate(
-                                simulated.mean / measured.mean,
-                                measured.se * simulated.mean / measured.mean**2,
-                                measured.seeds,
-                            ),
-                        )
-                    )
-    return found
+                    ratio = Estimate(twin / real, se * twin / real**2, seeds)
+                    yield beyond(series, "simulated / measured pace", actors, ratio)
 
 
-def _scale_lines(lines: Lines, settings: Settings, task: str) -> list[Headline]:
-    found = []
-    for case in cases(settings):
-        read = _scaling(lines, task, case)
-        series = f"{task}, {case.name}"
-        found += [
-            headline(BEYOND, series, PACE, max(settings.actors), read.most),
-            headline(BEYOND, series, "actors for 90% of that", "", read.enough),
-            headline(BEYOND, series, STALENESS, read.enough, read.staleness),
-        ]
+def _scale_lines(task: _Task) -> Iterator[Headline]:
+    most = max(task.settings.actors)
+    for case in cases(task.settings):
+        read = task.scaling(case)
+        series = f"{task.name}, {case.name}"
+        yield beyond(series, PACE, most, read.most)
+        yield beyond(series, "actors for 90% of that", "", read.enough)
+        yield beyond(series, STALENESS, read.enough, read.staleness)
         if case.mode == SOURCE:
-            other = _scaling(lines, task, case._replace(mode=EVERY_ROW))
-            found.append(
-                headline(
-                    BEYOND,
-                    series,
-                    "pace over that of send all",
-                    max(settings.actors),
-                    read.most / other.most,
-                )
-            )
-    return found
+            gain = read.most / task.scaling(case._replace(mode=EVERY_ROW)).most
+            yield beyond(series, "pace over that of send all", most, gain)
 
 
 # Findings.
 
 
-def _check_finding(records: pd.DataFrame, settings: Settings, task: str) -> str:
-    ratios = []
-    for mode in MODES:
-        for actors in settings.real_actors:
-            measured, simulated = _both(records, task, mode, PACE, actors)
-            ratios.append(simulated.mean / measured.mean)
+def _check_finding(task: _Task) -> str:
+    both = [task.both(mode, PACE, n) for mode in MODES for n in task.settings.real_actors]
+    ratios = [simulated.mean / measured.mean for measured, simulated in both]
     within = sum(abs(ratio - 1) <= 0.2 for ratio in ratios)
     return (
-        f"{task}: simulated / measured pace is {min(ratios):.2f} to {max(ratios):.2f} over "
+        f"{task.name}: simulated / measured pace is {min(ratios):.2f} to {max(ratios):.2f} over "
         f"{len(ratios)} kinds of real runs, geometric mean "
         f"{math.exp(float(np.mean(np.log(ratios)))):.2f}; {within} of {len(ratios)} are within 20%."
     )
 
 
-def _usual(settings: Settings, design: str = SINGLE, mode: str = SOURCE, speed: int = 0) -> Case:
-    """Return the case the sentences speak of: the middle network, the rate of the real runs."""
-    network = settings.networks[len(settings.networks) // 2]
-    return Case(design, network, settings.speeds[speed], mode, settings.rate)
-
-
-def _scale_finding(lines: Lines, settings: Settings, task: str) -> str:
+def _scale_finding(task: _Task) -> str:
     told = []
-    for design in (SINGLE, ROUND):
-        for speed, factor in enumerate(settings.speeds):
-            read = _scaling(lines, task, _usual(settings, design, speed=speed))
+    for design in DESIGNS:
+        for speed, factor in enumerate(task.settings.speeds):
+            read = task.scaling(task.usual(design, speed=speed))
             told.append(
                 f"{design}, learner {factor:g}x: {read.most:,.0f} rollouts/s, 90% of it with "
                 f"{read.enough:,.0f} actors at a staleness of {read.staleness:,.0f}"
             )
-    usual = _usual(settings)
-    return f"{task}, {usual.network.name}, {usual.mode} {100 * usual.rate:g}%. {'; '.join(told)}."
+    usual = task.usual()
+    place = f"{task.name}, {usual.network.name}, {usual.mode} {100 * usual.rate:g}%"
+    return f"{place}. {'; '.join(told)}."
 
 
-def _source_finding(lines: Lines, settings: Settings, task: str) -> str:
+def _source_finding(task: _Task) -> str:
     """Say what dropping at the source moves: pace and bytes, not staleness and weights."""
-    most = float(max(settings.actors))
+    settings, most = task.settings, float(max(task.settings.actors))
+
+    def pace(case: Case) -> float:
+        return task.line(case, PACE)[most]
+
     told = []
-    for design in (SINGLE, ROUND):
+    for design in DESIGNS:
         for network in settings.networks:
-            source = _usual(settings, design, speed=-1)._replace(network=network)
-            every = source._replace(mode=EVERY_ROW)
-            gain = lines[task, source.name, PACE][most] / lines[task, every.name, PACE][most]
+            source = task.usual(design, speed=-1)._replace(network=network)
+            gain = pace(source) / pace(source._replace(mode=EVERY_ROW))
             told.append(f"{gain:.2f}x ({design}, {network.name})")
-    source = _usual(settings, speed=-1)
+    source = task.usual(speed=-1)
     every = source._replace(mode=EVERY_ROW)
-
-    def per_rollout(case: Case, metric: str) -> float:
-        return lines[task, case.name, metric][most] / lines[task, case.name, PACE][most]
-
+    wanted = ((source, run.INWARD), (every, run.INWARD), (source, run.OUTWARD))
+    inward, every_inward, outward = (
+        task.line(case, metric)[most] / pace(case) for case, metric in wanted
+    )
     return (
-        f"{task}: dropping at the source at {100 * settings.rate:g}% changes the pace with "
+        f"{task.name}: dropping at the source at {100 * settings.rate:g}% changes the pace with "
         f"{most:,.0f} actors and a learner of {settings.speeds[-1]:g}x by {', '.join(told)}. A "
-        f"rollout then brings {per_rollout(source, INWARD):,.0f} bytes in instead of "
-        f"{per_rollout(every, INWARD):,.0f}, and still {per_rollout(source, OUTWARD):,.0f} bytes "
-        f"of weights out."
+        f"rollout then brings {inward:,.0f} bytes in instead of {every_inward:,.0f}, and still "
+        f"{outward:,.0f} bytes of weights out."
     )
 
 
-def _limit_finding(costs: Costs, settings: Settings, task: str) -> str:
+def _limit_finding(task: _Task) -> str:
     """Name what limits the usual case, by counting alone."""
-    most = max(settings.actors)
+    costs, most = costs_of(task.records, task.name), max(task.settings.actors)
     told = []
-    for design in (SINGLE, ROUND):
-        for speed, factor in enumerate(settings.speeds):
-            system = _usual(settings, design, speed=speed).system(settings, costs.samples, most)
+    for design in DESIGNS:
+        for speed, factor in enumerate(task.settings.speeds):
+            system = task.usual(design, speed=speed).system(task.settings, costs.samples, most)
             (first, pace), (second, then), *_ = theory.scarcest(costs, system)
             told.append(
                 f"{first} at {pace:,.0f} rollouts/s, then {second} at {then:,.0f} ({design}, "
                 f"learner {factor:g}x)"
             )
-    return f"{task}: what sets the pace with {most:,} actors, counted: {'; '.join(told)}."
+    return f"{task.name}: what sets the pace with {most:,} actors, counted: {'; '.join(told)}."
 
 
 # Figures.
 
 
-def _check_figure(records: pd.DataFrame, settings: Settings, tasks: Sequence[str]) -> Figure:
+def _check_figure(tasks: Sequence[_Task], settings: Settings) -> Figure:
     figure, axes = plotting.grid(len(tasks), 3, width=4.0, height=3.2)
+    actors = settings.real_actors
     for row, task in zip(axes, tasks, strict=True):
         for ax, metric in zip(row, (PACE, IDLE, STALENESS), strict=True):
-            for mode in MODES:
-                both = {a: _both(records, task, mode, metric, a) for a in settings.real_actors}
-                measured = {float(a): pair[0] for a, pair in both.items()}
-                plotting.by_setting(ax, measured, f"{MEASURED}, {mode}", colour=COLOURS[mode])
-                ax.plot(
-                    list(measured),
-                    [pair[1].mean for pair in both.values()],
-                    color=COLOURS[mode],
-                    linestyle="--",
-                    label=f"{SIMULATED}, {mode}",
-                )
+            for mode, colour in COLOURS.items():
+                both = {float(n): task.both(mode, metric, n) for n in actors}
+                measured = {n: pair[0] for n, pair in both.items()}
+                simulated = [pair[1].mean for pair in both.values()]
+                plotting.by_setting(ax, measured, f"{run.MEASURED}, {mode}", colour=colour)
+                label = f"{run.SIMULATED}, {mode}"
+                ax.plot(list(both), simulated, color=colour, linestyle="--", label=label)
             ax.set_xscale("log", base=2)
-            ax.set_xticks(settings.real_actors, [str(actors) for actors in settings.real_actors])
+            ax.set_xticks(actors, map(str, actors))
             ax.set_ylim(bottom=0)
-            ax.set(xlabel="actors", ylabel=metric, title=task)
-    _legend(figure, axes[0, 0], columns=4)
+            ax.set(xlabel="actors", ylabel=metric, title=task.name)
+    plotting.legend_below(figure, axes[0, 0], columns=4)
     return figure
 
 
-def _scale_figure(lines: Lines, settings: Settings, task: str) -> Figure:
+def _scale_figure(task: _Task) -> Figure:
     """Pace by actors: a row per design, a column per network."""
-    designs, networks = (SINGLE, ROUND), settings.networks
-    figure, axes = plotting.grid(len(designs), len(networks), width=4.3, height=3.4)
-    for row, design in zip(axes, designs, strict=True):
+    networks = task.settings.networks
+    figure, axes = plotting.grid(len(DESIGNS), len(networks), width=4.3, height=3.4)
+    for row, design in zip(axes, DESIGNS, strict=True):
         for ax, network in zip(row, networks, strict=True):
-            for case in cases(settings):
-                if (case.design, case.network) == (design, network):
-                    _draw_pace(ax, lines, settings, task, case)
+            for case in cases(task.settings):
+                # At other rates lines of "send all" lie on top of each other; records hold all.
+                shown = case.mode == SOURCE or case.rate == task.settings.rate
+                if shown and (case.design, case.network) == (design, network):
+                    _draw_pace(ax, task, case)
             _log_axes(ax, PACE)
             ax.set_title(f"{design}\n{network.name}")
-    _legend(figure, axes[0, 0], columns=2 * len(networks))
+    plotting.legend_below(figure, axes[0, 0], columns=2 * len(networks))
     return figure
 
 
-def _draw_pace(ax: Axes, lines: Lines, settings: Settings, task: str, case: Case) -> None:
-    if case.mode == EVERY_ROW and case.rate != settings.rate:
-        return  # they lie on top of each other; records hold all
-    place = settings.rates.index(case.rate) / max(1, len(settings.rates) - 1)
-    colour = COLOURS[EVERY_ROW] if case.mode == EVERY_ROW else plotting.sequential(place)
-    fast = case.speed != settings.speeds[0]
-    found = lines[task, case.name, PACE]
-    ax.plot(
-        list(found),
-        list(found.values()),
-        color=colour,
-        linestyle="--" if fast else "-",
-        marker="s" if case.mode == EVERY_ROW else "o",
-        markersize=3,
-        label=f"{case.mode} {100 * case.rate:g}%, learner {case.speed:g}x",
-    )
+def _draw_pace(ax: Axes, task: _Task, case: Case) -> None:
+    rates = task.settings.rates
+    colour = plotting.sequential(rates.index(case.rate) / max(1, len(rates) - 1))
+    marker, dash = "o", "-" if case.speed == task.settings.speeds[0] else "--"
+    if case.mode == EVERY_ROW:
+        colour, marker = COLOURS[EVERY_ROW], "s"
+    label = f"{case.mode} {100 * case.rate:g}%, learner {case.speed:g}x"
+    _draw(ax, task.line(case, PACE), label, color=colour, linestyle=dash, marker=marker)
 
 
-def _traffic_figure(lines: Lines, settings: Settings, tasks: Sequence[str]) -> Figure:
+def _draw(ax: Axes, line: dict[float, float], label: str, **style: Any) -> None:
+    ax.plot(list(line), list(line.values()), markersize=3, label=label, **style)
+
+
+def _traffic_figure(tasks: Sequence[_Task]) -> Figure:
     """Staleness and network traffic of the usual case, both designs."""
-    panels: list[tuple[str, Callable[[Case], list[tuple[str, str]]]]] = [
-        ("staleness, versions", lambda case: [(STALENESS, "")]),
-        ("bytes per second", lambda case: [(INWARD, ", in"), (OUTWARD, ", weights out")]),
-        (IDLE, lambda case: [(IDLE, "")]),
-    ]
+    panels = {
+        "staleness, versions": {STALENESS: "o"},
+        "bytes per second": {run.INWARD: "o", run.OUTWARD: "^"},
+        IDLE: {IDLE: "o"},
+    }
     figure, axes = plotting.grid(len(tasks), len(panels), width=4.3, height=3.4)
     for row, task in zip(axes, tasks, strict=True):
-        for ax, (label, metrics) in zip(row, panels, strict=True):
-            for design, dash in ((SINGLE, "-"), (ROUND, "--")):
-                for mode in MODES:
-                    case = _usual(settings, design, mode)
-                    for metric, suffix in metrics(case):
-                        found = lines[task, case.name, metric]
-                        ax.plot(
-                            list(found),
-                            list(found.values()),
-                            color=COLOURS[mode],
-                            linestyle=dash,
-                            marker="^" if suffix == ", weights out" else "o",
-                            markersize=3,
-                            label=f"{mode}, {design}",
-                        )
+        for ax, (label, markers) in zip(row, panels.items(), strict=True):
+            for design, dash in zip(DESIGNS, ("-", "--"), strict=True):
+                for mode, colour in COLOURS.items():
+                    for metric, marker in markers.items():
+                        line = task.line(task.usual(design, mode), metric)
+                        style = {"color": colour, "linestyle": dash, "marker": marker}
+                        _draw(ax, line, f"{mode}, {design}", **style)
             _log_axes(ax, label, log_y=label != IDLE)
-            ax.set_title(task if label != "bytes per second" else f"{task}; triangles: weights")
-    _legend(figure, axes[0, 0], columns=4)
+            ax.set_title(f"{task.name}; triangles: weights" if len(markers) > 1 else task.name)
+    plotting.legend_below(figure, axes[0, 0], columns=4)
     return figure
 
 
 def _log_axes(ax: Axes, label: str, *, log_y: bool = True) -> None:
-    ax.set_xscale("log")
+    ax.set(xscale="log", yscale="log" if log_y else "linear", xlabel="actors", ylabel=label)
     ax.xaxis.set_major_formatter(plotting.counts)
-    ax.set_xlabel("actors")
-    if log_y:
-        ax.set_yscale("log")
-    ax.set_ylabel(label)
-
-
-def _legend(figure: Figure, ax: Axes, columns: int) -> None:
-    """Name each line once, below the panels."""
-    handles, labels = ax.get_legend_handles_labels()
-    once: dict[str, Any] = dict(zip(labels, handles, strict=True))
-    figure.legend(once.values(), once.keys(), fontsize=8, loc="outside lower center", ncols=columns)

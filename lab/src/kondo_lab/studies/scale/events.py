@@ -76,14 +76,11 @@ class Shared:
         """Work done per job since the start."""
         self._since = 0.0
         self._wake_ups = 0
-        self.work = 0.0
-        """Work given so far."""
 
     def serve(self, work: float, then: Call) -> None:
         """Do the work, then make the call."""
         if not work >= 0:
             raise ValueError(f"work must be >= 0 seconds, got {work}.")
-        self.work += work
         if math.isinf(self._capacity):
             self._clock.after(work, then)
             return

@@ -14,8 +14,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +26,11 @@ from kondo.actors.messages import Order, pack, validate
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, RolloutProcess
 from kondo.actors.setup import Settings, Setup
 from kondo.actors.source_price import EVERYTHING, Price, sketch, unit_delight
+from kondo_lab.studies.scale import run
 from kondo_lab.studies.scale.costs import Costs, left
 from kondo_lab.studies.scale.real_runs import observe
+from kondo_lab.studies.scale.settings import EVERY_ROW, NEVER, SOURCE
 
-NEVER = 10**9
 BURST = 6
 """Calls at once."""
 MESSAGES = 4
@@ -59,7 +59,6 @@ class Way(NamedTuple):
     """Rollouts and then steps ordered at once."""
 
 
-SOURCE, EVERY_ROW = "at source", "send all"
 WAYS = (
     Way(SOURCE, at_source=True),
     Way("at source, several messages", at_source=True, messages=MESSAGES),
@@ -74,10 +73,7 @@ WAYS = (
 class Bench:
     """One rollout process per mode and one learner, on Ray, called as the driver calls them.
 
-    Args:
-        setup: the task and the policy.
-        settings: of the learner; actors of both modes are made from it.
-        folder: for the learner's checkpoints; must exist.
+    Actors of both modes are made from the learner's settings; its checkpoints go to `folder`.
     """
 
     def __init__(self, setup: Setup, settings: Settings, folder: Path):
@@ -151,16 +147,6 @@ class Bench:
             ray.kill(handle)
 
 
-@contextmanager
-def _bench(setup: Setup, settings: Settings) -> Iterator[Bench]:
-    with tempfile.TemporaryDirectory(prefix="kondo-scale-") as folder:
-        bench = Bench(setup, settings, Path(folder))
-        try:
-            yield bench
-        finally:
-            bench.stop()
-
-
 def on_ray(
     setup: Setup, settings: Settings, rounds: int, said: Callable[[int], None]
 ) -> tuple[Samples, int]:
@@ -171,16 +157,20 @@ def on_ray(
     samples: Samples = {}
     shuffle = random.Random(0).shuffle
     ways = list(WAYS)
-    with _bench(setup, settings) as bench:
-        for way in ways:
-            bench.take(way)  # the first call of anything is slow
-        for number in range(rounds):
-            shuffle(ways)  # whatever else the machine does must hit all of them alike
+    with tempfile.TemporaryDirectory(prefix="kondo-scale-") as folder:
+        bench = Bench(setup, settings, Path(folder))
+        try:
             for way in ways:
-                for name, value in bench.take(way).items():
-                    samples.setdefault(f"{way.name}: {name}", []).append(value)
-            said(number)
-        return samples, bench.weights_bytes
+                bench.take(way)  # the first call of anything is slow
+            for number in range(rounds):
+                shuffle(ways)  # whatever else the machine does must hit all of them alike
+                for way in ways:
+                    for name, value in bench.take(way).items():
+                        samples.setdefault(f"{way.name}: {name}", []).append(value)
+                said(number)
+            return samples, bench.weights_bytes
+        finally:
+            bench.stop()
 
 
 def here(setup: Setup, settings: Settings, rounds: int) -> Samples:
@@ -228,7 +218,7 @@ def driving(
         seen = observe(setup, alone, seconds=seconds, warm_up=warm_up, interrupted=lambda: False)
         assert seen is not None
         samples[DRIVER].append(seen.driver)
-        samples[PROCESSOR].append(seen.processor)
+        samples[PROCESSOR].append(seen.metrics[run.PROCESSOR])
     return samples
 
 
@@ -245,10 +235,9 @@ def waiting(rounds: int) -> Samples:
                 start = time.perf_counter()
                 ray.wait(asked, num_returns=1, timeout=1.0)
                 ray.wait(asked, num_returns=len(asked), timeout=0)
+                spent = time.perf_counter() - start
                 if number >= 0:
-                    samples.setdefault(f"wait, {count} references", []).append(
-                        time.perf_counter() - start
-                    )
+                    samples.setdefault(f"wait, {count} references", []).append(spent)
     finally:
         ray.kill(holder)
     return samples
@@ -266,27 +255,15 @@ def fitted(samples: Mapping[str, Sequence[float]], setup: Setup, weights_bytes: 
     """Return the costs that explain the medians."""
     middle = {name: statistics.median(values) for name, values in samples.items()}
     sent = {SOURCE: middle[f"{SOURCE}: kept"], EVERY_ROW: float(setup.samples)}
-    header, row_bytes = _line(
-        [sent[SOURCE], sent[EVERY_ROW]],
-        [middle[f"{SOURCE}: bytes"], middle[f"{EVERY_ROW}: bytes"]],
-    )
+    header, row_bytes = _line({sent[mode]: middle[f"{mode}: bytes"] for mode in sent})
     acting, load, pack_row = solve(*_actor_equations(middle, sent))
-    learner = dict(
-        zip(
-            ("step", "publish", "message", "sent_row", "kept_row"),
-            solve(*_learner_equations(middle, sent)),
-            strict=True,
-        )
-    )
+    step, publish, message, sent_row, kept_row = solve(*_learner_equations(middle, sent))
     gap, gap_byte, actor_call = solve(*_call_equations(middle))
     learner_gap = middle[f"{SOURCE}, several at once: learner gap"]
-    wait, wait_reference = _line(
-        list(REFERENCES), [middle[f"wait, {count} references"] for count in REFERENCES]
-    )
+    wait, wait_reference = _line({n: middle[f"wait, {n} references"] for n in REFERENCES})
     packing = middle[f"gate, sketch and pack, {SOURCE}"]
     # Each rollout arrives, and is then reported: two turns of the driver, if it is not behind.
     driver = middle[DRIVER]
-    handle = left(driver / 2, wait)
     costs = Costs(
         samples=setup.samples,
         rollout=left(acting, packing),
@@ -299,8 +276,12 @@ def fitted(samples: Mapping[str, Sequence[float]], setup: Setup, weights_bytes: 
         system=0.0,
         wait=wait,
         wait_reference=wait_reference,
-        handle=handle,
-        **learner,
+        handle=left(driver / 2, wait),
+        step=step,
+        publish=publish,
+        message=message,
+        sent_row=sent_row,
+        kept_row=kept_row,
         learner_gap=learner_gap,
         learner_hop=left(middle[f"{SOURCE}: learner calls"], driver / 2, learner_gap),
         checkpoint=middle["checkpoint"],
@@ -318,46 +299,36 @@ def fitted(samples: Mapping[str, Sequence[float]], setup: Setup, weights_bytes: 
     return dataclasses.replace(costs, system=left(middle[PROCESSOR], *named))
 
 
-def _actor_equations(
-    middle: Mapping[str, float], sent: Mapping[str, float]
-) -> tuple[list[list[float]], list[float]]:
+Equations = tuple[list[list[float]], list[float]]
+"""Rows of factors of the unknown costs, and the seconds each row sums up to."""
+
+
+def _actor_equations(middle: Mapping[str, float], sent: Mapping[str, float]) -> Equations:
     """Unknown: a rollout with its packing, new weights, a row that is sent."""
-    rows, seconds = [], []
-    for way, mode in (
-        (SOURCE, SOURCE),
-        ("at source, several at once", SOURCE),
-        ("send all, several at once", EVERY_ROW),
-    ):
-        single = way == SOURCE
-        rows.append([1.0, float(single), sent[mode]])
-        seconds.append(middle[f"{way}: actor, {'first' if single else 'same weights'}"])
-    return rows, seconds
+    rows = [[1.0, 1.0, sent[SOURCE]], [1.0, 0.0, sent[SOURCE]], [1.0, 0.0, sent[EVERY_ROW]]]
+    return rows, [
+        middle[f"{SOURCE}: actor, first"],
+        middle[f"{SOURCE}, several at once: actor, same weights"],
+        middle[f"{EVERY_ROW}, several at once: actor, same weights"],
+    ]
 
 
-def _learner_equations(
-    middle: Mapping[str, float], sent: Mapping[str, float]
-) -> tuple[list[list[float]], list[float]]:
+def _learner_equations(middle: Mapping[str, float], sent: Mapping[str, float]) -> Equations:
     """Unknown: a step, publishing, a message, a row that is sent, a row that is kept."""
-    rows, seconds = [], []
-    for way in WAYS:
-        if way.burst > 1:
-            continue
-        kept = middle[f"{way.name}: kept"]
+    ways = [way for way in WAYS if way.burst == 1]
+    rows = []
+    for way in ways:
+        kept, count = middle[f"{way.name}: kept"], way.messages
         each = kept if way.at_source else sent[EVERY_ROW]
-        count = way.messages
         rows.append([1.0, float(way.publish), count, count * each, count * kept])
-        seconds.append(middle[f"{way.name}: learner"])
-    return rows, seconds
+    return rows, [middle[f"{way.name}: learner"] for way in ways]
 
 
-def _call_equations(middle: Mapping[str, float]) -> tuple[list[list[float]], list[float]]:
+def _call_equations(middle: Mapping[str, float]) -> Equations:
     """Unknown: what Ray takes for each rollout, for each byte, and once for all of a burst."""
-    rows, seconds = [], []
-    for way in WAYS:
-        if way.messages == 1 and way.publish and not way.dense:
-            rows.append([way.burst, way.burst * middle[f"{way.name}: bytes"], 1.0])
-            seconds.append(middle[f"{way.name}: actor calls"])
-    return rows, seconds
+    ways = [way for way in WAYS if way.messages == 1 and way.publish and not way.dense]
+    rows = [[way.burst, way.burst * middle[f"{way.name}: bytes"], 1.0] for way in ways]
+    return rows, [middle[f"{way.name}: actor calls"] for way in ways]
 
 
 def solve(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
@@ -386,10 +357,11 @@ def solve(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[flo
     return [float(cost) for cost in costs]
 
 
-def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+def _line(points: Mapping[float, float]) -> tuple[float, float]:
     """Return value at 0 and slope of the line through two points."""
-    slope = (ys[1] - ys[0]) / (xs[1] - xs[0])
-    return ys[0] - slope * xs[0], slope
+    (x, y), (other_x, other_y) = points.items()
+    slope = (other_y - y) / (other_x - x)
+    return y - slope * x, slope
 
 
 def spread(values: Sequence[float]) -> float:

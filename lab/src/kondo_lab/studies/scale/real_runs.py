@@ -7,76 +7,52 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from kondo.actors import Settings, Setup, Status, run
 from kondo_lab.studies.scale.costs import left
+from kondo_lab.studies.scale.run import BYTES, IDLE, KEPT, OTHERS, PACE, PROCESSOR, STALENESS
 
 
 class Observed(NamedTuple):
     """Of one run, after its warm-up."""
 
-    pace: float
-    """Rollouts per second."""
-    idle: float
-    """Share in which the learner was between two steps."""
-    staleness: float
-    """Mean over rollouts."""
-    bytes: float
-    """Of a message."""
-    kept: float
-    """Rows of a message that were trained on."""
+    metrics: dict[str, float]
+    """As they are recorded: means over messages, shares and rates over the seconds watched."""
     driver: float
     """Seconds of the driver's thread, per rollout."""
-    processor: float
-    """Seconds of all processes together, per rollout."""
-    others: float
-    """Cores that processes of others had meanwhile."""
     steps: int
 
 
-class Spent(NamedTuple):
-    """Processor seconds so far."""
-
-    thread: float
-    """Of the calling thread."""
-    family: float
-    """Of this process and of all it has started, still running."""
-    machine: float
-    """Of everybody."""
-
-
-def spent() -> Spent:
-    """Return what was spent until now."""
-    return Spent(time.thread_time(), family_seconds(), machine_seconds())
+def spent() -> np.ndarray:
+    """Return processor seconds so far: of this thread, of this process's family, of everybody."""
+    return np.array([time.thread_time(), family_seconds(), machine_seconds()])
 
 
 class Watch:
-    """Keeps the statuses of a run from `warm_up` seconds after the last actor is up.
+    """Keeps the statuses of a run for `seconds`, from `warm_up` seconds after its last actor is up.
 
-    Args:
-        seconds: to watch then.
-        warm_up: seconds.
-        interrupted: asked whether the user wants to stop.
+    `interrupted` is asked whether the user wants to stop.
     """
 
     def __init__(self, seconds: float, warm_up: float, interrupted: Callable[[], bool]):
         self._seconds, self._warm_up, self._interrupted = seconds, warm_up, interrupted
         self._all_up: float | None = None
         self.statuses: list[Status] = []
-        self._began = self._ended = Spent(0.0, 0.0, 0.0)
+        self._began = self._ended = np.zeros(3)
 
     def __call__(self, status: Status) -> None:
         """Take the status after a step."""
         if self._all_up is None and all(pid > 0 for pid in status.pids):
             self._all_up = status.seconds
-        if self._all_up is not None and status.seconds >= self._all_up + self._warm_up:
-            if self.done():
-                return
-            # Called in the driver's thread.
-            self.statuses.append(status)
-            if len(self.statuses) == 1:
-                self._began = spent()
-            if self.done():
-                self._ended = spent()
+        if self._all_up is None or status.seconds < self._all_up + self._warm_up or self.done():
+            return
+        # Called in the driver's thread.
+        self.statuses.append(status)
+        if len(self.statuses) == 1:
+            self._began = spent()
+        if self.done():
+            self._ended = spent()
 
     def done(self) -> bool:
         """Return whether enough was seen, or the user wants to stop."""
@@ -90,20 +66,19 @@ class Watch:
         # The first status only says when the watch began.
         reports = [status.report for status in self.statuses[1:]]
         messages = len(reports)
-        used = Spent(*(end - start for start, end in zip(self._began, self._ended, strict=True)))
+        thread, family, machine = (self._ended - self._began).tolist()
         idle = sum(report.idle_seconds for report in reports)
         busy = sum(report.seconds for report in reports)
-        return Observed(
-            pace=messages / seconds,
-            idle=idle / (idle + busy),
-            staleness=statistics.mean(report.staleness for report in reports),
-            bytes=sum(report.wire_bytes for report in reports) / messages,
-            kept=sum(report.trained for report in reports) / messages,
-            driver=used.thread / messages,
-            processor=used.family / messages,
-            others=left(used.machine, used.family) / seconds,
-            steps=messages,
-        )
+        metrics = {
+            PACE: messages / seconds,
+            IDLE: idle / (idle + busy),
+            STALENESS: statistics.mean(report.staleness for report in reports),
+            BYTES: sum(report.wire_bytes for report in reports) / messages,
+            KEPT: sum(report.trained for report in reports) / messages,
+            PROCESSOR: family / messages,
+            OTHERS: left(machine, family) / seconds,
+        }
+        return Observed(metrics, driver=thread / messages, steps=messages)
 
 
 def observe(
@@ -120,9 +95,7 @@ def observe(
     """
     watch = Watch(seconds, warm_up, interrupted)
     run(setup, settings, observe=watch, stopped=watch.done)
-    if interrupted():
-        return None
-    return watch.observed()
+    return None if interrupted() else watch.observed()
 
 
 def machine_seconds() -> float:

@@ -6,9 +6,9 @@ The three belong together: what is simulated is the task whose costs were measur
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from kondo_lab.actors import digits, reversal
 from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies.scale import simulation
 from kondo_lab.studies.scale.costs import Costs
-from kondo_lab.studies.scale.settings import Settings
+from kondo_lab.studies.scale.settings import EVERY_ROW, NEVER, SOURCE, Settings
 from kondo_lab.studies.scale.simulation import Network, Outcome, System
 from kondo_lab.worker_pool import one_thread, usable_cores
 
-SOURCE, EVERY_ROW = "at source", "send all"
 MODES = (SOURCE, EVERY_ROW)
 TIMED, FITTED = "timed", "fitted"
 MEASURED, SIMULATED = "measured", "simulated"
@@ -44,7 +43,6 @@ CORES = "cores of this machine"
 
 # Nothing is learned: Adam takes as long at any rate, and the policy stays as it was drawn.
 LEARNING_RATE = 1e-6
-NEVER = 10**9
 # Eight processes that import torch at once on two busy cores take minutes.
 START_TIMEOUT = 900.0
 MIN_STEPS = 8
@@ -65,10 +63,8 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         """As records have it."""
-        return (
-            f"{self.design}, {self.network.name}, learner {self.speed:g}x, {self.mode} "
-            f"{100 * self.rate:g}%"
-        )
+        learner = f"learner {self.speed:g}x, {self.mode} {100 * self.rate:g}%"
+        return f"{self.design}, {self.network.name}, {learner}"
 
     def system(self, settings: Settings, samples: int, actors: int) -> System:
         """Return the system with that many actors."""
@@ -117,14 +113,7 @@ def _costs(settings: Settings, task: str, context: Context) -> tuple[list[Record
     """Time everything; seeds are rounds."""
     from kondo_lab.studies.scale import measure
 
-    setup = _setup(task)
-    chosen = RaySettings(
-        rate=settings.rate,
-        learning_rate=LEARNING_RATE,
-        checkpoint_every=NEVER,
-        spares=0,
-        start_timeout=START_TIMEOUT,
-    )
+    setup, chosen = _setup(task), _ray_settings(settings, checkpoint_every=NEVER)
 
     def said(number: int) -> None:
         _report(context, _COSTS_SHARE * (number + 1) / settings.rounds, "costs")
@@ -133,22 +122,26 @@ def _costs(settings: Settings, task: str, context: Context) -> tuple[list[Record
     samples, weights_bytes = measure.on_ray(setup, chosen, settings.rounds, said)
     samples |= measure.here(setup, chosen, settings.rounds)
     samples |= measure.waiting(settings.rounds)
-    samples |= measure.driving(
-        setup,
-        chosen,
-        seconds=settings.real_seconds,
-        warm_up=settings.warm_up_seconds,
-        rounds=settings.seeds,
-    )
+    seconds = {"seconds": settings.real_seconds, "warm_up": settings.warm_up_seconds}
+    samples |= measure.driving(setup, chosen, rounds=settings.seeds, **seconds)
     costs = measure.fitted(samples, setup, weights_bytes)
     records = [
-        _record(task, TIMED, math.nan, number, 0, metric, value)
+        Record(task, TIMED, math.nan, number, 0, 0, 0, metric, float(value))
         for metric, values in samples.items()
         for number, value in enumerate(values)
     ]
     known = dataclasses.asdict(costs) | {CORES: usable_cores()}
-    records += [_record(task, FITTED, math.nan, 0, 0, name, value) for name, value in known.items()]
-    return records, costs
+    return [*records, *_records(task, FITTED, math.nan, 0, 0, known)], costs
+
+
+def _ray_settings(settings: Settings, **options: Any) -> RaySettings:
+    return RaySettings(
+        rate=settings.rate,
+        learning_rate=LEARNING_RATE,
+        spares=0,
+        start_timeout=START_TIMEOUT,
+        **options,
+    )
 
 
 def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Iterator[Record]:
@@ -159,55 +152,31 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
     for done, (seed, actors, mode) in enumerate(kinds):
         share = _COSTS_SHARE + _CHECK_SHARE * done / len(kinds)
         _report(context, share, f"{actors} actors, {mode}")
-        chosen = RaySettings(
-            actors=actors,
-            steps=NEVER,
-            rate=settings.rate,
-            at_source=mode == SOURCE,
-            learning_rate=LEARNING_RATE,
-            seed=seed,
-            spares=0,
-            start_timeout=START_TIMEOUT,
+        chosen = _ray_settings(
+            settings, actors=actors, steps=NEVER, at_source=mode == SOURCE, seed=seed
         )
-        seen = real_runs.observe(
-            _setup(task),
-            chosen,
-            seconds=settings.real_seconds,
-            warm_up=settings.warm_up_seconds,
-            interrupted=context.stopped,
-        )
+        seconds = {"seconds": settings.real_seconds, "warm_up": settings.warm_up_seconds}
+        seen = real_runs.observe(_setup(task), chosen, interrupted=context.stopped, **seconds)
         if seen is None:
-            raise Stopped(task)
-        own = {
-            PACE: seen.pace,
-            IDLE: seen.idle,
-            STALENESS: seen.staleness,
-            BYTES: seen.bytes,
-            KEPT: seen.kept,
-            PROCESSOR: seen.processor,
-            OTHERS: seen.others,
-        }
-        sent = seen.kept if mode == SOURCE else costs.samples
+            raise Stopped
+        kept, others = seen.metrics[KEPT], seen.metrics[OTHERS]
+        sent = kept if mode == SOURCE else costs.samples
         system = System(
             actors=actors,
             sent=sent,
-            kept=seen.kept,
-            cores=usable_cores() - seen.others,
+            kept=kept,
+            cores=usable_cores() - others,
             queue=chosen.queue,
             checkpoint_every=chosen.checkpoint_every,
         )
-        twin = simulation.simulate(
+        found = simulation.simulate(
             costs, system, rollouts=CHECK_ROLLOUTS, warm_up=CHECK_WARM_UP, seed=seed
         )
-        foretold = {
-            PACE: twin.pace,
-            IDLE: twin.idle,
-            STALENESS: statistics.mean(twin.staleness),
-            BYTES: costs.message_bytes(sent),
-        }
-        for who, values in ((MEASURED, own), (SIMULATED, foretold)):
-            for metric, value in values.items():
-                yield _record(task, f"{who}, {mode}", actors, seed, seen.steps, metric, value)
+        metrics = outcome_metrics(found)
+        twin = {metric: metrics[metric] for metric in (PACE, IDLE, STALENESS)}
+        twin[BYTES] = costs.message_bytes(sent)
+        for who, values in ((MEASURED, seen.metrics), (SIMULATED, twin)):
+            yield from _records(task, f"{who}, {mode}", actors, seed, seen.steps, values)
 
 
 def _simulate(settings: Settings, task: str, costs: Costs, context: Context) -> Iterator[Record]:
@@ -226,8 +195,8 @@ def _simulate(settings: Settings, task: str, costs: Costs, context: Context) -> 
                 warm_up=system.orders,
                 seed=0,
             )
-            for metric, value in outcome_metrics(found).items():
-                yield _record(task, case.name, actors, 0, found.steps, metric, value)
+            values = outcome_metrics(found)
+            yield from _records(task, case.name, actors, 0, found.steps, values)
 
 
 def outcome_metrics(found: Outcome) -> dict[str, float]:
@@ -246,8 +215,7 @@ def outcome_metrics(found: Outcome) -> dict[str, float]:
 
 
 def _setup(task: str) -> Setup:
-    makers: dict[str, Callable[[], Setup]] = {"digits": digits, "reversal": reversal}
-    return makers[task]()
+    return digits() if task == "digits" else reversal()
 
 
 def _report(context: Context, share: float, note: str) -> None:
@@ -256,17 +224,8 @@ def _report(context: Context, share: float, note: str) -> None:
     context.progress(share, note)
 
 
-def _record(
-    task: str, series: str, setting: float, seed: int, step: int, metric: str, value: float
-) -> Record:
-    return Record(
-        part=task,
-        series=series,
-        setting=float(setting),
-        seed=seed,
-        step=step,
-        forward=0,
-        backward=0,
-        metric=metric,
-        value=float(value),
-    )
+def _records(
+    task: str, series: str, setting: float, seed: int, step: int, values: Mapping[str, float]
+) -> Iterator[Record]:
+    for metric, value in values.items():
+        yield Record(task, series, float(setting), seed, step, 0, 0, metric, float(value))

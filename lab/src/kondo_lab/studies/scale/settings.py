@@ -5,6 +5,8 @@ import dataclasses
 from kondo_lab.studies.scale.simulation import Network
 from kondo_lab.studies.study import Size
 
+SOURCE, EVERY_ROW = "at source", "send all"
+NEVER = 10**9
 NETWORKS = (
     Network(name="1 Gbit/s, 1 ms", bandwidth=1e9 / 8, latency=1e-3),
     Network(name="10 Gbit/s, 0.2 ms", bandwidth=1e10 / 8, latency=2e-4),
@@ -24,17 +26,14 @@ class Settings:
     rounds: int
     """Times everything is timed."""
 
+    # Real runs on this machine; each is watched after its last actor is up and has warmed up.
     real_actors: tuple[int, ...]
-    """Of real runs on this machine."""
     real_seconds: float
-    """Each is watched, after its warm-up."""
     warm_up_seconds: float = 1.0
-    """After its last actor is up."""
     seeds: int
-    """Real runs of each kind."""
 
+    # Simulated systems.
     actors: tuple[int, ...]
-    """Of simulated systems."""
     rates: tuple[float, ...] = (0.01, 0.03, 0.1, 1.0)
     networks: tuple[Network, ...] = NETWORKS
     speeds: tuple[float, ...] = (1.0, 10.0)

@@ -13,12 +13,11 @@ import dataclasses
 import math
 import random
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from kondo_lab.studies.scale.costs import Costs
-from kondo_lab.studies.scale.events import Clock, Shared
+from kondo_lab.studies.scale.events import Call, Clock, Shared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,22 +124,6 @@ class _Call:
     fetched: bool = False
 
 
-@dataclasses.dataclass
-class _Totals:
-    """Sums since the start; an outcome is the difference of two."""
-
-    seconds: float = 0.0
-    rollouts: int = 0
-    steps: int = 0
-    idle: float = 0.0
-    acting: float = 0.0
-    driving: float = 0.0
-    inward: float = 0.0
-    outward: float = 0.0
-    waiting: float = 0.0
-    response: float = 0.0
-
-
 def simulate(costs: Costs, system: System, *, rollouts: int, warm_up: int, seed: int) -> Outcome:
     """Run until `warm_up` and then at least `rollouts` rollouts were trained on.
 
@@ -153,22 +136,15 @@ def simulate(costs: Costs, system: System, *, rollouts: int, warm_up: int, seed:
         )
     run = _Run(costs, system, seed)
     run.clock.after(0.0, run.start)
-    run.clock.run(until=lambda: run.totals.rollouts >= warm_up)
-    before = dataclasses.replace(run.totals, seconds=run.clock.now)
+    before = run.until(warm_up)
     seen = len(run.staleness)
-    run.clock.run(until=lambda: run.totals.rollouts >= before.rollouts + rollouts)
-    after = dataclasses.replace(run.totals, seconds=run.clock.now)
-    return _outcome(before, after, system, run.staleness[seen:])
-
-
-def _outcome(before: _Totals, after: _Totals, system: System, staleness: list[int]) -> Outcome:
-    past, now = dataclasses.asdict(before), dataclasses.asdict(after)
-    total = {name: now[name] - past[name] for name in now}
+    after = run.until(before["rollouts"] + rollouts)
+    total = {name: after[name] - before[name] for name in after}
     seconds = total["seconds"]
     return Outcome(
         seconds=seconds,
-        rollouts=total["rollouts"],
-        steps=total["steps"],
+        rollouts=int(total["rollouts"]),
+        steps=int(total["steps"]),
         idle=total["idle"] / seconds,
         actors_busy=total["acting"] / seconds / system.actors,
         driver_busy=total["driving"] / seconds,
@@ -176,7 +152,7 @@ def _outcome(before: _Totals, after: _Totals, system: System, staleness: list[in
         outward=total["outward"] / seconds,
         waiting=total["waiting"] / total["steps"],
         response=total["response"] / total["rollouts"],
-        staleness=staleness,
+        staleness=run.staleness[seen:],
     )
 
 
@@ -185,21 +161,21 @@ class _Run:
 
     def __init__(self, costs: Costs, system: System, seed: int):
         self.clock = Clock()
-        self.totals = _Totals()
+        # Sums since the start; an outcome is made of the differences of two.
+        sums = ("idle", "acting", "driving", "inward", "outward", "waiting", "response")
+        self._totals = dict.fromkeys(("rollouts", "steps", *sums), 0.0)
         self.staleness: list[int] = []
         self._costs, self._system = costs, system
         self._random = random.Random(seed)
         self._cores = Shared(self.clock, system.cores)
-        self._inward, self._outward = Shared(self.clock, 1), Shared(self.clock, 1)
+        self._links = {way: Shared(self.clock, 1) for way in ("inward", "outward")}
         self._version = self._published = 0
         # Actors: orders not begun. Machines: version -> who waits for it, None once it is there.
         self._ordered: list[deque[_Order]] = [deque() for _ in range(system.actors)]
         self._acting = [False] * system.actors
         self._acts_with = [-1] * system.actors
         machines = math.ceil(system.actors / system.actors_per_machine)
-        self._stores: list[dict[int, list[Callable[[], None]] | None]] = [
-            {} for _ in range(machines)
-        ]
+        self._stores: list[dict[int, list[Call] | None]] = [{} for _ in range(machines)]
         # Driver: what has arrived since its last turn, and what it knows.
         self._receipts: list[_Order] = []
         self._reports: list[list[_Order]] = []
@@ -219,6 +195,17 @@ class _Run:
             for _ in range(self._system.queue):
                 self._order(seat)
 
+    def until(self, rollouts: float) -> dict[str, float]:
+        """Run until that many rollouts were trained on, and return the sums since the start."""
+        self.clock.run(until=lambda: self._totals["rollouts"] >= rollouts)
+        return {**self._totals, "seconds": self.clock.now}
+
+    def _travel(self, way: str, size: float, wait: float, then: Call) -> None:
+        """Send that many bytes after `wait` seconds."""
+        self._totals[way] += size
+        seconds = size / self._system.network.bandwidth
+        self.clock.after(wait, lambda: self._links[way].serve(seconds, then))
+
     # Driver.
 
     def _order(self, seat: int) -> None:
@@ -237,7 +224,7 @@ class _Run:
         costs, arrived = self._costs, len(receipts) + len(reports)
         references = self._executing + self._planned
         work = costs.wait + costs.wait_reference * references + costs.handle * arrived
-        self.totals.driving += work
+        self._totals["driving"] += work
         self._cores.serve(work, lambda: self._end_turn(receipts, reports))
 
     def _end_turn(self, receipts: list[_Order], reports: list[list[_Order]]) -> None:
@@ -245,18 +232,15 @@ class _Run:
         self._ready.extend(receipts)
         self._planned -= len(reports)
         self._published += len(reports)
-        self._plan()
+        while len(self._ready) >= self._system.per_step and self._planned < self._system.ahead:
+            taken = [self._ready.popleft() for _ in range(self._system.per_step)]
+            self._planned += 1
+            self.clock.after(self._costs.learner_hop, partial(self._submit, taken))
         for trained in reports:
             for order in trained:
                 self._order(order.seat)
         self._in_turn = False
         self._take_turn()
-
-    def _plan(self) -> None:
-        while len(self._ready) >= self._system.per_step and self._planned < self._system.ahead:
-            taken = [self._ready.popleft() for _ in range(self._system.per_step)]
-            self._planned += 1
-            self.clock.after(self._costs.learner_hop, partial(self._submit, taken))
 
     # Actors.
 
@@ -274,19 +258,17 @@ class _Run:
             self._cores.serve(work * self._noise(costs.actor_spread), done)
 
         def done() -> None:
-            self.totals.acting += self.clock.now - begun
+            self._totals["acting"] += self.clock.now - begun
             if math.isfinite(self._system.cores):
-                self._cores.serve(self._costs.system, _nothing)
+                self._cores.serve(self._costs.system, lambda: None)
             self._deliver(order)
             self._next_rollout(seat)
 
         # An order, then weights if they are new; both are on the learner's machine.
-        self.clock.after(
-            self._system.network.latency, (lambda: self._fetch_weights(order, act)) if new else act
-        )
+        first = partial(self._fetch_weights, order, act) if new else act
+        self.clock.after(self._system.network.latency, first)
 
-    def _fetch_weights(self, order: _Order, then: Callable[[], None]) -> None:
-        network = self._system.network
+    def _fetch_weights(self, order: _Order, then: Call) -> None:
         store = self._stores[order.seat // self._system.actors_per_machine]
         if order.version in store:
             waiting = store[order.version]
@@ -295,34 +277,28 @@ class _Run:
             else:
                 waiting.append(then)
             return
-        store[order.version] = [then]
+        waiting = store[order.version] = [then]
 
         def arrived() -> None:
-            waiting, store[order.version] = store[order.version], None
-            for call in waiting or ():
+            store[order.version] = None
+            for call in waiting:
                 call()
 
-        size = self._costs.weights_bytes
-        self.totals.outward += size
-        self.clock.after(
-            2 * network.latency, lambda: self._outward.serve(size / network.bandwidth, arrived)
-        )
+        latency = 2 * self._system.network.latency
+        self._travel("outward", self._costs.weights_bytes, latency, arrived)
 
     def _deliver(self, order: _Order) -> None:
         """Tell the driver; where messages travel ahead, once this one has."""
-        network, costs = self._system.network, self._costs
 
         def tell() -> None:
             self._receipts.append(order)
             self._take_turn()
 
-        hop = costs.actor_hop + network.latency
-        if not self._system.prefetch:
+        hop = self._costs.actor_hop + self._system.network.latency
+        if self._system.prefetch:
+            self._travel("inward", self._costs.message_bytes(self._system.sent), hop, tell)
+        else:
             self.clock.after(hop, tell)
-            return
-        size = self._costs.message_bytes(self._system.sent)
-        self.totals.inward += size
-        self.clock.after(hop, lambda: self._inward.serve(size / network.bandwidth, tell))
 
     # Learner.
 
@@ -338,50 +314,39 @@ class _Run:
             self._fetch_messages(call)
 
     def _fetch_messages(self, call: _Call) -> None:
-        system, network = self._system, self._system.network
-
         def fetched() -> None:
             call.fetched = True
             self._next_step()
 
-        if system.prefetch:
+        if self._system.prefetch:
             fetched()
             return
         count = len(call.orders)
-        size = count * self._costs.message_bytes(system.sent)
-        self.totals.inward += size
+        size = count * self._costs.message_bytes(self._system.sent)
         # One after another: ask, then receive.
-        self.clock.after(
-            2 * network.latency * count,
-            lambda: self._inward.serve(size / network.bandwidth, fetched),
-        )
+        self._travel("inward", size, 2 * self._system.network.latency * count, fetched)
 
     def _next_step(self) -> None:
         """Take the oldest step, once its messages are there."""
         if self._at_work or not self._calls or not self._calls[0].fetched:
             return
         self._at_work = True
-        self.totals.idle += self.clock.now - self._free_since
+        self._totals["idle"] += self.clock.now - self._free_since
         behind = [call.orders for call in self._calls[1:]] + list(self._submitted)
-        self.totals.waiting += len(self._ready) + sum(len(orders) for orders in behind)
-        self._train(self._calls[0].orders)
-
-    def _train(self, orders: list[_Order]) -> None:
-        costs, system = self._costs, self._system
+        self._totals["waiting"] += len(self._ready) + sum(len(orders) for orders in behind)
+        costs, system, orders = self._costs, self._system, self._calls[0].orders
         work = costs.step_seconds(len(orders), system.sent, system.kept) + costs.publish
         work *= self._noise(costs.learner_spread) / system.learner_speed
-        saves = (self._version + 1) % system.checkpoint_every == 0
-        self._cores.serve(
-            work,
-            lambda: self.clock.after(costs.checkpoint * saves, lambda: self._trained(orders)),
-        )
+        save = costs.checkpoint * ((self._version + 1) % system.checkpoint_every == 0)
+        trained = partial(self._trained, orders)
+        self._cores.serve(work, lambda: self.clock.after(save, trained))
 
     def _trained(self, orders: list[_Order]) -> None:
         self.staleness += [self._version - order.version for order in orders]
         self._version += 1
-        self.totals.steps += 1
-        self.totals.rollouts += len(orders)
-        self.totals.response += sum(self.clock.now - order.issued for order in orders)
+        self._totals["steps"] += 1
+        self._totals["rollouts"] += len(orders)
+        self._totals["response"] += sum(self.clock.now - order.issued for order in orders)
         self._free_since = self.clock.now
         self._cores.serve(self._costs.learner_gap, lambda: self._report(orders))
 
@@ -396,7 +361,3 @@ class _Run:
     def _noise(self, spread: float) -> float:
         """Return a factor with median 1."""
         return math.exp(spread * self._random.gauss(0.0, 1.0)) if spread else 1.0
-
-
-def _nothing() -> None:
-    """End a job that no other waits for."""

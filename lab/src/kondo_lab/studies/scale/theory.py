@@ -28,19 +28,29 @@ def limits(costs: Costs, system: System) -> dict[str, float]:
     machine neither. Those ordered in one turn of the driver share a version: what weights limit
     may then be exceeded.
     """
-    network, size = system.network, costs.message_bytes(system.sent)
-    acting = _acting(costs, system) + network.latency
-    fetch, step = _fetch(costs, system), _step(costs, system)
+    network = system.network
+    message = costs.message_bytes(system.sent) / network.bandwidth
+    acting = costs.actor_seconds(system.sent, new_weights=True) * _mean(costs.actor_spread)
+    acting += network.latency
+    work = costs.step_seconds(system.per_step, system.sent, system.kept) + costs.publish
+    step = work * _mean(costs.learner_spread) / system.learner_speed
+    step += costs.checkpoint / system.checkpoint_every
     busy = step + costs.learner_gap
+    # Messages are fetched one after another, if nobody else fetches.
+    fetch = 0.0 if system.prefetch else system.per_step * (message + 2 * network.latency)
+    # Weights travel once a version and machine.
+    machines = math.ceil(system.actors / system.actors_per_machine)
+    weights = costs.weights_bytes * min(1.0, machines / system.per_step)
+    way = costs.actor_hop + costs.learner_hop + network.latency
     seconds = {
         ACTORS: acting / system.actors,
         LEARNER: max(busy, (fetch + busy) / system.threads) / system.per_step,
-        INWARD: size / network.bandwidth,
-        OUTWARD: costs.weights_bytes * _fetches(system) / network.bandwidth,
+        INWARD: message,
+        OUTWARD: weights / network.bandwidth,
         DRIVER: costs.handle * (1 + 1 / system.per_step),
         AHEAD: (costs.learner_hop + fetch + busy + costs.wait + costs.handle)
         / (system.ahead * system.per_step),
-        ORDERS: (acting + _way(costs, system) + fetch + step) / system.orders,
+        ORDERS: (acting + way + fetch + step) / system.orders,
     }
     return {name: 1 / needed for name, needed in seconds.items() if needed > 0}
 
@@ -48,37 +58,6 @@ def limits(costs: Costs, system: System) -> dict[str, float]:
 def scarcest(costs: Costs, system: System) -> list[tuple[str, float]]:
     """Return resources and their limits, the one that sets the pace first."""
     return sorted(limits(costs, system).items(), key=lambda item: item[1])
-
-
-def _acting(costs: Costs, system: System) -> float:
-    """Return an actor's mean seconds on a rollout with new weights."""
-    return costs.actor_seconds(system.sent, new_weights=True) * _mean(costs.actor_spread)
-
-
-def _fetches(system: System) -> float:
-    """Return how often the weights travel per rollout: once a version and machine."""
-    machines = math.ceil(system.actors / system.actors_per_machine)
-    return min(1.0, machines / system.per_step)
-
-
-def _step(costs: Costs, system: System) -> float:
-    """Return the learner's mean seconds of work on a step."""
-    work = costs.step_seconds(system.per_step, system.sent, system.kept) + costs.publish
-    seconds = work * _mean(costs.learner_spread) / system.learner_speed
-    return seconds + costs.checkpoint / system.checkpoint_every
-
-
-def _fetch(costs: Costs, system: System) -> float:
-    """Return the seconds in which the messages of a step are fetched, if nobody else fetches."""
-    if system.prefetch:
-        return 0.0
-    one = costs.message_bytes(system.sent) / system.network.bandwidth + 2 * system.network.latency
-    return system.per_step * one
-
-
-def _way(costs: Costs, system: System) -> float:
-    """Return the latency of an order that finds everybody free."""
-    return costs.actor_hop + costs.learner_hop + system.network.latency
 
 
 def _mean(spread: float) -> float:
