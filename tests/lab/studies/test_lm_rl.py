@@ -140,7 +140,7 @@ def test_the_larger_model_takes_over_the_learning_rates(tiny):
 def test_saved_time_buys_no_fewer_prompts_than_dense_has(tiny):
     table = tiny[2]
     field = TINY.walls[0]
-    more = table[table["part"].isin(assignments.more_names(TINY, field))]
+    more = table[table["part"].isin(assignments.more_runs(TINY, field))]
     assert set(more["series"]) == {"DG-K 10%", "PODS 10%"}
     for _, own in more.groupby("series"):
         (prompts,) = own["setting"].unique()

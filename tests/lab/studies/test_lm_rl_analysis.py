@@ -428,7 +428,7 @@ def test_the_zero_advantage_filter_is_one_of_the_gates():
 
 
 def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
-    part = assignments.more_names(SMALL, WALL)[0]
+    part = next(iter(assignments.more_runs(SMALL, WALL)))
     base = joined(
         clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
         clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),
@@ -444,7 +444,7 @@ def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
 
 
 def test_saved_time_may_have_bought_nothing():
-    part = assignments.more_names(SMALL, WALL)[0]
+    part = next(iter(assignments.more_runs(SMALL, WALL)))
     base = joined(
         clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
         clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),

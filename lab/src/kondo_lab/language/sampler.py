@@ -46,6 +46,11 @@ class Sampled(NamedTuple):
     """bool [P, N, La]: the policy drew this token, END included."""
 
     @property
+    def prompts(self) -> Tensor:
+        """int64 [P, N, Lp]."""
+        return self.tokens[..., : -self.mask.shape[-1]]
+
+    @property
     def completions(self) -> Tensor:
         """int64 [P, N, La]."""
         return self.tokens[..., -self.mask.shape[-1] :]

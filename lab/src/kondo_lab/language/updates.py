@@ -4,8 +4,8 @@
     select     signal -> gate -> kept tokens, and packs of what they need
     train      forward and backward of the packs
 
-Every contender goes through `kondo.backward`, and so has the same packing and head; a dense one
-keeps everything. The plain way pads all rows to one length: a second witness of what dense costs.
+Every contender goes through `kondo.backward`, and so has the same packing and head; a dense one has
+no gate. The plain way pads all rows to one length: a second witness of what dense costs.
 """
 
 import copy
@@ -23,11 +23,12 @@ from torch.nn.functional import pad
 import kondo
 from kondo import lm
 from kondo.core import signals
+from kondo.core.advantage import group_mean
 from kondo.core.contract import BaseGate, Signal, needs_log_probs
 from kondo.core.prechosen import Prechosen
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
-from kondo_lab.gates import DrawnVarianceGate, Everything
+from kondo_lab.gates import DrawnVarianceGate
 from kondo_lab.language import contenders
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.sampler import Sampled
@@ -87,7 +88,8 @@ def product_backward(
     clock = Clock(rewards.device)
     with clock.stage("select"):  # some choose here, before the engine asks
         gate, advantages = _gate(contender, rows, rewards, draws, step, group)
-        gate.signal = _signal(contender, gate, on_rows(entropies), draws, step, prompt_length)
+        if gate is not None:
+            gate.signal = _signal(contender, gate, on_rows(entropies), draws, step, prompt_length)
     kept: Counter[str] = Counter()
 
     def loss(log_probs: Tensor, _: Tensor, *, own: Tensor, old: Tensor) -> Tensor:
@@ -98,7 +100,7 @@ def product_backward(
     report = kondo.backward(
         policy,
         rows,
-        kondo.advantage.group_mean(rewards, group),
+        group_mean(rewards, group),
         gate=gate,
         unit=contender.unit,
         screen=old if contender.screen == "free" else None,
@@ -127,20 +129,19 @@ def _gate(
     draws: Draws,
     step: int,
     group: int,
-) -> tuple[BaseGate, Tensor]:
+) -> tuple[BaseGate | None, Tensor]:
     """Return a copy of the contender's gate for these rows, and the advantages [N] of its loss."""
-    together = rewards.unsqueeze(0)
-    advantages = contenders.loss_advantages(contender, together, group)[0]
-    gate = Everything() if contender.gate is None else copy.copy(contender.gate)
+    gate, together = copy.copy(contender.gate), rewards.unsqueeze(0)
+    advantages = contenders.loss_advantages(contender, together, group)
     if isinstance(gate, BudgetGate):
-        return gate.for_rows(rows), advantages
-    if not isinstance(gate, DrawnVarianceGate):
-        return gate, advantages
-    values, mask = kondo.advantage.group_mean(together, group), rows.completion_mask.unsqueeze(0)
-    keep = contenders.choose_rows(gate, values, mask, draws, step, 0).keep
-    if gate.group is not None:
-        advantages = contenders.loss_advantages(contender, together, group, among=keep)[0]
-    return Prechosen(keep[0]), advantages
+        gate = gate.for_rows(rows)
+    if isinstance(gate, DrawnVarianceGate):
+        values, mask = group_mean(together, group), rows.completion_mask.unsqueeze(0)
+        keep = contenders.choose_rows(gate, values, mask, draws, step, 0).keep
+        if gate.group is not None:
+            advantages = contenders.loss_advantages(contender, together, group, among=keep)
+        gate = Prechosen(keep[0])
+    return gate, advantages[0]
 
 
 def _signal(
@@ -152,7 +153,7 @@ def _signal(
     prompt_length: int,
 ) -> Signal:
     """Return what the gate looks at, with the sampler's entropies and this member's draws."""
-    signal, by_row = gate.signal, contender.unit == "sequence"
+    signal = gate.signal
 
     def of_tokens(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
         if signal is contenders.entropy:
@@ -166,7 +167,7 @@ def _signal(
             return draws.uniform("priority", step, len(log_probs))[0]
         return signal(advantages, advantages)  # a sum over tokens would favour length
 
-    if by_row:
+    if contender.unit == "sequence":
         return signal if needs_log_probs(signal) else of_rows
     return of_tokens if signal in (contenders.entropy, signals.uniform) else signal
 
@@ -187,11 +188,7 @@ def plain_backward(
     Args:
         contender: the rule; of a gate, the choice is only a mask and saves nothing.
         module: token ids [B, T] -> logits [B, T, V].
-        sampled: N completions of one member, [1, N, ...].
-        rewards: [N].
-        draws: of this member.
-        step: of the draws.
-        group: A, answers per prompt.
+        sampled, rewards, draws, step, group: see `product_backward`.
         max_tokens: most tokens of a forward.
     """
     clock, total = Clock(rewards.device), rewards.new_zeros(())

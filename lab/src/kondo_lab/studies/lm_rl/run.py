@@ -17,13 +17,14 @@ import gc
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
-from kondo_lab.language import loop, step_seconds, updates
+from kondo_lab.language import loop, step_seconds
 from kondo_lab.language.contenders import CLIPPED, Contender
-from kondo_lab.language.loop import Learner, Shape
-from kondo_lab.language.population import Member, Population
+from kondo_lab.language.loop import Learner
+from kondo_lab.language.population import Member, Population, Shape
 from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.run import train
 from kondo_lab.studies.lm_rl import assignments, expected_seconds, starts, tuning
@@ -45,6 +46,7 @@ CURVES = (
 )
 """Metrics that are kept of every evaluated step. Of diagnostics only those of the last step are,
 but for the headliners of a grid: results are kept under version control."""
+DENSE = Contender(name="GRPO", loss=CLIPPED, divided=True)
 TARGET_SECONDS = "dense seconds of a loop"
 
 
@@ -67,6 +69,8 @@ def _in_order(settings: Settings) -> list[Part]:
     """Return the parts, the most valuable first."""
     main, *other_grids = settings.grids
     first, *other_walls = settings.walls
+    members = assignments.denominator_members(settings)
+    denominator = _trials("denominator", settings, main, members, settings.denominator_steps)
     found = [
         *_tuned_parts(settings, first),
         _seconds_part(settings, first),
@@ -79,7 +83,7 @@ def _in_order(settings: Settings) -> list[Part]:
             _seconds_part(settings, field),
             *_wall_parts(settings, field, range(field.num_seeds)),
         ]
-    found += [*_more_parts(settings, first), *_denominator_parts(settings)]
+    found += [*_more_parts(settings, first), *denominator]
     for field in other_grids:
         found += [*_grid_parts(settings, field), _seconds_part(settings, field)]
     return found + _wall_parts(settings, first, range(FIRST_SEEDS, first.num_seeds))
@@ -95,47 +99,41 @@ def lean(records: Sequence[Record], *, but: Collection[str] = ()) -> list[Record
     ]
 
 
-def _warm_part(settings: Settings, field: Field) -> Part:
-    return Part(
+def _tuned_parts(settings: Settings, field: Field) -> list[Part]:
+    """Return the parts that lead to a field's starts and learning rates."""
+    warm = Part(
         name=assignments.warm_name(field),
         run=partial(_warm, settings, field),
         work=expected_seconds.warm(settings, field),
     )
+    members = [] if field.tuned_on else assignments.tune_members(settings, field)
+    return [warm, *_trials("tune", settings, field, members, field.tune_steps)]
 
 
-def _tuned_parts(settings: Settings, field: Field) -> list[Part]:
-    """Return the parts that lead to a field's starts and learning rates."""
-    warm = _warm_part(settings, field)
-    if field.tuned_on:
-        return [warm]
-    members = assignments.tune_members(settings, field)
-    pieces = assignments.named_pieces("tune", settings, field, members)
+def _trials(
+    kind: str, settings: Settings, field: Field, members: Sequence[Member], num_steps: int
+) -> list[Part]:
+    """Return parts that try learning rates, of which the rewards alone are kept."""
     return [
-        warm,
-        *(
-            Part(
-                name=name,
-                run=partial(_tune, settings, field, name, piece),
-                work=expected_seconds.population(field, members[piece], field.tune_steps),
-            )
-            for name, piece in pieces.items()
-        ),
+        Part(
+            name=name,
+            run=partial(_try_rates, settings, field, members[piece], num_steps, name),
+            work=expected_seconds.population(field, members[piece], num_steps),
+        )
+        for name, piece in assignments.named_pieces(kind, settings, field, members).items()
     ]
 
 
 def _grid_parts(settings: Settings, field: Field) -> list[Part]:
-    members = assignments.unrated(settings, field)
+    members = assignments.grid_members(settings, field)
     pieces = assignments.named_pieces("grid", settings, field, members)
-    return [
-        *_tuned_parts(settings, field),
-        *(
-            Part(
-                name=name,
-                run=partial(_grid, settings, field, name, piece),
-                work=expected_seconds.population(field, members[piece], field.num_steps),
-            )
-            for name, piece in pieces.items()
-        ),
+    return _tuned_parts(settings, field) + [
+        Part(
+            name=name,
+            run=partial(_grid, settings, field, name, piece),
+            work=expected_seconds.population(field, members[piece], field.num_steps),
+        )
+        for name, piece in pieces.items()
     ]
 
 
@@ -150,68 +148,43 @@ def _seconds_part(settings: Settings, field: Field) -> Part:
 def _wall_parts(settings: Settings, field: Field, seeds: Iterable[int]) -> list[Part]:
     return [
         Part(
-            name=assignments.wall_name(field, each, path, seed),
-            run=partial(_wall, settings, field, each, path, seed),
-            work=expected_seconds.loops(field, [each], field.num_steps),
+            name=name,
+            run=partial(_wall, settings, field, contender, path, seed, name),
+            work=expected_seconds.loops(field, [contender], field.num_steps),
         )
-        for seed in seeds
-        for each in settings.clocked(field)
-        for path in assignments.paths(field, each)
+        for name, (contender, path, seed) in assignments.wall_runs(settings, field, seeds).items()
     ]
 
 
 def _more_parts(settings: Settings, field: Field) -> list[Part]:
+    # The loop takes as long as dense's by construction, and is looked for first.
+    work = 1.5 * expected_seconds.loops(field, [DENSE], field.num_steps)
     return [
-        Part(
-            name=assignments.more_name(field, each, seed),
-            run=partial(_more, settings, field, each, seed),
-            # The loop takes as long as dense's by construction, and is looked for first.
-            work=1.5 * expected_seconds.loops(field, [Contender(name="dense")], field.num_steps),
-        )
-        for seed in range(settings.more_seeds)
-        for each in assignments.with_more(settings, field)
-    ]
-
-
-def _denominator_parts(settings: Settings) -> list[Part]:
-    field, members = settings.main, assignments.denominator_members(settings)
-    pieces = assignments.named_pieces("denominator", settings, field, members)
-    return [
-        Part(
-            name=name,
-            run=partial(_denominator, settings, name, piece),
-            work=expected_seconds.population(field, members[piece], settings.denominator_steps),
-        )
-        for name, piece in pieces.items()
+        Part(name=name, run=partial(_more, settings, field, contender, seed, name), work=work)
+        for name, (contender, seed) in assignments.more_runs(settings, field).items()
     ]
 
 
 def _warm(settings: Settings, field: Field, context: Context) -> Iterable[Record]:
     """Start every seed; series are where seeds stand, steps are supervised ones."""
-    seeds, batch = starts.seeds_of(settings, field), field.warm_batch
+    part, seeds = assignments.warm_name(field), starts.seeds_of(settings, field)
     for point in starts.train(settings, field, context):
+        paid = point.step * field.warm_batch
         for seed, loss, reward in zip(seeds, point.loss, point.reward, strict=True):
-            paid = point.step * batch
-            for metric, value in ((tuning.QUALITY, reward), (WARM_LOSS, loss)):
-                yield Record(
-                    assignments.warm_name(field),
-                    "start",
-                    math.nan,
-                    seed,
-                    point.step,
-                    paid,
-                    paid,
-                    metric,
-                    value,
-                )
+            for value in ((tuning.QUALITY, reward), (WARM_LOSS, loss)):
+                yield Record(part, "start", math.nan, seed, point.step, paid, paid, *value)
 
 
-def _tune(
-    settings: Settings, field: Field, part: str, piece: slice, context: Context
+def _try_rates(
+    settings: Settings,
+    field: Field,
+    members: Sequence[Member],
+    num_steps: int,
+    part: str,
+    context: Context,
 ) -> list[Record]:
-    members = assignments.tune_members(settings, field)[piece]
-    steps = assignments.evenly(field.tune_steps, settings.tune_evaluations)
-    found = _train(settings, field, members, context, part, steps)
+    steps = assignments.evenly(num_steps, settings.tune_evaluations)
+    found = _population(settings, field, members, context, part, steps)
     return [record for record in found if record.metric in REWARDS]
 
 
@@ -220,18 +193,11 @@ def _grid(
 ) -> list[Record]:
     members = assignments.grid_members(settings, field, rates_in(settings, field, context))[piece]
     steps = assignments.evenly(field.num_steps, settings.evaluations)
-    found = _train(settings, field, members, context, part, steps)
+    found = _population(settings, field, members, context, part, steps)
     return lean(found, but=[each.name for each in settings.headliners()])
 
 
-def _denominator(settings: Settings, part: str, piece: slice, context: Context) -> list[Record]:
-    members = assignments.denominator_members(settings)[piece]
-    steps = assignments.evenly(settings.denominator_steps, settings.tune_evaluations)
-    found = _train(settings, settings.main, members, context, part, steps)
-    return [record for record in found if record.metric in REWARDS]
-
-
-def _train(
+def _population(
     settings: Settings,
     field: Field,
     members: Sequence[Member],
@@ -246,26 +212,27 @@ def _train(
         members,
         starts.load(settings, field, context),
         device=context.device,
-        num_prompts=field.num_prompts,
-        repeats=field.repeats,
-        max_norm=settings.max_norm,
-        max_tokens=settings.max_tokens,
-        num_held_out=settings.num_held_out,
+        shape=_shape(settings, field, field.num_prompts),
     )
     return train(
-        trained,
-        context,
-        part=part,
-        num_steps=steps[-1],
-        log_steps=(),
-        evaluate_steps=steps,
+        trained, context, part=part, num_steps=steps[-1], log_steps=(), evaluate_steps=steps
+    )
+
+
+def _shape(settings: Settings, field: Field, num_prompts: int) -> Shape:
+    return Shape(
+        num_prompts=num_prompts,
+        repeats=field.repeats,
+        num_held_out=settings.num_held_out,
+        max_norm=settings.max_norm,
+        max_tokens=settings.max_tokens,
     )
 
 
 def _seconds(settings: Settings, field: Field, context: Context) -> list[Record]:
     """Time every contender's step, of the start of seed 0."""
     contenders = assignments.timed(settings, field)
-    learner = _learner(settings, field, context, contenders[0], learning_rate=0.0)
+    learner = _timed(settings, field, context, contenders[0])
     found = step_seconds.seconds_per_step(
         learner, contenders, rounds=settings.rounds, progress=context.progress
     )
@@ -278,100 +245,83 @@ def _wall(
     contender: Contender,
     path: loop.Path,
     seed: int,
+    part: str,
     context: Context,
 ) -> list[Record]:
     """Train one contender by the clock. Setting: the learning rate."""
     rate = rates_in(settings, field, context)(contender)
-    named = assignments.titled(contender, path)
-    learner = _learner(settings, field, context, named, learning_rate=rate, seed=seed, path=path)
-    found = loop.train(
-        learner,
-        context,
-        part=assignments.wall_name(field, contender, path, seed),
-        num_steps=field.num_steps,
-        log_steps=(),
-        evaluate_steps=assignments.evenly(field.num_steps, settings.wall_evaluations),
-        setting=rate,
-    )
-    return lean(found)
+    own = assignments.member(contender, rate, seed)
+    own = dataclasses.replace(own, series=assignments.titled(contender, path))
+    return lean(_clocked(settings, field, context, own, part, path=path))
 
 
 def _more(
-    settings: Settings, field: Field, contender: Contender, seed: int, context: Context
+    settings: Settings, field: Field, contender: Contender, seed: int, part: str, context: Context
 ) -> list[Record]:
     """Train with as many prompts as take the dense loop's time. Setting: prompts of a step."""
-    part = assignments.more_name(field, contender, seed)
-    rate = rates_in(settings, field, context)(contender)
-    target = _dense_seconds(settings, field, context)
+    own = assignments.member(contender, rates_in(settings, field, context)(contender), seed)
+    # The faster of dense GRPO's two paths.
+    target = min(_loop_seconds(settings, field, context, DENSE, field.num_prompts))
 
-    def make(num_prompts: int) -> Learner:
+    def seconds_of(num_prompts: int) -> float:
         _tidy(context)
-        return _learner(
-            settings, field, context, contender, learning_rate=0.0, num_prompts=num_prompts
-        )
+        return _loop_seconds(settings, field, context, contender, num_prompts)[0]
 
-    num_prompts = step_seconds.prompts_for_equal_time(
-        make,
-        contender,
+    num_prompts = step_seconds.prompts_for_seconds(
+        seconds_of,
         target,
         fewest=field.num_prompts,
         most=settings.most_times * field.num_prompts,
-        rounds=MORE_TRIES_ROUNDS,
     )
-    learner = _learner(
-        settings,
-        field,
-        context,
-        contender,
-        learning_rate=rate,
-        seed=seed,
-        num_prompts=num_prompts,
-    )
-    found = loop.train(
-        learner,
+    own = dataclasses.replace(own, setting=num_prompts)
+    found = _clocked(settings, field, context, own, part, num_prompts=num_prompts)
+    return [*lean(found), found[-1]._replace(metric=TARGET_SECONDS, value=target)]
+
+
+def _loop_seconds(
+    settings: Settings, field: Field, context: Context, contender: Contender, num_prompts: int
+) -> list[float]:
+    """Return the median seconds of a contender's step, by each of its paths."""
+    learner = _timed(settings, field, context, contender, num_prompts=num_prompts)
+    found = step_seconds.seconds_per_step(learner, [contender], rounds=MORE_TRIES_ROUNDS)
+    return [step_seconds.loop_seconds(steps) for steps in found.values()]
+
+
+def _clocked(
+    settings: Settings, field: Field, context: Context, own: Member, part: str, **options: Any
+) -> list[Record]:
+    return train(
+        _learner(settings, field, context, own, **options),
         context,
         part=part,
         num_steps=field.num_steps,
         log_steps=(),
         evaluate_steps=assignments.evenly(field.num_steps, settings.wall_evaluations),
-        setting=num_prompts,
     )
-    return [*lean(found), found[-1]._replace(metric=TARGET_SECONDS, value=target)]
 
 
-def _dense_seconds(settings: Settings, field: Field, context: Context) -> float:
-    """Return the median seconds of a loop of dense GRPO, by the faster of its two paths."""
-    grpo = Contender(name="GRPO", loss=CLIPPED, divided=True)
-    learner = _learner(settings, field, context, grpo, learning_rate=0.0)
-    found = step_seconds.seconds_per_step(learner, [grpo], rounds=MORE_TRIES_ROUNDS)
-    return min(line.p50 for line in found if line.stage == updates.LOOP)
+def _timed(
+    settings: Settings, field: Field, context: Context, contender: Contender, **options: Any
+) -> Learner:
+    """Return a learner whose weights stay as they are."""
+    return _learner(settings, field, context, assignments.member(contender, 0.0, 0), **options)
 
 
 def _learner(
     settings: Settings,
     field: Field,
     context: Context,
-    contender: Contender,
+    own: Member,
     *,
-    learning_rate: float,
-    seed: int = 0,
     path: loop.Path = "product",
     num_prompts: int | None = None,
 ) -> Learner:
     return Learner(
         starts.task_of(field),
         starts.model_of(field, context.device),
-        starts.load(settings, field, context).of([seed]),
-        contender,
-        shape=Shape(
-            num_prompts=field.num_prompts if num_prompts is None else num_prompts,
-            repeats=field.repeats,
-            num_held_out=settings.num_held_out,
-            max_norm=settings.max_norm,
-            max_tokens=settings.max_tokens,
-        ),
-        learning_rate=learning_rate,
-        seed=seed,
+        starts.load(settings, field, context).of([own.seed]),
+        own,
+        shape=_shape(settings, field, num_prompts or field.num_prompts),
         path=path,
         compiled=settings.compiled,
     )
