@@ -13,7 +13,7 @@ from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders, step_seconds, updates
-from kondo_lab.language.contenders import Contender
+from kondo_lab.language.contenders import Batch, Contender
 from kondo_lab.language.loop import Learner
 from kondo_lab.language.population import Member, Population, Shape
 from kondo_lab.language.sampler import sample
@@ -90,27 +90,17 @@ def rolled(model, parameters, step=5):
     draws = Draws([7])
     prompts = Echo().prompts(draws, "train", step, ROWS // GROUP)
     sampled = sample(model, parameters, prompts, repeats=GROUP, draws=draws, step=step)
-    rewards = Echo().reward(prompts.repeat_interleave(GROUP, 1), sampled.completions)
-    return sampled, rewards, draws
+    rewards = Echo().reward(sampled.prompts, sampled.completions)
+    return Batch(sampled, rewards, draws, step, GROUP)
 
 
-def stacked_gradient(contender, model, parameters, step=5):
+def stacked_gradient(contender, model, parameters):
     """By the population's way: decide and loss, all rows in one graph."""
-    sampled, rewards, draws = rolled(model, parameters, step)
+    batch = rolled(model, parameters)
     leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    chosen = contenders.decide(
-        contender,
-        sampled.log_probs,
-        rewards,
-        sampled.mask,
-        draws,
-        step,
-        GROUP,
-        sampled.entropies,
-        prompt_length=PROMPT_LENGTH,
-    )
-    new = model.log_prob(leaves, sampled.tokens)
-    total = contenders.loss(contender, new, sampled.log_probs, chosen, sampled.mask).sum()
+    chosen = contenders.decide(contender, batch)
+    new = model.log_prob(leaves, batch.sampled.tokens)
+    total = contenders.loss(contender, new, batch.sampled, chosen).sum()
     found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
     gradient = dict(zip(leaves, (each[0] for each in found), strict=True))
     return chosen, total.detach(), gradient
@@ -133,10 +123,10 @@ def module_gradient(module):
 def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision(contender):
     model, parameters = tiny(torch.float64)
     chosen, total, expected = stacked_gradient(contender, model, parameters)
-    sampled, rewards, draws = rolled(model, parameters)
+    batch = rolled(model, parameters)
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=20)
-    learned = updates.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
+    learned = updates.product_backward(contender, policy, batch)
     found = module_gradient(module)
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
@@ -152,11 +142,9 @@ def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision
 def test_the_plain_path_has_the_same_gradient(contender):
     model, parameters = tiny(torch.float64)
     _, total, expected = stacked_gradient(contender, model, parameters)
-    sampled, rewards, draws = rolled(model, parameters)
+    batch = rolled(model, parameters)
     module = model.as_module(parameters, 0)
-    learned = updates.plain_backward(
-        contender, module, sampled, rewards[0], draws, 5, GROUP, max_tokens=50
-    )
+    learned = updates.plain_backward(contender, module, batch, max_tokens=50)
     for name, gradient in module_gradient(module).items():
         assert_close(gradient, expected[name])
     assert_close(learned.loss, total)
@@ -167,10 +155,11 @@ def test_the_plain_path_has_the_same_gradient(contender):
 def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
     model, parameters = tiny(torch.float64)
     chosen, _, _ = stacked_gradient(contender, model, parameters)
-    sampled, rewards, draws = rolled(model, parameters)
+    batch = rolled(model, parameters)
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=1)  # a row per pack
-    learned = updates.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
+    sampled = batch.sampled
+    learned = updates.product_backward(contender, policy, batch)
     seen = int(sampled.mask.sum()) + ROWS * PROMPT_LENGTH
     assert 0 < learned.tokens <= contender.rate * seen
     # Its loss is minus U log pi over the batch's tokens: the delight bought, up to that number.
@@ -181,7 +170,8 @@ def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
 
 def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
     model, parameters = tiny(torch.float64)
-    sampled, rewards, draws = rolled(model, parameters)
+    batch = rolled(model, parameters)
+    sampled = batch.sampled
     wrong = sampled._replace(log_probs=torch.where(sampled.mask, -1.0, 0.0).double())
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head)
@@ -189,7 +179,7 @@ def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
     for screen, what in (("free", sampled), ("exact", wrong), ("free", wrong)):
         module.zero_grad()
         contender = dataclasses.replace(KEPT, screen=screen)
-        updates.product_backward(contender, policy, what, rewards[0], draws, 5, GROUP)
+        updates.product_backward(contender, policy, batch._replace(sampled=what))
         found[screen, what is wrong] = module_gradient(module)["head"]
     assert_close(found["exact", True], found["free", False])
     assert (found["free", True] - found["free", False]).abs().max() > 1e-3

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kondo import lm
 from kondo_lab.draws import Draws
+from kondo_lab.language.contenders import Batch
 from kondo_lab.language.population import Member, Shape, experience
 from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut
@@ -188,10 +189,10 @@ class Learner:
         self.optimiser.zero_grad()
         assert self._sampled is not None
         step, group = self.num_steps + 1, self.shape.repeats
-        given = (self._sampled, self._rewards[0], self.draws, step, group)
+        batch = Batch(self._sampled, self._rewards, self.draws, step, group)
         if self.path == "product":
-            return product_backward(self.contender, self.policy, *given)
-        return plain_backward(self.contender, self.module, *given, max_tokens=self.shape.max_tokens)
+            return product_backward(self.contender, self.policy, batch)
+        return plain_backward(self.contender, self.module, batch, max_tokens=self.shape.max_tokens)
 
     def _update(self, learned: Learned) -> float:
         """Clip and step; return the norm before."""

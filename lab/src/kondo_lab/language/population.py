@@ -26,7 +26,15 @@ from kondo.core.advantage import group_mean
 from kondo.core.delight import delight
 from kondo_lab.draws import Draws
 from kondo_lab.gates import unchecked
-from kondo_lab.language.contenders import Chosen, Contender, decide, fixed_rows, loss, take_rows
+from kondo_lab.language.contenders import (
+    Batch,
+    Chosen,
+    Contender,
+    decide,
+    fixed_rows,
+    loss,
+    take_rows,
+)
 from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut, StackedAdam, Start
 from kondo_lab.language.transformer import StackedLM
@@ -138,9 +146,15 @@ class _Crew:
         assert self.population.sampled is not None
         sampled = Sampled(*(part[self.members] for part in self.population.sampled))
         rewards = self.population.rewards[self.members]
-        chosen = self._decide(sampled, rewards, step)
+        group = self.population.shape.repeats
+        log_probs = None
+        if self.contender.screen == "exact":
+            with torch.no_grad():
+                log_probs = self.population.model.log_prob(self.leaves, sampled.tokens)
+        batch = Batch(sampled, rewards, self.draws, step, group)
+        chosen = decide(self.contender, batch, log_probs)
         norms = self.adam.step(self._gradients(sampled, chosen), self.rates)
-        worth = _delight(sampled, rewards, self.population.shape.repeats).clamp(min=0).double()
+        worth = _delight(sampled, rewards, group).clamp(min=0).double()
         through = (chosen.weight * worth).sum(dim=(1, 2))
         return {
             "kept rows": chosen.rows_kept,
@@ -150,30 +164,11 @@ class _Crew:
             "tokens differentiated": chosen.tokens_differentiated,
         }
 
-    def _decide(self, sampled: Sampled, rewards: Tensor, step: Tensor) -> Chosen:
-        model, log_probs = self.population.model, sampled.log_probs
-        if self.contender.screen == "exact":
-            with torch.no_grad():
-                log_probs = model.log_prob(self.leaves, sampled.tokens)
-        return decide(
-            self.contender,
-            log_probs,
-            rewards,
-            sampled.mask,
-            self.draws,
-            step,
-            self.population.shape.repeats,
-            sampled.entropies,
-            prompt_length=model.prompt_length,
-        )
-
     def _gradients(self, sampled: Sampled, chosen: Chosen) -> dict[str, Tensor]:
         """Return the gradient of the members' losses, of kept rows alone where they are known."""
         tokens = sampled.tokens if chosen.rows is None else take_rows(sampled.tokens, chosen.rows)
         new = self.population.model.log_prob(self.leaves, tokens)
-        losses = loss(
-            self.contender, new, sampled.log_probs, chosen, sampled.mask, rows=chosen.rows
-        )
+        losses = loss(self.contender, new, sampled, chosen, rows=chosen.rows)
         found = torch.autograd.grad(losses.sum(), list(self.leaves.values()))
         return dict(zip(self.leaves, found, strict=True))
 
