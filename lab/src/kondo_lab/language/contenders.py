@@ -390,9 +390,14 @@ def contenders(
     return found
 
 
+def percent(rate: float) -> str:
+    """Return a rate as the names of contenders have it: 0.03 is 3%."""
+    return f"{100 * rate:g}%"
+
+
 def at_rate(rate: float) -> list[Contender]:
     """Return the contenders that keep a share `rate`."""
-    share = f"{100 * rate:g}%"
+    share = percent(rate)
     kept = Contender(name=f"DG-K {share}", gate=Gate(rate=rate))
 
     def other(name: str, **changes: Any) -> Contender:

@@ -30,14 +30,8 @@ def seconds_per_step(
     meet the same policy, and in a round the same prompts and completions. The learner is left with
     the contender and path it had; its counters move on.
 
-    Args:
-        learner: with learning_rate 0.
-        others: whom to measure.
-        rounds: samples of each.
-        progress: called after every round.
-
     Returns:
-        Name of the contender, with " plain" behind it for that path -> its steps.
+        Name of the contender, with " plain" behind it for that path -> its steps, one per round.
     """
     rate = learner.members[0].learning_rate
     if rate != 0:

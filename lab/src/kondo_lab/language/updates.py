@@ -55,12 +55,7 @@ class Learned(NamedTuple):
 def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) -> Learned:
     """Add to `.grad` the gradient of the contender's loss, through `kondo.backward`.
 
-    The choices are those of `contenders.decide` for one member.
-
-    Args:
-        contender: the rule.
-        policy: the model.
-        batch: of one member.
+    The choices are those of `contenders.decide`; the batch is that of one member.
     """
     tokens, log_probs, _, mask = (part[0] for part in batch.sampled)
     prompt_length = tokens.shape[1] - mask.shape[1]

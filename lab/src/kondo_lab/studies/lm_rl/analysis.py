@@ -7,11 +7,12 @@ from functools import partial
 import pandas as pd
 
 from kondo_lab.language import updates
+from kondo_lab.language.contenders import percent
 from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.language.transformer import SIZES
 from kondo_lab.studies.lm_rl import assignments, drawing, failures, runs, tuning
 from kondo_lab.studies.lm_rl.runs import AXES, DENSE, LEARNER, LOOP, Arena, Reach, SpeedUp
-from kondo_lab.studies.lm_rl.settings import Field, Settings, percent
+from kondo_lab.studies.lm_rl.settings import Field, Settings
 from kondo_lab.studies.statistics import estimate
 from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
 

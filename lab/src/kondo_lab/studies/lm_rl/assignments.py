@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from kondo.core.gates import Gate
-from kondo_lab.language.contenders import Contender
+from kondo_lab.language.contenders import Contender, percent
 from kondo_lab.language.loop import Path
 from kondo_lab.language.population import Member
 from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.lm_rl.settings import Field, Settings, percent
+from kondo_lab.studies.lm_rl.settings import Field, Settings
 
 
 def slug(*words: object) -> str:

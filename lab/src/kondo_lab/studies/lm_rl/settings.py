@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from kondo_lab.language.contenders import Contender, contenders
+from kondo_lab.language.contenders import Contender, contenders, percent
 from kondo_lab.language.loop import Path
 from kondo_lab.studies.study import Size
 
@@ -160,17 +160,6 @@ class Settings:
     def tune_seeds(self, field: Field) -> range:
         """Return the seeds that learning rates are chosen by."""
         return range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + field.tune_seeds)
-
-
-def percent(rate: float) -> str:
-    """Return a rate as the names of contenders have it.
-
-    Example:
-        >>> from kondo_lab.studies.lm_rl.settings import percent
-        >>> percent(0.03)
-        '3%'
-    """
-    return f"{100 * rate:g}%"
 
 
 _CLOCKED = Field(
