@@ -154,7 +154,8 @@ def plain_backward(
         chosen = contenders.decide(contender, batch)
     with clock.stage("train"):
         size = max(1, max_tokens // num_columns)
-        for some in torch.arange(num_rows, device=tokens.device).split(size):
+        for start in range(0, num_rows, size):
+            some = torch.arange(start, min(start + size, num_rows), device=tokens.device)
             logits = module(tokens[some, :-1])[:, prompt_length - 1 :]
             of_tokens = tokens[some, prompt_length:].unsqueeze(2)
             rows = some.unsqueeze(0)
