@@ -177,7 +177,7 @@ def decide(contender: Contender, batch: Batch, log_probs: Tensor | None = None) 
     advantages = loss_advantages(contender, rewards, group)
     if gate is None:
         return _chosen(advantages, mask, mask.to(log_probs.dtype), None, prompt_length)
-    values = _values(contender, gate, batch, log_probs)
+    values = values_of(contender, gate, batch, log_probs)
     if contender.unit == "sequence":
         choice = choose_rows(gate, values, batch)
         keep, weight = choice.keep.unsqueeze(2) & mask, choice.weight.unsqueeze(2) * mask
@@ -306,7 +306,7 @@ def _with_prompts(mask: Tensor, prompt_length: int) -> _Masks:
     return _Masks(real, pad(mask, (prompt_length, 0)))
 
 
-def _values(contender: Contender, gate: BaseGate, batch: Batch, log_probs: Tensor) -> Tensor:
+def values_of(contender: Contender, gate: BaseGate, batch: Batch, log_probs: Tensor) -> Tensor:
     """Return what units are worth: [P, N], or [P, N, T] for tokens."""
     signal, by_row, mask = gate.signal, contender.unit == "sequence", batch.sampled.mask
     if signal is entropy:

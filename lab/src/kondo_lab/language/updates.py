@@ -119,21 +119,16 @@ def _gate(contender: Contender, rows: lm.TokenRows, batch: Batch) -> tuple[BaseG
 
 def _signal(contender: Contender, gate: BaseGate, batch: Batch) -> Signal:
     """Return what the gate looks at, with the sampler's entropies and this member's draws."""
-    signal, sampled = gate.signal, batch.sampled
-    drawn = partial(batch.draws.uniform, "priority", batch.step)
+    by_row, prompt_length = contender.unit == "sequence", batch.sampled.prompts.shape[-1]
+    by_draw = gate.signal in (contenders.entropy, signals.uniform)
+    if not by_draw and (needs_log_probs(gate.signal) or not by_row):
+        return gate.signal
+    (values,) = contenders.values_of(contender, gate, batch, batch.sampled.log_probs)
 
-    def of_tokens(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
-        own = sampled.entropies if signal is contenders.entropy else drawn(*sampled.mask.shape[1:])
-        return pad(own[0], (sampled.prompts.shape[-1], 0)).where(mask, 0.0)
+    def known(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+        return values if by_row else pad(values, (prompt_length, 0)).where(mask, 0.0)
 
-    def of_rows(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
-        if signal is signals.uniform:
-            return drawn(len(log_probs))[0]
-        return signal(advantages, advantages)  # a sum over tokens would favour length
-
-    if contender.unit == "sequence":
-        return signal if needs_log_probs(signal) else of_rows
-    return of_tokens if signal in (contenders.entropy, signals.uniform) else signal
+    return known
 
 
 def plain_backward(

@@ -273,13 +273,11 @@ def _failure_findings(arena: Arena, records: pd.DataFrame, settings: Settings) -
 def step_speed_ups(records: pd.DataFrame, field: Field) -> dict[str, tuple[float, float]]:
     """Return series -> speed-up of learner and loop of a step over dense GRPO's faster path."""
     seconds = runs.step_seconds(records, field)
-    if DENSE not in seconds:
+    if DENSE not in seconds.index:
         return {}
-    learner, whole = (seconds[DENSE][stage] for stage in (updates.LEARNER, updates.LOOP))
-    return {
-        series: (learner / own[updates.LEARNER], whole / own[updates.LOOP])
-        for series, own in seconds.items()
-    }
+    both = seconds[[updates.LEARNER, updates.LOOP]]
+    ratios = both.loc[DENSE] / both
+    return dict(zip(ratios.index, ratios.itertuples(index=False, name=None), strict=True))
 
 
 def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
@@ -288,7 +286,7 @@ def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> 
         field: ratios for field in settings.fields if (ratios := step_speed_ups(records, field))
     }
     for field, ratios in by_field.items():
-        dense = runs.step_seconds(records, field)[DENSE]
+        dense = runs.step_seconds(records, field).loc[DENSE]
         share = dense[updates.LEARNER] / dense[updates.LOOP]
         for series in _headline_names(settings):
             for stage, ratio in zip(("learner", "loop"), ratios.get(series, ()), strict=False):

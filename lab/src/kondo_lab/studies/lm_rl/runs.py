@@ -147,9 +147,9 @@ def grid_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[s
 
     def costs(series: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
         return {
-            axis: table.index.to_numpy() * seconds[series][stage]
+            axis: table.index.to_numpy() * seconds.loc[series, stage]
             for axis, stage in ((LEARNER, updates.LEARNER), (LOOP, updates.LOOP))
-            if series in seconds
+            if series in seconds.index
         }
 
     return _runs(records, assignments.grid_names(settings, field), costs)
@@ -186,19 +186,17 @@ def _runs(
     return found
 
 
-def step_seconds(records: pd.DataFrame, field: Field) -> dict[str, dict[str, float]]:
-    """Return series -> stage -> median seconds of a step; a dense one's by its faster path."""
+def step_seconds(records: pd.DataFrame, field: Field) -> pd.DataFrame:
+    """Return median seconds of a step, series by stage; a dense one's are of its faster path."""
     own = records[records["part"] == assignments.seconds_name(field)]
-    by_series: dict[str, dict[str, float]] = {}
-    for series, metric, value in zip(own["series"], own["metric"], own["value"], strict=True):
-        if metric.endswith(" p50"):
-            stage = metric.removeprefix("seconds ").removesuffix(" p50")
-            by_series.setdefault(series, {})[stage] = value
-    for name in [name for name in by_series if name.endswith(PLAIN)]:
-        plain, series = by_series.pop(name), name.removesuffix(PLAIN)
-        if plain[updates.LEARNER] < by_series[series][updates.LEARNER]:
-            by_series[series] = plain
-    return by_series
+    own = own.assign(stage=own["metric"].str.extract("^seconds (.*) p50$", expand=False))
+    table = own.dropna(subset="stage").pivot_table(index="series", columns="stage", values="value")
+    for name in [name for name in table.index if name.endswith(PLAIN)]:
+        series = name.removesuffix(PLAIN)
+        if table.loc[name, updates.LEARNER] < table.loc[series, updates.LEARNER]:
+            table.loc[series] = table.loc[name]
+        table = table.drop(index=name)
+    return table
 
 
 def targets(arena: Arena) -> dict[str, float]:
