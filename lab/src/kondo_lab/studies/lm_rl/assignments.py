@@ -39,11 +39,6 @@ def wall_name(field: Field, contender: Contender, path: str, seed: int) -> str:
     return slug("wall", field.name, titled(contender, path), seed)
 
 
-def more_name(field: Field, contender: Contender, seed: int) -> str:
-    """Return the name of the part whose saved time buys rollouts."""
-    return slug("more", field.name, contender.name, seed)
-
-
 def titled(contender: Contender, path: str) -> str:
     """Return the contender's name as a series, by its path through the product or without it."""
     return contender.name if path == "product" else contender.name + PLAIN
@@ -156,7 +151,7 @@ def more_runs(settings: Settings, field: Field) -> dict[str, tuple[Contender, in
     They are DG-K and PODS, at the highest rate that is clocked.
     """
     return {
-        more_name(field, each, seed): (each, seed)
+        slug("more", field.name, each.name, seed): (each, seed)
         for seed in range(settings.more_seeds)
         for each in settings.clocked(field)
         if each.rate == max(field.clocked_rates) and (each.kind == "variance" or each.by_delight)
