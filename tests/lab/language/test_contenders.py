@@ -13,7 +13,8 @@ from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders
-from kondo_lab.language.contenders import Chosen, Contender, decide, loss
+from kondo_lab.language.contenders import Batch, Chosen, Contender, decide, loss
+from kondo_lab.language.sampler import Sampled
 from oracles import contenders as oracle
 from oracles import core
 from tolerances import assert_close
@@ -40,17 +41,19 @@ def experience(seed=0, *, rewards="real", dtype=torch.float64):
 
 def choose(contender, seed=0, *, rewards="real", seeds=(0, 1, 2), step=3, some=slice(None)):
     log_probs, paid, mask, entropies = (x[some] for x in experience(seed, rewards=rewards))
-    return decide(
-        contender,
-        log_probs,
-        paid,
-        mask,
-        Draws(list(seeds)),
-        step,
-        ANSWERS,
-        entropies,
-        prompt_length=PROMPT_LENGTH,
-    )
+    draws = Draws(list(seeds))
+    return decide(contender, batch(log_probs, paid, mask, entropies, draws=draws, step=step))
+
+
+def sample_of(log_probs, mask, entropies=None):
+    tokens = mask.new_zeros((*mask.shape[:2], PROMPT_LENGTH + mask.shape[2]), dtype=torch.int64)
+    entropies = torch.zeros_like(log_probs) if entropies is None else entropies
+    return Sampled(tokens, log_probs, entropies, mask)
+
+
+def batch(log_probs, paid, mask, entropies=None, *, draws=None, step=0, group=ANSWERS):
+    sampled = sample_of(log_probs, mask, entropies)
+    return Batch(sampled, paid, draws or Draws([0, 1, 2]), step, group)
 
 
 def expected_keep(contender, member, seed):
@@ -275,7 +278,7 @@ def test_the_loss_and_its_gradient_are_those_of_plain_python(token_loss, denomin
     chosen = choose(contender)
     shift = torch.linspace(-1, 1, log_probs.numel(), dtype=torch.float64).view_as(log_probs)
     new = (log_probs + 0.5 * shift).requires_grad_()  # far enough for the clip to matter
-    found = loss(contender, new, log_probs, chosen, mask)
+    found = loss(contender, new, sample_of(log_probs, mask), chosen)
     (slope,) = torch.autograd.grad(found.sum(), new)
     good = chosen.advantages.unsqueeze(2).expand_as(new)
     if name == "pg":
@@ -297,8 +300,9 @@ def test_the_loss_of_the_kept_rows_is_the_loss_of_all(contender):
     rows = chosen.rows
     if rows is None:
         rows = torch.arange(ROWS).flip(0).expand(MEMBERS, ROWS)
-    some = loss(contender, contenders.take_rows(new, rows), log_probs, chosen, mask, rows=rows)
-    everything = loss(contender, new, log_probs, chosen, mask)
+    sampled = sample_of(log_probs, mask)
+    some = loss(contender, contenders.take_rows(new, rows), sampled, chosen, rows=rows)
+    everything = loss(contender, new, sample_of(log_probs, mask), chosen)
     assert_close(some, everything)
     (of_some,) = torch.autograd.grad(some.sum(), new)
     (of_all,) = torch.autograd.grad(everything.sum(), new)
@@ -309,23 +313,12 @@ def test_the_loss_of_the_kept_rows_is_the_loss_of_all(contender):
 def test_what_lies_outside_the_mask_leaks_nowhere(contender):
     log_probs, paid, mask, entropies = experience(rewards="binary")
     broken = [torch.where(mask, x, float("nan")) for x in (log_probs, entropies)]
-    draws = Draws([0, 1, 2])
     clean = choose(contender, rewards="binary")
-    dirty = decide(
-        contender,
-        broken[0],
-        paid,
-        mask,
-        draws,
-        3,
-        ANSWERS,
-        broken[1],
-        prompt_length=PROMPT_LENGTH,
-    )
+    dirty = decide(contender, batch(broken[0], paid, mask, broken[1], step=3))
     for ours, its in zip(clean, dirty, strict=True):
         assert ours is None if its is None else torch.equal(ours, its)
     new = torch.where(mask, log_probs, -math.inf).requires_grad_()
-    found = loss(contender, new, broken[0], dirty, mask)
+    found = loss(contender, new, sample_of(broken[0], mask), dirty)
     assert found.isfinite().all()
     (slope,) = torch.autograd.grad(found.sum(), new)
     assert slope.isfinite().all()
@@ -335,12 +328,10 @@ def test_what_lies_outside_the_mask_leaks_nowhere(contender):
 def test_a_batch_in_which_all_are_paid_the_same_keeps_nothing_and_has_no_loss():
     log_probs, paid, mask, _ = experience()
     contender = Contender(name="DG-K", gate=kondo.Gate(rate=0.3), denominator="kept")
-    chosen = decide(
-        contender, log_probs, paid * 0, mask, Draws([0, 1, 2]), 0, ANSWERS, prompt_length=0
-    )
+    chosen = decide(contender, batch(log_probs, paid * 0, mask))
     assert not chosen.weight.any()
     assert chosen.tokens_differentiated.tolist() == [0, 0, 0]
-    assert loss(contender, log_probs, log_probs, chosen, mask).tolist() == [0, 0, 0]
+    assert loss(contender, log_probs, sample_of(log_probs, mask), chosen).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("unit", ["sequence", "token"])
@@ -406,21 +397,16 @@ def test_contenders_tell_what_they_keep(gate, kind, rate, by_delight):
 
 def test_inputs_that_cannot_be_right_are_refused():
     log_probs, paid, mask, _ = experience()
-    draws, dense = Draws([0, 1, 2]), Contender(name="PG")
-    entropy = Contender(
-        name="x", gate=kondo.Gate(rate=0.1, signal=contenders.entropy), unit="token"
-    )
+    dense = Contender(name="PG")
     with pytest.raises(ValueError, match="log_probs and mask must have one shape"):
-        decide(dense, log_probs, paid, mask[:, 1:], draws, 0, ANSWERS, prompt_length=0)
+        decide(dense, batch(log_probs, paid, mask[:, 1:]))
     with pytest.raises(ValueError, match="rewards must have shape"):
-        decide(dense, log_probs, paid[:, 1:], mask, draws, 0, ANSWERS, prompt_length=0)
+        decide(dense, batch(log_probs, paid[:, 1:], mask))
     with pytest.raises(ValueError, match="group must be at least 2 and divide the 16 rows, got 3"):
-        decide(dense, log_probs, paid, mask, draws, 0, 3, prompt_length=0)
-    with pytest.raises(ValueError, match="entropies must have the shape"):
-        decide(entropy, log_probs, paid, mask, draws, 0, ANSWERS, prompt_length=0)
-    chosen = decide(dense, log_probs, paid, mask, draws, 0, ANSWERS, prompt_length=0)
+        decide(dense, batch(log_probs, paid, mask, group=3))
+    chosen = decide(dense, batch(log_probs, paid, mask))
     with pytest.raises(ValueError, match="new_log_probs must have shape"):
-        loss(dense, log_probs[:, :2], log_probs, chosen, mask)
+        loss(dense, log_probs[:, :2], sample_of(log_probs, mask), chosen)
 
 
 @pytest.mark.gpu
@@ -429,21 +415,12 @@ def test_inputs_that_cannot_be_right_are_refused():
 def test_a_graph_on_a_gpu_chooses_what_a_cpu_does(contender):
     log_probs, paid, mask, entropies = experience(rewards="binary")
     expected = choose(contender, rewards="binary")
-    log_probs, paid, mask, entropies = (x.cuda() for x in (log_probs, paid, mask, entropies))
+    on_gpu = (x.cuda() for x in (log_probs, paid, mask, entropies))
     draws, step = Draws([0, 1, 2], "cuda"), torch.tensor(3, device="cuda")
+    own = batch(*on_gpu, draws=draws, step=step)
 
     def run() -> Chosen:
-        return decide(
-            contender,
-            log_probs,
-            paid,
-            mask,
-            draws,
-            step,
-            ANSWERS,
-            entropies,
-            prompt_length=PROMPT_LENGTH,
-        )
+        return decide(contender, own)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

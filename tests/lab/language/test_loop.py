@@ -12,15 +12,17 @@ from kondo.core import signals
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
-from kondo_lab.language import contenders, loop, step_seconds, updates
-from kondo_lab.language.contenders import Contender
-from kondo_lab.language.loop import Learner, Shape
-from kondo_lab.language.population import Member, Population
+from kondo_lab.language import contenders, step_seconds, updates
+from kondo_lab.language.contenders import Batch, Contender
+from kondo_lab.language.loop import Learner
+from kondo_lab.language.population import Member, Population, Shape
 from kondo_lab.language.sampler import sample
 from kondo_lab.language.step_seconds import prompts_for_seconds, seconds_per_step
 from kondo_lab.language.supervised import Start
 from kondo_lab.language.transformer import Size, StackedLM
 from kondo_lab.part import Context, Stopped
+from kondo_lab.population import run
+from kondo_lab.population.run import train
 from tolerances import assert_close
 
 GRPO = {"loss": contenders.CLIPPED, "divided": True}
@@ -67,18 +69,20 @@ def tiny(dtype=torch.float32, seeds=(0,)):
     return model, {name: value.to(dtype) for name, value in fresh.items()}
 
 
-def learner(contender=KEPT, *, learning_rate=1e-2, seed=0, **options):
+def learner(contender=KEPT, *, learning_rate=1e-2, seed=0, setting=math.nan, **options):
     model, parameters = tiny()
     shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16)
-    return Learner(
-        Echo(),
-        model,
-        parameters,
-        contender,
-        shape=shape,
-        learning_rate=learning_rate,
+    own = member(contender, learning_rate=learning_rate, seed=seed, setting=setting)
+    return Learner(Echo(), model, parameters, own, shape=shape, **options)
+
+
+def member(contender, *, learning_rate=1e-2, seed=0, setting=math.nan):
+    return Member(
+        series=contender.name,
         seed=seed,
-        **options,
+        learning_rate=learning_rate,
+        contender=contender,
+        setting=setting,
     )
 
 
@@ -86,27 +90,17 @@ def rolled(model, parameters, step=5):
     draws = Draws([7])
     prompts = Echo().prompts(draws, "train", step, ROWS // GROUP)
     sampled = sample(model, parameters, prompts, repeats=GROUP, draws=draws, step=step)
-    rewards = Echo().reward(prompts.repeat_interleave(GROUP, 1), sampled.completions)
-    return sampled, rewards, draws
+    rewards = Echo().reward(sampled.prompts, sampled.completions)
+    return Batch(sampled, rewards, draws, step, GROUP)
 
 
-def stacked_gradient(contender, model, parameters, step=5):
+def stacked_gradient(contender, model, parameters):
     """By the population's way: decide and loss, all rows in one graph."""
-    sampled, rewards, draws = rolled(model, parameters, step)
+    batch = rolled(model, parameters)
     leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    chosen = contenders.decide(
-        contender,
-        sampled.log_probs,
-        rewards,
-        sampled.mask,
-        draws,
-        step,
-        GROUP,
-        sampled.entropies,
-        prompt_length=PROMPT_LENGTH,
-    )
-    new = model.log_prob(leaves, sampled.tokens)
-    total = contenders.loss(contender, new, sampled.log_probs, chosen, sampled.mask).sum()
+    chosen = contenders.decide(contender, batch)
+    new = model.log_prob(leaves, batch.sampled.tokens)
+    total = contenders.loss(contender, new, batch.sampled, chosen).sum()
     found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
     gradient = dict(zip(leaves, (each[0] for each in found), strict=True))
     return chosen, total.detach(), gradient
@@ -125,14 +119,14 @@ def module_gradient(module):
     }
 
 
-@by_name([each for each in EVERY if each.gate != "budget"])
+@by_name(EVERY)
 def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision(contender):
     model, parameters = tiny(torch.float64)
     chosen, total, expected = stacked_gradient(contender, model, parameters)
-    sampled, rewards, draws = rolled(model, parameters)
+    batch = rolled(model, parameters)
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=20)
-    learned = updates.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
+    learned = updates.product_backward(contender, policy, batch)
     found = module_gradient(module)
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
@@ -148,25 +142,24 @@ def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision
 def test_the_plain_path_has_the_same_gradient(contender):
     model, parameters = tiny(torch.float64)
     _, total, expected = stacked_gradient(contender, model, parameters)
-    sampled, rewards, draws = rolled(model, parameters)
+    batch = rolled(model, parameters)
     module = model.as_module(parameters, 0)
-    learned = updates.plain_backward(
-        contender, module, sampled, rewards[0], draws, 5, GROUP, max_tokens=50
-    )
+    learned = updates.plain_backward(contender, module, batch, max_tokens=50)
     for name, gradient in module_gradient(module).items():
         assert_close(gradient, expected[name])
     assert_close(learned.loss, total)
     assert learned.tokens == ROWS * (PROMPT_LENGTH + ANSWER_LENGTH)
 
 
-@by_name([each for each in EVERY if each.gate == "budget"])
+@by_name([each for each in EVERY if each.kind == "budget"])
 def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
     model, parameters = tiny(torch.float64)
     chosen, _, _ = stacked_gradient(contender, model, parameters)
-    sampled, rewards, draws = rolled(model, parameters)
+    batch = rolled(model, parameters)
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=1)  # a row per pack
-    learned = updates.product_backward(contender, policy, sampled, rewards[0], draws, 5, GROUP)
+    sampled = batch.sampled
+    learned = updates.product_backward(contender, policy, batch)
     seen = int(sampled.mask.sum()) + ROWS * PROMPT_LENGTH
     assert 0 < learned.tokens <= contender.rate * seen
     # Its loss is minus U log pi over the batch's tokens: the delight bought, up to that number.
@@ -177,7 +170,8 @@ def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
 
 def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
     model, parameters = tiny(torch.float64)
-    sampled, rewards, draws = rolled(model, parameters)
+    batch = rolled(model, parameters)
+    sampled = batch.sampled
     wrong = sampled._replace(log_probs=torch.where(sampled.mask, -1.0, 0.0).double())
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head)
@@ -185,7 +179,7 @@ def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
     for screen, what in (("free", sampled), ("exact", wrong), ("free", wrong)):
         module.zero_grad()
         contender = dataclasses.replace(KEPT, screen=screen)
-        updates.product_backward(contender, policy, what, rewards[0], draws, 5, GROUP)
+        updates.product_backward(contender, policy, batch._replace(sampled=what))
         found[screen, what is wrong] = module_gradient(module)["head"]
     assert_close(found["exact", True], found["free", False])
     assert (found["free", True] - found["free", False]).abs().max() > 1e-3
@@ -194,7 +188,7 @@ def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
 @pytest.mark.parametrize("eta", [None, 0.5])
 def test_a_gate_for_everything_keeps_zero_delight_too(eta):
     delight, mask = torch.tensor([0.0, 1.0, -2.0, 5.0]), torch.tensor([True, True, True, False])
-    out = updates.Everything(eta)(delight, mask)
+    out = Everything(eta)(delight, mask)
     assert torch.equal(out.keep, mask)
     expected = torch.ones(4) if eta is None else torch.sigmoid(delight / 0.5)
     assert_close(out.weight, expected * mask)
@@ -204,7 +198,7 @@ def test_a_gate_for_everything_keeps_zero_delight_too(eta):
 def test_training_on_what_is_kept_learns_the_task():
     one = learner(learning_rate=2e-2)
     before = one.evaluate()["held-out reward"]
-    records = loop.train(
+    records = train(
         one, context(), part="echo", num_steps=60, log_steps=[30], evaluate_steps=[0, 60]
     )
     held_out = {r.step: r.value for r in records if r.metric == "held-out reward"}
@@ -232,20 +226,19 @@ def without_seconds(records):
     return [record for record in records if not record.metric.startswith("seconds")]
 
 
-def test_a_stopped_run_goes_on_where_it_was(tmp_path):
-    run = partial(loop.train, part="echo", num_steps=7, log_steps=[2, 5], evaluate_steps=[0, 7])
-    expected = run(learner(), context())
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "LOOK_EVERY", 1)  # it stops between two logged steps
+    trained = partial(train, part="echo", num_steps=7, log_steps=[2, 5], evaluate_steps=[0, 7])
+    expected = trained(learner(), context())
     with pytest.raises(Stopped):
-        run(learner(), context(tmp_path, stop_after=4))
-    records = run(learner(), context(tmp_path))
+        trained(learner(), context(tmp_path, stop_after=4))
+    records = trained(learner(), context(tmp_path))
     assert without_seconds(records) == without_seconds(expected)
     assert {r.step for r in records} == {0, 2, 5, 7}
 
 
 def test_records_say_what_was_paid():
-    records = loop.train(
-        learner(DENSE), context(), part="p", num_steps=2, log_steps=[1], setting=0.5
-    )
+    records = train(learner(DENSE, setting=0.5), context(), part="p", num_steps=2, log_steps=[1])
     values = {(r.step, r.metric): r.value for r in records}
     assert values[2, "rows differentiated"] == 64
     assert values[2, "kept tokens"] == 32 * values[2, "completion length"]
@@ -277,16 +270,14 @@ def test_a_step_in_which_all_are_paid_the_same_differentiates_nothing():
     assert {state["step"].item() for state in one.optimiser.state.values()} == {2}
 
 
-@by_name([each for each in EVERY if each.gate != "budget"])
+@by_name(EVERY)
 def test_a_run_is_that_of_a_populations_member_of_its_seed(contender):
     model, parameters = tiny(torch.float64, seeds=(0, 1))
-    member = Member(series="x", seed=1, learning_rate=1e-2, contender=contender)
-    options = {"num_prompts": 8, "repeats": GROUP, "num_held_out": 16, "max_norm": 0.05}
+    own = member(contender, seed=1)
+    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16, max_norm=0.05)
     start = Start((0, 1), parameters)
-    population = Population(model, Echo(), [member], start, device=torch.device("cpu"), **options)
-    one = Learner(
-        Echo(), model, start.of([1]), contender, shape=Shape(**options), learning_rate=1e-2, seed=1
-    )
+    population = Population(model, Echo(), [own], start, device=torch.device("cpu"), shape=shape)
+    one = Learner(Echo(), model, start.of([1]), own, shape=shape)
     # Answers to one prompt share the entropy of their first token, and such ties are drawn by its
     # bits: once the weights differ by rounding, another of the four is kept.
     for _ in range(1 if "entropy" in contender.name else 3):
@@ -316,20 +307,23 @@ def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
     assert all(map(torch.equal, before, one.module.parameters()))
     assert (one.contender, one.path) == (DENSE, "product")
     assert one.num_steps == 3
-    lines = {(line.contender, line.stage): line for line in found}
-    names = ["PG", "DG-K 30%", "PG plain"]
-    assert list(dict.fromkeys(line.contender for line in found)) == names
-    for name in names:
-        for stage in (*updates.STAGES, updates.LEARNER, updates.LOOP):
-            line = lines[name, stage]
-            assert 0 <= line.p20 <= line.p50 <= line.p80
-        assert lines[name, "loop"].p50 > 0
-    assert lines["PG plain", "loop"].tokens == 32 * (PROMPT_LENGTH + ANSWER_LENGTH)
-    assert lines["DG-K 30%", "loop"].tokens < lines["PG", "loop"].tokens
+    assert list(found) == ["PG", "DG-K 30%", "PG plain"]
+    assert {len(steps) for steps in found.values()} == {3}
+    tokens = {name: {step.learned.tokens for step in steps} for name, steps in found.items()}
+    assert tokens["PG plain"] == {32 * (PROMPT_LENGTH + ANSWER_LENGTH)}
+    assert max(tokens["DG-K 30%"]) < min(tokens["PG"])
     records = step_seconds.seconds_records("seconds", found, one)
     metrics = {(r.series, r.metric): r.value for r in records}
-    assert metrics["PG", "seconds train p50"] == lines["PG", "train"].p50
-    assert metrics["PG", "tokens differentiated"] == lines["PG", "loop"].tokens
+    for name, steps in found.items():
+        for stage in (*updates.STAGES, updates.LEARNER, updates.LOOP):
+            low, middle, high = (metrics[name, f"seconds {stage} p{p}"] for p in (20, 50, 80))
+            assert 0 <= low <= middle <= high
+            assert middle == sorted(step.seconds[stage] for step in steps)[1]
+        assert metrics[name, "seconds loop p50"] == step_seconds.loop_seconds(steps) > 0
+    assert_close(
+        metrics["PG", "tokens differentiated"],
+        sum(step.learned.tokens for step in found["PG"]) / 3,
+    )
 
 
 @pytest.mark.parametrize(
@@ -358,21 +352,6 @@ def test_a_last_try_that_took_too_long_does_not_count():
     assert prompts_for_seconds(lambda n: n**2, 400.0, fewest=10, most=1000, tries=9) == 20
 
 
-def test_a_contender_fills_the_time_of_another_with_prompts():
-    made = []
-
-    def make(num_prompts):
-        made.append(num_prompts)
-        model, parameters = tiny()
-        shape = Shape(num_prompts=num_prompts, repeats=GROUP)
-        return Learner(Echo(), model, parameters, KEPT, shape=shape, learning_rate=0.0, seed=0)
-
-    options = {"fewest": 2, "most": 6, "rounds": 1}
-    assert step_seconds.prompts_for_equal_time(make, KEPT, 1e9, **options) == 6
-    assert made == [2, 6]
-    assert step_seconds.prompts_for_equal_time(make, KEPT, 1e-9, **options) == 2
-
-
 def test_noise_does_not_lead_astray():
     falling = {10: 1.0, 40: 0.9}
     assert prompts_for_seconds(falling.__getitem__, 4.0, fewest=10, most=100) == 40
@@ -381,7 +360,7 @@ def test_noise_does_not_lead_astray():
 def test_what_cannot_be_right_is_refused():
     model, two = tiny(seeds=(0, 1))
     with pytest.raises(ValueError, match="parameters must be those of one member"):
-        Learner(Echo(), model, two, DENSE, shape=Shape(), learning_rate=0.1, seed=0)
+        Learner(Echo(), model, two, member(DENSE), shape=Shape())
     with pytest.raises(ValueError, match="learning_rate must be 0"):
         seconds_per_step(learner(), [DENSE], rounds=1)
     with pytest.raises(ValueError, match="rounds must be >= 1"):
@@ -404,16 +383,8 @@ def test_on_a_gpu_a_captured_loop_learns_too(contender, compiled):
     model, parameters = tiny()
     parameters = {name: value.cuda() for name, value in parameters.items()}
     shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=64)
-    one = Learner(
-        Echo(),
-        model,
-        parameters,
-        contender,
-        shape=shape,
-        learning_rate=2e-2,
-        seed=0,
-        compiled=compiled,
-    )
+    own = member(contender, learning_rate=2e-2)
+    one = Learner(Echo(), model, parameters, own, shape=shape, compiled=compiled)
     one.warm_up()
     before = one.evaluate()["held-out reward"]
     for _ in range(80):

@@ -11,8 +11,8 @@ from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders, population
-from kondo_lab.language.contenders import Contender
-from kondo_lab.language.population import MEANS, TOTALS, Member, Population
+from kondo_lab.language.contenders import Batch, Contender
+from kondo_lab.language.population import MEANS, TOTALS, Member, Population, Shape
 from kondo_lab.language.sampler import sample
 from kondo_lab.language.supervised import Start, mean_reward, warm_start
 from kondo_lab.language.transformer import compute_dtype
@@ -87,7 +87,7 @@ def made(own_members=None, *, dtype=torch.float32, device=toys.CPU, **options):
         members() if own_members is None else own_members,
         start,
         device=device,
-        **(SHAPE | options),
+        shape=Shape(**(SHAPE | options)),
     )
 
 
@@ -106,20 +106,10 @@ def by_hand(own, num_steps, *, max_norm=1.0):
         prompts = task.prompts(draws, "prompts", step, 6)
         sampled = sample(model, leaves, prompts, repeats=4, draws=draws, step=step)
         rewards = task.reward(prompts.repeat_interleave(4, 1), sampled.completions)
-        chosen = contenders.decide(
-            own.contender,
-            sampled.log_probs,
-            rewards,
-            sampled.mask,
-            draws,
-            step,
-            4,
-            sampled.entropies,
-            prompt_length=2,
-        )
+        chosen = contenders.decide(own.contender, Batch(sampled, rewards, draws, step, 4))
         new = model.log_prob(leaves, sampled.tokens)
         adam.zero_grad()
-        found = contenders.loss(own.contender, new, sampled.log_probs, chosen, sampled.mask)
+        found = contenders.loss(own.contender, new, sampled, chosen)
         found.sum().backward()
         torch.nn.utils.clip_grad_norm_(leaves.values(), max_norm)
         adam.step()
@@ -185,21 +175,17 @@ def test_a_crew_holds_as_many_members_as_fit():
 
 def test_only_kept_rows_go_through_a_training_forward(monkeypatch):
     trained = made(members(EVERY, seeds=[0]))
-    shapes, scored = {}, []
-    own_log_prob, own_score = trained.model.log_prob, trained.model.score
+    shapes, scored = [], []
+    own_log_prob = trained.model.log_prob
 
     def log_prob(parameters, tokens):
-        shapes[len(shapes)] = tuple(tokens.shape)
+        (shapes if torch.is_grad_enabled() else scored).append(tuple(tokens.shape))
         return own_log_prob(parameters, tokens)
 
-    def score(parameters, tokens):
-        scored.append(tuple(tokens.shape))
-        return own_score(parameters, tokens)
-
     monkeypatch.setattr(trained.model, "log_prob", log_prob)
-    monkeypatch.setattr(trained.model, "score", score)
     trained.step()
-    found = {crew.contender.name: shapes[n][1] for n, crew in enumerate(trained.crews)}
+    crews = [crew.contender.name for crew in trained.crews]
+    found = {name: shape[1] for name, shape in zip(crews, shapes, strict=True)}
     few = {"DG-K", "DG-K exact", "random", "PODS"}
     assert found == {each.name: 6 if each.name in few else 24 for each in EVERY}
     assert scored == [(1, 24, 5)]  # the exact screen, of all its rows
@@ -394,9 +380,7 @@ def test_a_text_task_trains_from_end_to_end(tmp_path):
         [member(each) for each in (PG, KEPT)],
         start,
         device=toys.CPU,
-        num_prompts=2,
-        repeats=4,
-        num_held_out=8,
+        shape=Shape(num_prompts=2, repeats=4, num_held_out=8),
     )
     found = train(
         trained, context(tmp_path), part="p", num_steps=2, log_steps=[], evaluate_steps=[2]
@@ -409,7 +393,7 @@ def test_a_text_task_trains_from_end_to_end(tmp_path):
 def test_steps_on_a_device_are_those_on_the_cpu():
     device = torch.device("cuda")
     # Equal entropies are drawn by their last bits, which differ between devices.
-    own_members = members([each for each in EVERY if each.priority != "entropy"])
+    own_members = members([each for each in EVERY if each.name != "entropy"])
     here, there = made(own_members), made(own_members, device=device)
     for _ in range(6):
         here.step()
@@ -429,9 +413,8 @@ def test_half_precision_on_a_device_learns():
     device = torch.device("cuda")
     model = toys.model(dtype=compute_dtype(device))
     own_members = [member(each, seed=s, learning_rate=3e-3) for each in (PG, KEPT) for s in (0, 1)]
-    trained = Population(
-        model, toys.Echo(), own_members, warmed(), device=device, **(SHAPE | {"num_prompts": 16})
-    )
+    shape = Shape(**(SHAPE | {"num_prompts": 16}))
+    trained = Population(model, toys.Echo(), own_members, warmed(), device=device, shape=shape)
     for _ in range(60):
         trained.step()
     assert (trained.evaluate()["held-out sampled reward"] > 0.8).all()
@@ -446,7 +429,7 @@ def test_members_must_not_be_empty():
 def test_a_model_of_another_length_is_refused(name):
     model = toys.model(**{name: 7})
     with pytest.raises(ValueError, match=f"model must have the task's {name}, [23], got 7"):
-        Population(model, toys.Echo(), [member()], warmed(), device=toys.CPU)
+        Population(model, toys.Echo(), [member()], warmed(), device=toys.CPU, shape=Shape())
 
 
 def test_more_rows_than_a_gpu_counts_are_refused():

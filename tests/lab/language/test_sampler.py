@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from kondo_lab.draws import Draws
 from kondo_lab.language.sampler import completion_mask, sample
+from kondo_lab.language.transformer import entropy
 from kondo_lab.population.cuda_graphs import EAGER_CALLS, Captured
 from lab.language import toys
 from lab.population.toys import HostIsBlind
@@ -29,9 +30,10 @@ def drawn(own=None, *, seeds=(0, 1), groups=3, repeats=2, dtype=torch.float64, *
 @pytest.mark.parametrize("answer_length", [1, 2, 6])
 def test_log_probs_and_entropies_are_the_models_own(answer_length):
     own, parameters, sampled = drawn(toys.model(answer_length=answer_length), repeats=4)
-    scored = own.score(parameters, sampled.tokens)
-    assert_close(sampled.log_probs, torch.where(sampled.mask, scored.log_probs, 0.0))
-    assert_close(sampled.entropies, torch.where(sampled.mask, scored.entropies, 0.0))
+    log_probs = own.log_prob(parameters, sampled.tokens)
+    assert_close(sampled.log_probs, torch.where(sampled.mask, log_probs, 0.0))
+    entropies = entropy(own.log_softmax(parameters, sampled.tokens))
+    assert_close(sampled.entropies, torch.where(sampled.mask, entropies, 0.0))
 
 
 def test_completions_of_a_prompt_stand_together_behind_it():
@@ -41,6 +43,7 @@ def test_completions_of_a_prompt_stand_together_behind_it():
     assert sampled.tokens.shape == (2, 12, 6)
     asked = sampled.tokens[..., :3].view(2, 3, 4, 3)
     assert torch.equal(asked, prompts.unsqueeze(2).expand_as(asked))
+    assert torch.equal(sampled.prompts, sampled.tokens[..., :3])
     assert torch.equal(sampled.completions, sampled.tokens[..., 3:])
 
 
@@ -131,9 +134,8 @@ def test_the_host_is_not_asked():
 def test_half_precision_samples_with_whole_log_probs():
     own = toys.model(dtype=torch.bfloat16)
     _, parameters, sampled = drawn(own, dtype=torch.float32, repeats=8)
-    scored = own.score(parameters, sampled.tokens)
     assert sampled.log_probs.dtype == torch.float32
-    expected = torch.where(sampled.mask, scored.log_probs, 0.0)
+    expected = torch.where(sampled.mask, own.log_prob(parameters, sampled.tokens), 0.0)
     assert_close(sampled.log_probs, expected, dtype=torch.bfloat16)
 
 

@@ -61,18 +61,6 @@ def test_log_probs_and_their_gradient_are_the_oracles():
         assert_close(one, other)
 
 
-def test_scores_are_log_probs_and_entropies_without_a_graph():
-    own = toys.model()
-    parameters, tokens = toys.parameters(own), toys.tokens(own)
-    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    scored = own.score(leaves, tokens)
-    log_probs = by_oracle(own, parameters, tokens)
-    assert_close(scored.log_probs, own.log_prob(parameters, tokens))
-    assert_close(scored.entropies, -(log_probs.exp() * log_probs).sum(dim=-1))
-    assert not scored.log_probs.requires_grad
-    assert not scored.entropies.requires_grad
-
-
 def test_the_entropy_of_a_sure_thing_is_zero():
     sure = torch.tensor([0.0, -torch.inf, -torch.inf])
     fair = torch.tensor([0.5, 0.5, 0.0]).log()

@@ -9,7 +9,8 @@ import kondo
 from kondo_lab import progress
 from kondo_lab.draws import Draws
 from kondo_lab.language import loop
-from kondo_lab.language.contenders import Contender, decide, loss
+from kondo_lab.language.contenders import Batch, Contender, decide, loss
+from kondo_lab.language.sampler import Sampled
 from kondo_lab.part import Context, Record
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.lm_rl import STUDY, assignments, expected_seconds, run, starts, tuning
@@ -140,7 +141,7 @@ def test_the_larger_model_takes_over_the_learning_rates(tiny):
 def test_saved_time_buys_no_fewer_prompts_than_dense_has(tiny):
     table = tiny[2]
     field = TINY.walls[0]
-    more = table[table["part"].isin(assignments.more_names(TINY, field))]
+    more = table[table["part"].isin(assignments.more_runs(TINY, field))]
     assert set(more["series"]) == {"DG-K 10%", "PODS 10%"}
     for _, own in more.groupby("series"):
         (prompts,) = own["setting"].unique()
@@ -275,11 +276,12 @@ def test_the_zero_advantage_filter_has_dense_grpos_rate_since_it_has_its_gradien
     assert tuning.tuned_name(by_name["zero-advantage filter"]) == "GRPO"
     draws, rewards = Draws([0], torch.device("cpu")), torch.tensor([[1.0, 0, 1, 1, 0, 0, 0, 1]])
     mask, old = torch.ones(1, 8, 3, dtype=torch.bool), -torch.rand(1, 8, 3)
+    sampled = Sampled(torch.zeros(1, 8, 4, dtype=torch.int64), old, old, mask)
     gradients = []
     for name in ("GRPO", "zero-advantage filter"):
         contender, new = by_name[name], old.clone().requires_grad_()
-        chosen = decide(contender, old, rewards, mask, draws, 1, 2, prompt_length=1)
-        loss(contender, new, old, chosen, mask).sum().backward()
+        chosen = decide(contender, Batch(sampled, rewards, draws, 1, 2))
+        loss(contender, new, sampled, chosen).sum().backward()
         gradients.append(new.grad)
         assert int(chosen.rows_kept) == (8 if name == "GRPO" else 4)
     assert torch.equal(*gradients)

@@ -182,7 +182,7 @@ def test_grid_runs_are_read_with_all_that_was_paid():
 
 def test_the_slower_path_of_a_dense_contender_does_not_count():
     table = seconds_records({"GRPO": (0.2, 1.0), "GRPO plain": (0.3, 0.9), "DG-K 10%": (0.1, 0.5)})
-    assert runs.step_seconds(table, GRID)["GRPO"] == {"learner": 0.2, "loop": 1.0}
+    assert dict(runs.step_seconds(table, GRID).loc["GRPO"]) == {"learner": 0.2, "loop": 1.0}
     found = analysis.step_speed_ups(table, GRID)
     assert set(found) == {"GRPO", "DG-K 10%"}
     assert_close(found["DG-K 10%"][0], 2.0)
@@ -428,7 +428,7 @@ def test_the_zero_advantage_filter_is_one_of_the_gates():
 
 
 def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
-    part = assignments.more_names(SMALL, WALL)[0]
+    part = next(iter(assignments.more_runs(SMALL, WALL)))
     base = joined(
         clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
         clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),
@@ -444,7 +444,7 @@ def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
 
 
 def test_saved_time_may_have_bought_nothing():
-    part = assignments.more_names(SMALL, WALL)[0]
+    part = next(iter(assignments.more_runs(SMALL, WALL)))
     base = joined(
         clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
         clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),

@@ -29,6 +29,7 @@ from kondo.core.rules import count_for
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything, kept_first, unchecked
+from kondo_lab.language.sampler import Sampled
 from kondo_lab.population.losses import Loss, inputs_of, words
 
 STD_EPSILON = 1e-4
@@ -40,7 +41,7 @@ def entropy(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
 
     A signal that nobody can compute from log-probs: whoever decides puts the sampler's in.
     """
-    raise ValueError("entropy is known to the sampler alone; give decide(..., entropies=...).")
+    raise ValueError("entropy is known to the sampler alone; let `decide` look at a batch.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,6 +126,20 @@ class Contender:
         return f"Contender{self._key()!r}"
 
 
+class Batch(NamedTuple):
+    """What P members decide and train on: N rows, T completion tokens."""
+
+    sampled: Sampled
+    rewards: Tensor
+    """[P, N] float, the answers to one prompt side by side."""
+    draws: Draws
+    """Of these members, for random choices and for ties between equal rewards."""
+    step: int | Tensor
+    """Of the draws."""
+    group: int
+    """A, answers per prompt."""
+
+
 class Chosen(NamedTuple):
     """What a contender trains on. P members, N rows, T completion tokens."""
 
@@ -139,49 +154,32 @@ class Chosen(NamedTuple):
     """[P] int64, tokens with a loss."""
     tokens_differentiated: Tensor
     """[P] int64, tokens that must enter a training forward: of each row with a kept token those up
-    to its last one, its prompt included (see `decide`), padding not."""
+    to its last one, its prompt included, padding not."""
     rows_kept: Tensor
     """[P] int64, rows with a kept token."""
 
 
-def decide(
-    contender: Contender,
-    log_probs: Tensor,
-    rewards: Tensor,
-    mask: Tensor,
-    draws: Draws,
-    step: int | Tensor,
-    group: int,
-    entropies: Tensor | None = None,
-    *,
-    prompt_length: int,
-) -> Chosen:
+def decide(contender: Contender, batch: Batch, log_probs: Tensor | None = None) -> Chosen:
     """Return what every member trains on, all of them by the same contender's rule.
 
-    Nothing is differentiated, and no number is asked of the device.
+    Nothing is differentiated, and no number is asked of the device. A kept row drags its prompt
+    into the forward: prompts are counted in tokens_differentiated and in the costs of a budget.
 
     Args:
         contender: the rule.
-        log_probs: [P, N, T] float, the screen's: the sampler's own, or of an exact forward.
-        rewards: [P, N] float, the answers to one prompt side by side.
-        mask: [P, N, T] bool, a sampled token; a row's come first, END included.
-        draws: of these members, for random choices and for ties between equal rewards.
-        step: of the draws.
-        group: A, answers per prompt.
-        entropies: [P, N, T] float of the distribution each token was drawn from; the signal
-            `entropy` needs them.
-        prompt_length: prompt tokens of every row, which a kept row drags into the forward: counted
-            in tokens_differentiated and in the costs of the budget.
+        batch: of P members.
+        log_probs: [P, N, T] float to decide by, of an exact forward; by default the sampler's.
     """
-    _check_inputs(contender, log_probs, rewards, mask, group, entropies)
-    centred = group_mean(rewards, group)
+    sampled, rewards, _, _, group = batch
+    log_probs = sampled.log_probs if log_probs is None else log_probs
+    _check_inputs(log_probs, batch)
+    gate, mask, prompt_length = contender.gate, sampled.mask, sampled.prompts.shape[-1]
     advantages = loss_advantages(contender, rewards, group)
-    gate = contender.gate
     if gate is None:
         return _chosen(advantages, mask, mask.to(log_probs.dtype), None, prompt_length)
-    values = _values(contender, gate, log_probs, centred, mask, draws, step, entropies)
+    values = values_of(contender, gate, batch, log_probs)
     if contender.unit == "sequence":
-        choice = choose_rows(gate, values, mask, draws, step, prompt_length)
+        choice = choose_rows(gate, values, batch)
         keep, weight = choice.keep.unsqueeze(2) & mask, choice.weight.unsqueeze(2) * mask
         if isinstance(gate, DrawnVarianceGate) and gate.group is not None:
             advantages = loss_advantages(contender, rewards, group, among=choice.keep)
@@ -195,9 +193,8 @@ def decide(
 def loss(
     contender: Contender,
     new_log_probs: Tensor,
-    behaviour_log_probs: Tensor,
+    sampled: Sampled,
     chosen: Chosen,
-    mask: Tensor,
     *,
     rows: Tensor | None = None,
 ) -> Tensor:
@@ -206,13 +203,12 @@ def loss(
     Args:
         contender: the rule.
         new_log_probs: [P, N, T] float, or [P, C, T] of some rows.
-        behaviour_log_probs: [P, N, T] float of the policy that sampled; PG does not look at them.
+        sampled: with the log-probs of the policy that sampled; PG does not look at them.
         chosen: by `decide`.
-        mask: [P, N, T] bool.
         rows: [P, C] int64, the rows that new_log_probs stand for, e.g. chosen.rows; None for all.
             They must hold every row with a kept token.
     """
-    weight, advantages, old = chosen.weight, chosen.advantages, behaviour_log_probs
+    weight, advantages, old = chosen.weight, chosen.advantages, sampled.log_probs
     if rows is not None:
         weight, advantages, old = (take_rows(part, rows) for part in (weight, advantages, old))
     if new_log_probs.shape != weight.shape:
@@ -227,7 +223,8 @@ def loss(
         contender.loss, {"old_log_probs": lambda: torch.where(trained, old, 0.0).flatten(0, 1)}
     )
     terms = contender.loss(new, advantages.flatten(), **inputs)
-    counted = mask.sum(dim=(1, 2)) if contender.denominator == "full" else chosen.tokens_kept
+    full = contender.denominator == "full"
+    counted = sampled.mask.sum(dim=(1, 2)) if full else chosen.tokens_kept
     return (weight * terms.view_as(weight)).sum(dim=(1, 2)) / counted.clamp(min=1)
 
 
@@ -274,28 +271,13 @@ def loss_advantages(
     return centred.flatten(1)
 
 
-def choose_rows(
-    gate: BaseGate,
-    values: Tensor,
-    mask: Tensor,
-    draws: Draws,
-    step: int | Tensor,
-    prompt_length: int,
-) -> Choice:
-    """Return the choice of a gate among whole rows.
-
-    Args:
-        gate: of a contender.
-        values: [P, N].
-        mask: [P, N, T] bool.
-        draws: of these members.
-        step: of the draws.
-        prompt_length: of every row.
-    """
+def choose_rows(gate: BaseGate, values: Tensor, batch: Batch) -> Choice:
+    """Return the choice of a gate among whole rows, by what they are worth, [P, N]."""
+    sampled, _, draws, step, _ = batch
     if isinstance(gate, BudgetGate):
-        gate = gate.for_rows(_with_prompts(mask, prompt_length))
+        gate = gate.for_rows(_with_prompts(sampled.mask, sampled.prompts.shape[-1]))
     drawn = draws.uniform("variance", step, values.shape[1]) if gate.draws else None
-    return gate.choose(values, mask.any(dim=2), drawn)
+    return gate.choose(values, sampled.mask.any(dim=2), drawn)
 
 
 def _choose_tokens(
@@ -324,23 +306,15 @@ def _with_prompts(mask: Tensor, prompt_length: int) -> _Masks:
     return _Masks(real, pad(mask, (prompt_length, 0)))
 
 
-def _values(
-    contender: Contender,
-    gate: BaseGate,
-    log_probs: Tensor,
-    centred: Tensor,
-    mask: Tensor,
-    draws: Draws,
-    step: int | Tensor,
-    entropies: Tensor | None,
-) -> Tensor:
+def values_of(contender: Contender, gate: BaseGate, batch: Batch, log_probs: Tensor) -> Tensor:
     """Return what units are worth: [P, N], or [P, N, T] for tokens."""
-    signal, by_row = gate.signal, contender.unit == "sequence"
+    signal, by_row, mask = gate.signal, contender.unit == "sequence", batch.sampled.mask
     if signal is entropy:
-        assert entropies is not None  # checked at the entry
-        return torch.where(mask, entropies, 0.0)
+        return torch.where(mask, batch.sampled.entropies, 0.0)
+    centred = group_mean(batch.rewards, batch.group)
     if signal is signals.uniform:
-        return draws.uniform("priority", step, *(centred.shape if by_row else mask.shape)[1:])
+        shape = (centred if by_row else mask).shape[1:]
+        return batch.draws.uniform("priority", batch.step, *shape)
     if by_row and not needs_log_probs(signal):  # a sum over tokens would favour length
         return signal(centred, centred)
     spread = centred.unsqueeze(2).expand_as(log_probs)
@@ -364,14 +338,8 @@ def _chosen(
     )
 
 
-def _check_inputs(
-    contender: Contender,
-    log_probs: Tensor,
-    rewards: Tensor,
-    mask: Tensor,
-    group: int,
-    entropies: Tensor | None,
-) -> None:
+def _check_inputs(log_probs: Tensor, batch: Batch) -> None:
+    mask, rewards, group = batch.sampled.mask, batch.rewards, batch.group
     if log_probs.dim() != 3 or mask.shape != log_probs.shape or mask.dtype != torch.bool:
         raise ValueError(
             f"log_probs and mask must have one shape [P, N, T], mask bool, got "
@@ -386,13 +354,6 @@ def _check_inputs(
         raise ValueError(
             f"group must be at least 2 and divide the {rewards.shape[1]} rows, got {group}; it is "
             f"the number of answers to a prompt."
-        )
-    needed = contender.gate is not None and contender.gate.signal is entropy
-    if needed and (entropies is None or entropies.shape != log_probs.shape):
-        got = "None" if entropies is None else list(entropies.shape)
-        raise ValueError(
-            f"entropies must have the shape of log_probs, {list(log_probs.shape)}, for the "
-            f"signal entropy, got {got}; ask the sampler for them."
         )
 
 
@@ -429,9 +390,14 @@ def contenders(
     return found
 
 
+def percent(rate: float) -> str:
+    """Return a rate as the names of contenders have it: 0.03 is 3%."""
+    return f"{100 * rate:g}%"
+
+
 def at_rate(rate: float) -> list[Contender]:
     """Return the contenders that keep a share `rate`."""
-    share = f"{100 * rate:g}%"
+    share = percent(rate)
     kept = Contender(name=f"DG-K {share}", gate=Gate(rate=rate))
 
     def other(name: str, **changes: Any) -> Contender:

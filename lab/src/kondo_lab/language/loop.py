@@ -6,22 +6,20 @@
     optimiser  norm, clip, Adam
 
 At the end of each stage the clock waits for the device. The learner's seconds are those after the
-reward, bookkeeping included.
+reward, bookkeeping included. `kondo_lab.population.run.train` makes the steps.
 """
 
-import dataclasses
-import math
 import statistics
-import time
-from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from kondo import lm
 from kondo_lab.draws import Draws
-from kondo_lab.language.contenders import Contender
-from kondo_lab.language.sampler import sample
+from kondo_lab.language.contenders import Batch
+from kondo_lab.language.population import Member, Shape, experience
+from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut
 from kondo_lab.language.transformer import StackedLM
 from kondo_lab.language.updates import (
@@ -32,55 +30,18 @@ from kondo_lab.language.updates import (
     plain_backward,
     product_backward,
 )
-from kondo_lab.part import Context, Record, Stopped
 from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.networks import Parameters
-from kondo_lab.population.train import save
 from kondo_lab.text import TextTask
 
-CHECKPOINT_SECONDS = 60.0
-"""Between two checkpoints of a run: what a crash can cost."""
 WARM_UP_CALLS = 5
 """Of each stage before the first step: graphs are recorded and kernels chosen there."""
+GRAPH_TOKENS = 16_384
+"""On a GPU, packs of at most so many tokens are replayed from CUDA graphs. Larger ones take longer
+to compute than to launch, and would have to be recorded again wherever their number of tokens
+changes from step to step."""
 
 Path = Literal["product", "plain"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shape:
-    """How much is sampled, and how an update is made."""
-
-    num_prompts: int = 32
-    """G, fresh prompts per step."""
-    repeats: int = 8
-    """A, completions per prompt: a group."""
-    num_held_out: int = 128
-    """Prompts of an evaluation, the same at each."""
-    max_norm: float = 1.0
-    """The gradient's norm is clipped here."""
-    max_tokens: int = 65_536
-    """Most tokens of a forward, screening or training."""
-    graph_tokens: int = 16_384
-    """On a GPU, packs of at most so many tokens are replayed from CUDA graphs. Larger ones take
-    longer to compute than to launch, and would have to be recorded again wherever their number of
-    tokens changes from step to step."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_prompts", "num_held_out", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
-        if self.repeats < 2:
-            raise ValueError(
-                f"repeats must be >= 2, got {self.repeats}: an advantage is measured from "
-                f"the other answers to the same prompt."
-            )
-        if not self.max_norm > 0:
-            raise ValueError(f"max_norm must be > 0, got {self.max_norm}; infinite does not clip.")
-
-    @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.num_prompts * self.repeats
 
 
 class Step(NamedTuple):
@@ -103,37 +64,38 @@ class Learner:
         task: prompts and rewards.
         model: shapes and products.
         parameters: of one member, [1, ...]; trained in place.
-        contender: the rule of its updates; may be exchanged between steps.
-        shape: see `Shape`.
-        learning_rate: of Adam. 0 does all the work and changes nothing, to measure seconds.
-        seed: of prompts and completions.
-        path: see the module; may be exchanged between steps.
+        member: whose run it is. A learning rate of 0 does all the work and changes nothing, to
+            measure seconds.
+        shape: how much is sampled, and how an update is made.
+        path: by `updates.product_backward` or `updates.plain_backward`; it and the contender may be
+            exchanged between steps.
         compiled: compile the layers in place.
     """
+
+    shown = "held-out reward"
+    overlaps = False
 
     def __init__(
         self,
         task: TextTask,
         model: StackedLM,
         parameters: Parameters,
-        contender: Contender,
+        member: Member,
         *,
         shape: Shape,
-        learning_rate: float,
-        seed: int,
         path: Path = "product",
         compiled: bool = False,
     ):
-        members = parameters["head"].shape[0]
-        if members != 1:
+        given = parameters["head"].shape[0]
+        if given != 1:
             raise ValueError(
-                f"parameters must be those of one member, [1, ...], got {members} members; "
+                f"parameters must be those of one member, [1, ...], got {given} members; "
                 f"kondo_lab.language.population trains several."
             )
-        self.task, self.shape = task, shape
-        self.contender, self.path, self.seed = contender, path, seed
-        self.learning_rate, self.device = learning_rate, parameters["head"].device
-        self.draws = Draws([seed], self.device)
+        self.task, self.shape, self.members = task, shape, [member]
+        self.contender, self.path = member.contender, path
+        self.device = parameters["head"].device
+        self.draws = Draws([member.seed], self.device)
         self.module = model.as_module(parameters, 0)
         if compiled:
             for layer in self.module.backbone.layers:
@@ -144,40 +106,55 @@ class Learner:
             head=self.module.head,
             max_tokens=shape.max_tokens,
             attention="varlen" if on_gpu else "auto",
-            graph_tokens=shape.graph_tokens if on_gpu else 0,
+            graph_tokens=GRAPH_TOKENS if on_gpu else 0,
         )
-        self.optimiser = torch.optim.Adam(self.module.parameters(), lr=learning_rate, fused=True)
-        self.num_steps = 0
+        self.optimiser = torch.optim.Adam(
+            self.module.parameters(), lr=member.learning_rate, fused=True
+        )
+        self.num_steps, self.is_warm = 0, False
         self.totals: dict[str, float] = {}
         """Of all steps, by metric."""
+        self._recent: list[dict[str, float]] = []
         self._model, self._parameters = model, parameters
         self._step = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._experience: list[Any] = []
+        self._sampled: Sampled | None = None
+        self._rewards = torch.zeros(1, shape.num_rows, device=self.device)
         self._generate = Captured(self._sample, self.device)
         self._pay = Captured(self._reward, self.device)
         self._held_out = HeldOut(model, parameters, task, self.draws, shape.num_held_out)
 
+    @property
+    def num_rows(self) -> int:
+        """N, completions of a step."""
+        return self.shape.num_rows
+
     def _sample(self) -> None:
         """Draw what a population's member of this seed would draw."""
-        prompts = self.task.prompts(self.draws, "prompts", self._step, self.shape.num_prompts)
-        repeats = self.shape.repeats
-        sampled = sample(
+        self._sampled = sample(
             self._model,
             self._parameters,
-            prompts,
-            repeats=repeats,
+            self.task.prompts(self.draws, "prompts", self._step, self.shape.num_prompts),
+            repeats=self.shape.repeats,
             draws=self.draws,
             step=self._step,
         )
-        self._experience = [prompts.repeat_interleave(repeats, 1), sampled]
 
     def _reward(self) -> None:
-        asked, sampled = self._experience[:2]
-        self._experience[2:] = [self.task.reward(asked, sampled.completions)[0]]
+        assert self._sampled is not None
+        self._rewards = self.task.reward(self._sampled.prompts, self._sampled.completions)
 
-    def evaluate(self) -> dict[str, float]:
-        """Return mean rewards on held-out prompts, the same ones every time, by metric."""
-        return {name: float(value) for name, value in self._held_out().items()}
+    def evaluate(self) -> dict[str, Tensor]:
+        """Return metric -> [1]: mean rewards on held-out prompts, the same ones every time."""
+        return self._held_out()
+
+    def begin_step(self) -> None:
+        """Make the step, after a warm-up before the first."""
+        if not self.is_warm:
+            self.warm_up()
+        self.step()
+
+    def end_step(self) -> None:
+        """Do nothing."""
 
     def step(self) -> Step:
         """Make one step, and add it to the totals."""
@@ -206,14 +183,16 @@ class Learner:
             self._backward()
             self._held_out()  # recording empties the allocator's cache: not between timed steps
         self.optimiser.zero_grad()
+        self.is_warm = True
 
     def _backward(self) -> Learned:
         self.optimiser.zero_grad()
-        _, sampled, rewards = self._experience
-        given = (sampled, rewards, self.draws, self.num_steps + 1, self.shape.repeats)
+        assert self._sampled is not None
+        step, group = self.num_steps + 1, self.shape.repeats
+        batch = Batch(self._sampled, self._rewards, self.draws, step, group)
         if self.path == "product":
-            return product_backward(self.contender, self.policy, *given)
-        return plain_backward(self.contender, self.module, *given, max_tokens=self.shape.max_tokens)
+            return product_backward(self.contender, self.policy, batch)
+        return plain_backward(self.contender, self.module, batch, max_tokens=self.shape.max_tokens)
 
     def _update(self, learned: Learned) -> float:
         """Clip and step; return the norm before."""
@@ -225,15 +204,9 @@ class Learner:
         return float(norm)
 
     def _means(self, learned: Learned, norm: float) -> dict[str, float]:
-        _, sampled, rewards = self._experience
-        groups = rewards.view(-1, self.shape.repeats)
-        numbers = {
-            "train reward": rewards.mean(),
-            "mixed groups": (groups.amax(dim=1) != groups.amin(dim=1)).double().mean(),
-            "completion length": sampled.mask.sum(dim=2).double().mean(),
-            "entropy": sampled.entropies.sum() / sampled.mask.sum(),
-        }
-        read = torch.stack([number.double() for number in numbers.values()]).tolist()
+        assert self._sampled is not None
+        numbers = experience(self._sampled, self._rewards, self.shape.repeats)
+        read = torch.cat([number.double() for number in numbers.values()]).tolist()
         return dict(zip(numbers, read, strict=True)) | {
             "kept rows": learned.rows,
             "kept tokens": learned.kept,
@@ -241,7 +214,7 @@ class Learner:
         }
 
     def _count(self, done: Step) -> None:
-        generated = done.means["completion length"] * self.shape.num_rows
+        generated = done.means["completion length"] * self.num_rows
         numbers = {f"seconds {name}": spent for name, spent in done.seconds.items()} | {
             "tokens generated": round(generated),
             "tokens differentiated": done.learned.tokens,
@@ -250,12 +223,27 @@ class Learner:
         }
         for name, number in numbers.items():
             self.totals[name] = self.totals.get(name, 0.0) + number
+        self._recent.append(done.means)
+
+    def read(self) -> dict[str, list[float]]:
+        """Return metric -> [1]: seconds and counts of all steps, means since the last call.
+
+        What evaluation, logging and the warm-up take is in no number of seconds.
+        """
+        recent, self._recent = self._recent, []
+        means = {name: statistics.fmean(each[name] for each in recent) for name in recent[0]}
+        return {name: [value] for name, value in (self.totals | means).items()}
+
+    def read_backward(self) -> list[int]:
+        """Return the rows that a backward pass was paid for."""
+        return [int(self.totals.get("rows differentiated", 0))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, loadable with weights_only=True."""
         return {
             "num_steps": self.num_steps,
             "totals": dict(self.totals),
+            "recent": self._recent,
             "module": self.module.state_dict(),
             "optimiser": self.optimiser.state_dict(),
         }
@@ -263,95 +251,6 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned for the same model."""
         self.num_steps, self.totals = state["num_steps"], dict(state["totals"])
+        self._recent = list(state["recent"])
         self.module.load_state_dict(state["module"])
         self.optimiser.load_state_dict(state["optimiser"])
-
-
-def train(
-    learner: Learner,
-    context: Context,
-    *,
-    part: str,
-    num_steps: int,
-    log_steps: Sequence[int],
-    evaluate_steps: Sequence[int] = (),
-    setting: float = math.nan,
-) -> list[Record]:
-    """Train to `num_steps` and return the records of every logged step.
-
-    Seconds and counts are sums since the first step; rewards and the like are means since the
-    previous logged step. What evaluation, logging and the warm-up take is in no number of seconds.
-    Resumes from context.checkpoint if it is there; writes it every minute, and when the user stops,
-    to raise Stopped then.
-
-    Args:
-        learner: a fresh one; `records` are named after its contender.
-        context: progress, stop and checkpoint.
-        part: written into the records.
-        num_steps: updates to make.
-        log_steps: after which steps to log; `num_steps` is always among them.
-        evaluate_steps: after which steps to log, and measure the held-out reward as well; 0 is
-            before the first.
-        setting: written into the records.
-    """
-    log_at, evaluate_at = {*log_steps, *evaluate_steps, num_steps}, set(evaluate_steps)
-    history: list[dict[str, Any]] = []
-    recent: list[dict[str, float]] = []
-    if context.checkpoint.exists():
-        state = torch.load(context.checkpoint, map_location=context.device, weights_only=True)
-        learner.load_state_dict(state["learner"])
-        history, recent = state["history"], state["recent"]
-    elif 0 in evaluate_at:
-        history.append(_entry(learner, [], evaluated=True))
-    learner.warm_up()
-    saved_at = time.monotonic()
-    while learner.num_steps < num_steps:
-        recent.append(learner.step().means)
-        done = learner.num_steps
-        if done in log_at:
-            history.append(_entry(learner, recent, evaluated=done in evaluate_at))
-            recent = []
-        context.progress(done / num_steps, _note(learner, history))
-        stopped = context.stopped()
-        if done < num_steps and (stopped or time.monotonic() - saved_at > CHECKPOINT_SECONDS):
-            state = {"learner": learner.state_dict(), "history": history, "recent": recent}
-            save(context.checkpoint, state)
-            saved_at = time.monotonic()
-            if stopped:
-                raise Stopped(part)
-    return [record for entry in history for record in _records(part, learner, setting, entry)]
-
-
-def _entry(
-    learner: Learner, recent: Sequence[dict[str, float]], *, evaluated: bool
-) -> dict[str, Any]:
-    """Return what is logged after a step."""
-    values = dict(learner.totals)
-    for metric in recent[0] if recent else ():
-        values[metric] = statistics.fmean(means[metric] for means in recent)
-    if evaluated:
-        values |= learner.evaluate()
-    return {"step": learner.num_steps, "values": values}
-
-
-def _records(
-    part: str, learner: Learner, setting: float, entry: dict[str, Any]
-) -> Iterator[Record]:
-    for metric, value in entry["values"].items():
-        yield Record(
-            part=part,
-            series=learner.contender.name,
-            setting=setting,
-            seed=learner.seed,
-            step=entry["step"],
-            forward=entry["step"] * learner.shape.num_rows,
-            backward=int(entry["values"].get("rows differentiated", 0)),
-            metric=metric,
-            value=float(value),
-        )
-
-
-def _note(learner: Learner, history: Sequence[dict[str, Any]]) -> str:
-    rewards = [e["values"]["held-out reward"] for e in history if "held-out reward" in e["values"]]
-    found = f", held-out reward {rewards[-1]:.2f}" if rewards else ""
-    return f"{learner.contender.name}{found}"

@@ -10,7 +10,7 @@ number of rows only these go through forward and backward; where it keeps tokens
 rows that is not known beforehand, all rows do, with weight 0 for what is not kept, and the records
 say what would have been enough.
 
-Shapes: P members, G prompts, N = G * repeats rows, La tokens of a completion.
+Shapes: P members, G prompts, N = G * repeats rows.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from kondo.core.delight import delight
 from kondo_lab.draws import Draws
 from kondo_lab.gates import unchecked
 from kondo_lab.language.contenders import (
+    Batch,
     Chosen,
     Contender,
     decide,
@@ -40,14 +41,13 @@ from kondo_lab.language.transformer import StackedLM
 from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.text.base import TextTask
 
+_QUANTILES = {"delight q05": 0.05, "delight q50": 0.5, "delight q95": 0.95}
 MEANS = (
     "train reward",
     "entropy",
     "mixed groups",
     "completion length",
-    "delight q05",
-    "delight q50",
-    "delight q95",
+    *_QUANTILES,
     "kept rows",
     "kept tokens",
     "kept delight share",
@@ -63,14 +63,13 @@ any counts with 0.
 TOTALS = ("tokens generated", "tokens differentiated")
 """Metrics of every logged step: sums since the start. Differentiated are, of each row with a kept
 token, the prompt and the completion up to its last kept token."""
-_QUANTILES = (0.05, 0.5, 0.95)
 _MOST_ROWS = 65_535
 _TINY = 1e-300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Member:
-    """One training run inside a population."""
+    """One training run: a contender with a seed and a learning rate."""
 
     series: str
     """The line in the figure it belongs to."""
@@ -83,63 +82,95 @@ class Member:
     """What the study sweeps, written into its records."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How much is sampled, and how an update is made."""
+
+    num_prompts: int = 32
+    """G, fresh prompts per step and member."""
+    repeats: int = 8
+    """A, completions per prompt: a group."""
+    num_held_out: int = 128
+    """Prompts of an evaluation, the same at each."""
+    max_norm: float = 1.0
+    """A member's gradient is clipped to this norm."""
+    max_tokens: int = 65_536
+    """Most tokens of a forward, but those of at least one member, or of one row of a single model.
+    In training a token costs about 32 * num_layers * width bytes in bfloat16."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "num_held_out", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.repeats < 2:
+            raise ValueError(
+                f"repeats must be >= 2, got {self.repeats}: an advantage is measured from "
+                f"the other answers to the same prompt."
+            )
+        if not self.max_norm > 0:
+            raise ValueError(f"max_norm must be > 0, got {self.max_norm}; infinite does not clip.")
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.num_prompts * self.repeats
+
+
+def experience(sampled: Sampled, rewards: Tensor, group: int) -> dict[str, Tensor]:
+    """Return metric -> [P] of completions and their rewards [P, N], `group` of them per prompt."""
+    num_tokens = sampled.mask.sum(dim=(1, 2))
+    groups = rewards.view(len(rewards), -1, group)
+    return {
+        "train reward": rewards.mean(dim=1),
+        "mixed groups": (groups.amax(dim=2) != groups.amin(dim=2)).double().mean(dim=1),
+        "completion length": num_tokens.double() / rewards.shape[1],
+        "entropy": sampled.entropies.sum(dim=(1, 2)) / num_tokens,
+    }
+
+
 class _Crew:
     """Neighbouring members that decide by the same contender and train in one forward."""
 
     def __init__(self, population: "Population", members: slice):
         own = population.members[members]
-        self.members, self.contender = members, own[0].contender
+        self.population, self.members, self.contender = population, members, own[0].contender
         self.draws = population.draws.part(members)
         # Leaves that share the population's memory: the sampler reads what Adam writes.
         parameters = {name: value[members] for name, value in population.parameters.items()}
         self.leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        self.adam = StackedAdam(parameters, max_norm=population.max_norm)
+        self.adam = StackedAdam(parameters, max_norm=population.shape.max_norm)
         self.rates = parameters["head"].new_tensor([member.learning_rate for member in own])
 
-    def decide(self, population: "Population", step: Tensor) -> Chosen:
-        """Choose what the members train on."""
-        sampled, rewards = self._own(population)
-        log_probs = sampled.log_probs
+    def step(self, step: Tensor) -> dict[str, Tensor]:
+        """Decide, differentiate and move the members; return metric -> one number for each."""
+        assert self.population.sampled is not None
+        sampled = Sampled(*(part[self.members] for part in self.population.sampled))
+        rewards = self.population.rewards[self.members]
+        group = self.population.shape.repeats
+        log_probs = None
         if self.contender.screen == "exact":
-            log_probs = population.model.score(self.leaves, sampled.tokens).log_probs
-        return decide(
-            self.contender,
-            log_probs,
-            rewards,
-            sampled.mask,
-            self.draws,
-            step,
-            population.repeats,
-            sampled.entropies,
-            prompt_length=population.model.prompt_length,
-        )
+            with torch.no_grad():
+                log_probs = self.population.model.log_prob(self.leaves, sampled.tokens)
+        batch = Batch(sampled, rewards, self.draws, step, group)
+        chosen = decide(self.contender, batch, log_probs)
+        norms = self.adam.step(self._gradients(sampled, chosen), self.rates)
+        worth = _delight(sampled, rewards, group).clamp(min=0).double()
+        through = (chosen.weight * worth).sum(dim=(1, 2))
+        return {
+            "kept rows": chosen.rows_kept,
+            "kept tokens": chosen.tokens_kept,
+            "kept delight share": through / worth.sum(dim=(1, 2)).clamp(min=_TINY),
+            "gradient norm": norms,
+            "tokens differentiated": chosen.tokens_differentiated,
+        }
 
-    def gradients(self, population: "Population", chosen: Chosen) -> dict[str, Tensor]:
+    def _gradients(self, sampled: Sampled, chosen: Chosen) -> dict[str, Tensor]:
         """Return the gradient of the members' losses, of kept rows alone where they are known."""
-        sampled, _ = self._own(population)
         tokens = sampled.tokens if chosen.rows is None else take_rows(sampled.tokens, chosen.rows)
-        losses = loss(
-            self.contender,
-            population.model.log_prob(self.leaves, tokens),
-            sampled.log_probs,
-            chosen,
-            sampled.mask,
-            rows=chosen.rows,
-        )
+        new = self.population.model.log_prob(self.leaves, tokens)
+        losses = loss(self.contender, new, sampled, chosen, rows=chosen.rows)
         found = torch.autograd.grad(losses.sum(), list(self.leaves.values()))
         return dict(zip(self.leaves, found, strict=True))
-
-    def delight_share(self, population: "Population", chosen: Chosen) -> Tensor:
-        """Return [P]: how much of the tokens' positive delight the weights let through."""
-        sampled, rewards = self._own(population)
-        worth = _delight(sampled, rewards, population.repeats).clamp(min=0).double()
-        through = (chosen.weight * worth).sum(dim=(1, 2))
-        return through / worth.sum(dim=(1, 2)).clamp(min=_TINY)
-
-    def _own(self, population: "Population") -> tuple[Sampled, Tensor]:
-        assert population.sampled is not None
-        own = Sampled(*(part[self.members] for part in population.sampled))
-        return own, population.rewards[self.members]
 
 
 def _delight(sampled: Sampled, rewards: Tensor, group: int) -> Tensor:
@@ -157,18 +188,13 @@ class Population:
         members: any number, in any order; no member's result depends on the others.
         start: weights of every member's seed.
         device: where all of it lives.
-        num_prompts: G, prompts of a step and member.
-        repeats: completions of each prompt, a group.
-        max_norm: of a member's gradient; see `StackedAdam`.
-        max_tokens: most tokens of a training forward, but those of at least one member. A token
-            costs about 32 * num_layers * width bytes in bfloat16: a 5m model 13 GB by default.
-        num_held_out: prompts of an evaluation.
+        shape: how much is sampled, and how an update is made.
 
     Example:
         >>> import kondo, torch
         >>> from kondo_lab.language.contenders import Contender
         >>> from kondo_lab.language.transformer import StackedLM
-        >>> from kondo_lab.language.population import Member, Population
+        >>> from kondo_lab.language.population import Member, Population, Shape
         >>> from kondo_lab.language.supervised import warm_start
         >>> from kondo_lab.text import NUM_TOKENS, make
         >>> task, cpu = make("addition", 1), torch.device("cpu")
@@ -186,9 +212,8 @@ class Population:
         ...     Member(series=each.name, seed=0, learning_rate=1e-4, contender=each)
         ...     for each in (dense, gated)
         ... ]
-        >>> population = Population(
-        ...     model, task, members, start, device=cpu, num_prompts=2, repeats=4
-        ... )
+        >>> shape = Shape(num_prompts=2, repeats=4)
+        >>> population = Population(model, task, members, start, device=cpu, shape=shape)
         >>> population.step()
         >>> population.num_rows, population.num_steps
         (8, 1)
@@ -206,11 +231,7 @@ class Population:
         start: Start,
         *,
         device: torch.device,
-        num_prompts: int = 32,
-        repeats: int = 8,
-        max_norm: float = 1.0,
-        max_tokens: int = 1 << 18,
-        num_held_out: int = 128,
+        shape: Shape,
     ):
         if not members:
             raise ValueError("members must not be empty; a population trains at least one.")
@@ -220,10 +241,8 @@ class Population:
         ):
             if own != wanted:
                 raise ValueError(f"model must have the task's {name}, {wanted}, got {own}.")
-        check_rows(len(members) * num_prompts * repeats, device)
-        self.model, self.task, self.device = model, task, device
-        self.num_prompts, self.repeats = num_prompts, repeats
-        self.max_norm = max_norm
+        check_rows(len(members) * shape.num_rows, device)
+        self.model, self.task, self.device, self.shape = model, task, device, shape
         self.members = sorted(
             members,
             key=lambda member: (self._rows(member), repr(member.contender), repr(member)),
@@ -231,7 +250,7 @@ class Population:
         seeds = [member.seed for member in self.members]
         self.draws = Draws(seeds, device)
         self.parameters = {name: value.to(device) for name, value in start.of(seeds).items()}
-        self.crews = [_Crew(self, some) for some in self._slices(max_tokens)]
+        self.crews = [_Crew(self, some) for some in self._slices()]
         self.sampled: Sampled | None = None
         self.rewards = torch.zeros(len(seeds), self.num_rows, device=device)
         self.num_steps = self.since_log = 0
@@ -240,24 +259,24 @@ class Population:
         self._totals = torch.zeros(len(TOTALS), len(seeds), dtype=torch.int64, device=device)
         self._backward = torch.zeros(len(seeds), dtype=torch.int64, device=device)
         self._program = Captured(self._do_step, device)
-        self._held_out = HeldOut(model, self.parameters, task, self.draws, num_held_out)
+        self._held_out = HeldOut(model, self.parameters, task, self.draws, shape.num_held_out)
 
     @property
     def num_rows(self) -> int:
         """N, completions of a step and member."""
-        return self.num_prompts * self.repeats
+        return self.shape.num_rows
 
     def _rows(self, member: Member) -> int:
         """Return how many rows a member's forward has."""
-        return fixed_rows(member.contender, self.num_rows, self.repeats) or self.num_rows
+        return fixed_rows(member.contender, self.num_rows, self.shape.repeats) or self.num_rows
 
-    def _slices(self, max_tokens: int) -> Iterator[slice]:
+    def _slices(self) -> Iterator[slice]:
         """Yield the members of each crew."""
         length = self.model.prompt_length + self.model.answer_length
         begin = 0
         for _, same in itertools.groupby(self.members, key=lambda member: member.contender):
             several = list(same)
-            most = max(1, max_tokens // (self._rows(several[0]) * length))
+            most = max(1, self.shape.max_tokens // (self._rows(several[0]) * length))
             for first in range(0, len(several), most):
                 yield slice(begin + first, begin + min(first + most, len(several)))
             begin += len(several)
@@ -275,60 +294,34 @@ class Population:
     def end_step(self) -> None:
         """Do nothing."""
 
-    def roll(self, step: Tensor) -> None:
-        """Draw prompts, complete them and pay."""
-        prompts = self.task.prompts(self.draws, "prompts", step, self.num_prompts)
-        self.sampled = sample(
+    def _do_step(self) -> None:
+        self._step.add_(1)
+        shape = self.shape
+        prompts = self.task.prompts(self.draws, "prompts", self._step, shape.num_prompts)
+        self.sampled = sampled = sample(
             self.model,
             self.parameters,
             prompts,
-            repeats=self.repeats,
+            repeats=shape.repeats,
             draws=self.draws,
-            step=step,
+            step=self._step,
         )
-        asked = prompts.repeat_interleave(self.repeats, 1)
-        self.rewards = self.task.reward(asked, self.sampled.completions)
-
-    def _do_step(self) -> None:
-        self._step.add_(1)
-        self.roll(self._step)
-        found = self._rolled_means()
-        kept: dict[str, list[Tensor]] = {
-            name: [] for name in ("kept rows", "kept tokens", "kept delight share", "gradient norm")
-        }
-        differentiated = []
-        for crew in self.crews:
-            chosen = crew.decide(self, self._step)
-            norms = crew.adam.step(crew.gradients(self, chosen), crew.rates)
-            kept["kept rows"].append(chosen.rows_kept)
-            kept["kept tokens"].append(chosen.tokens_kept)
-            kept["kept delight share"].append(crew.delight_share(self, chosen))
-            kept["gradient norm"].append(norms)
-            differentiated.append(chosen.tokens_differentiated)
-        found |= {name: torch.cat(parts) for name, parts in kept.items()}
+        self.rewards = self.task.reward(sampled.prompts, sampled.completions)
+        found = experience(sampled, self.rewards, shape.repeats) | self._delight_quantiles()
+        done = [crew.step(self._step) for crew in self.crews]
+        found |= {name: torch.cat([each[name] for each in done]) for name in done[0]}
+        found["tokens generated"] = sampled.mask.sum(dim=(1, 2))
         self._means.add_(torch.stack([found[name].double() for name in MEANS]))
-        assert self.sampled is not None
-        generated = self.sampled.mask.sum(dim=(1, 2))
-        self._totals.add_(torch.stack([generated, torch.cat(differentiated)]))
+        self._totals.add_(torch.stack([found[name] for name in TOTALS]))
         self._backward.add_(found["kept rows"])
 
-    def _rolled_means(self) -> dict[str, Tensor]:
-        """Return metric -> [P] of what was sampled in this step."""
+    def _delight_quantiles(self) -> dict[str, Tensor]:
         assert self.sampled is not None
-        sampled, rewards = self.sampled, self.rewards
-        num_tokens = sampled.mask.sum(dim=(1, 2))
-        groups = rewards.view(len(rewards), self.num_prompts, self.repeats)
-        delight = _delight(sampled, rewards, self.repeats).sum(dim=2).sort(dim=1).values
-        places = [round(quantile * (self.num_rows - 1)) for quantile in _QUANTILES]
-        low, middle, high = (delight[:, place] for place in places)
+        by_token = _delight(self.sampled, self.rewards, self.shape.repeats)
+        ranked = by_token.sum(dim=2).sort(dim=1).values
         return {
-            "train reward": rewards.mean(dim=1),
-            "entropy": sampled.entropies.sum(dim=(1, 2)) / num_tokens,
-            "mixed groups": (groups.amax(dim=2) != groups.amin(dim=2)).double().mean(dim=1),
-            "completion length": num_tokens / self.num_rows,
-            "delight q05": low,
-            "delight q50": middle,
-            "delight q95": high,
+            name: ranked[:, round(quantile * (self.num_rows - 1))]
+            for name, quantile in _QUANTILES.items()
         }
 
     def evaluate(self) -> dict[str, Tensor]:

@@ -21,7 +21,6 @@ from kondo_lab.draws import Draws
 from kondo_lab.language.attend import attend
 from kondo_lab.language.transformer import (
     ATTENTION,
-    Layer,
     StackedLM,
     Weights,
     causal_attention,
@@ -44,6 +43,11 @@ class Sampled(NamedTuple):
     """[P, N, La]: of the distribution at each token; 0 after the END."""
     mask: Tensor
     """bool [P, N, La]: the policy drew this token, END included."""
+
+    @property
+    def prompts(self) -> Tensor:
+        """int64 [P, N, Lp]."""
+        return self.tokens[..., : -self.mask.shape[-1]]
 
     @property
     def completions(self) -> Tensor:
@@ -173,18 +177,11 @@ def _read(
     placed = weights.tokens + weights.positions[:, position, None]
     hidden = placed.gather(1, token.unsqueeze(-1).expand(-1, -1, model.size.width))
     for layer, own in zip(weights.layers, cache, strict=True):
-        hidden = _read_layer(layer, hidden, own, position, model.size.num_heads)
+        mixed = layer.mix(hidden).view(own.shape[1], 3, model.size.num_heads, -1)
+        own[:, :, :, position] = mixed[:, 1:].transpose(0, 1)
+        key, value = own[:, :, :, : position + 1]
+        hidden = layer.finish(hidden, attend(mixed[:, 0], key, value).view_as(hidden))
     return hidden
-
-
-def _read_layer(
-    layer: Layer, hidden: Tensor, cache: Tensor, position: int, num_heads: int
-) -> Tensor:
-    mixed = layer.mix(hidden).view(cache.shape[1], 3, num_heads, -1)
-    cache[:, :, :, position] = mixed[:, 1:].transpose(0, 1)
-    key, value = cache[:, :, :, : position + 1]
-    attended = attend(mixed[:, 0], key, value)
-    return layer.finish(hidden, attended.view_as(hidden))
 
 
 def _gumbel(draws: Draws, stream: str, step: int | Tensor, rows: int, num_tokens: int) -> Tensor:

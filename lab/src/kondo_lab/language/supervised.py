@@ -9,6 +9,7 @@ the same weights, which can be saved and loaded.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from kondo_lab.population.train import save
 from kondo_lab.text.base import TextTask
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+WARMUP = 0.1
+"""Share of the supervised steps in which the learning rate rises."""
 CLIP_EPSILON = 1e-6
 """Added to a norm before it divides, as by `torch.nn.utils.clip_grad_norm_`."""
 
@@ -52,13 +55,11 @@ class StackedAdam:
 
     @torch.no_grad()
     def step(self, gradients: Parameters, rates: Tensor) -> Tensor:
-        """Move every member; return the global norms [P] of their gradients before clipping.
-
-        Args:
-            gradients: like the parameters.
-            rates: [P].
-        """
-        norms = _norms(torch.stack([_norms(each) for each in gradients.values()], dim=1))
+        """Move members by rates [P]; return their gradients' global norms [P] before clipping."""
+        norm = partial(torch.linalg.vector_norm, dim=1)
+        norms: Tensor = norm(
+            torch.stack([norm(each.flatten(1)) for each in gradients.values()], dim=1)
+        )
         shrink = (self.max_norm / (norms + CLIP_EPSILON)).clamp(max=1.0)
         self.num_steps.add_(1)
         left_1, left_2 = (1 - beta**self.num_steps for beta in (BETA_1, BETA_2))
@@ -133,8 +134,6 @@ def warm_start(
     batch: int,
     learning_rate: float,
     device: torch.device,
-    warmup: float = 0.1,
-    max_norm: float = 1.0,
     measure_steps: Sequence[int] = (),
     num_prompts: int = 64,
     until: float = math.inf,
@@ -151,8 +150,6 @@ def warm_start(
         batch: demonstrations per step and member, fresh ones each.
         learning_rate: at its highest; see `learning_rate_at`.
         device: where the members live.
-        warmup: share of the steps in which the learning rate rises.
-        max_norm: see `StackedAdam`.
         measure_steps: after which steps to measure the held-out reward; the last is always among
             them.
         num_prompts: held-out prompts of a measurement.
@@ -168,7 +165,7 @@ def warm_start(
     draws = Draws(seeds, device)
     parameters = {name: value.contiguous() for name, value in model.initialise(draws).items()}
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    adam = StackedAdam(parameters, max_norm=max_norm)
+    adam = StackedAdam(parameters, max_norm=1.0)
     step = torch.zeros((), dtype=torch.int64, device=device)
     loss = torch.zeros(len(seeds), device=device)
 
@@ -176,7 +173,7 @@ def warm_start(
         step.add_(1)
         losses = demonstration_loss(model, leaves, task, draws, step, batch)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        rate = learning_rate_at(step, num_steps, highest=learning_rate, warmup=warmup)
+        rate = learning_rate_at(step, num_steps, highest=learning_rate, warmup=WARMUP)
         adam.step(dict(zip(leaves, gradients, strict=True)), rate.expand(len(seeds)))
         loss.copy_(losses.detach())
 
@@ -258,14 +255,7 @@ class HeldOut:
     """Mean rewards on held-out prompts, the same ones every time, of parameters as they stand.
 
     Replayed from a CUDA graph after the first calls: a token at a time, evaluations are mostly the
-    launching of kernels.
-
-    Args:
-        model: of the members.
-        parameters: of P members; read where they are at every call.
-        task: prompts and rewards.
-        draws: of the members.
-        num_prompts: of an evaluation.
+    launching of kernels. The arguments are those of `mean_reward`.
     """
 
     def __init__(
@@ -290,11 +280,6 @@ class HeldOut:
             "held-out reward": mean_reward(*self._inputs, greedy=True),
             "held-out sampled reward": mean_reward(*self._inputs),
         }
-
-
-def _norms(gradient: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
-    return norms
 
 
 def _beside(values: Tensor, parameter: Tensor) -> Tensor:

@@ -86,15 +86,6 @@ class Weights(NamedTuple):
     """[P, V, D], in the parameters' dtype."""
 
 
-class Scored(NamedTuple):
-    """What a model says about completions, not differentiated."""
-
-    log_probs: Tensor
-    """[P, N, La]."""
-    entropies: Tensor
-    """[P, N, La]: of the distributions that the tokens were drawn from."""
-
-
 class StackedLM:
     """Causal language models of one size, for prompts and completions of fixed lengths.
 
@@ -199,24 +190,16 @@ class StackedLM:
         Returns:
             [P, N, La] in the parameters' dtype.
         """
-        return _chosen(self._log_softmax(parameters, tokens), self._completions(tokens))
-
-    @torch.no_grad()
-    def score(self, parameters: Parameters, tokens: Tensor) -> Scored:
-        """Return log-probs and entropies of completions, with no graph; see `log_prob`."""
-        log_probs = self._log_softmax(parameters, tokens)
-        return Scored(_chosen(log_probs, self._completions(tokens)), entropy(log_probs))
-
-    def _completions(self, tokens: Tensor) -> Tensor:
         if tokens.shape[-1] != self.prompt_length + self.answer_length:
             raise ValueError(
                 f"tokens must have {self.prompt_length} + {self.answer_length} columns, prompt and "
                 f"completion, got shape {list(tokens.shape)}; fill short completions with padding."
             )
-        return tokens[..., self.prompt_length :]
+        completions = tokens[..., self.prompt_length :].unsqueeze(-1)
+        return self.log_softmax(parameters, tokens).gather(-1, completions).squeeze(-1)
 
-    def _log_softmax(self, parameters: Parameters, tokens: Tensor) -> Tensor:
-        """Return [P, N, La, V]."""
+    def log_softmax(self, parameters: Parameters, tokens: Tensor) -> Tensor:
+        """Return the log-probs [P, N, La, V] of all tokens at every place of the completions."""
         weights = self.weights(parameters)
         members, rows, columns = tokens.shape
         read = columns - 1  # the last token is predicted, never read
@@ -378,10 +361,6 @@ def entropy(log_probs: Tensor) -> Tensor:
 def compute_dtype(device: torch.device) -> torch.dtype | None:
     """Return the dtype of products on a device: bfloat16 on CUDA, elsewhere the parameters' own."""
     return torch.bfloat16 if device.type == "cuda" else None
-
-
-def _chosen(log_probs: Tensor, tokens: Tensor) -> Tensor:
-    return log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def _add_product(hidden: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -4,8 +4,8 @@
     select     signal -> gate -> kept tokens, and packs of what they need
     train      forward and backward of the packs
 
-Every contender goes through `kondo.backward`, and so has the same packing and head; a dense one
-keeps everything. The plain way pads all rows to one length: a second witness of what dense costs.
+Every contender goes through `kondo.backward`, and so has the same packing and head; a dense one has
+no gate. The plain way pads all rows to one length: a second witness of what dense costs.
 """
 
 import copy
@@ -23,14 +23,13 @@ from torch.nn.functional import pad
 import kondo
 from kondo import lm
 from kondo.core import signals
+from kondo.core.advantage import group_mean
 from kondo.core.contract import BaseGate, Signal, needs_log_probs
 from kondo.core.prechosen import Prechosen
 from kondo.lm.budget import BudgetGate
-from kondo_lab.draws import Draws
-from kondo_lab.gates import DrawnVarianceGate, Everything
+from kondo_lab.gates import DrawnVarianceGate
 from kondo_lab.language import contenders
-from kondo_lab.language.contenders import Contender
-from kondo_lab.language.sampler import Sampled
+from kondo_lab.language.contenders import Batch, Contender
 from kondo_lab.population.losses import inputs_of
 
 STAGES = ("generate", "reward", "screen", "select", "train", "optimiser")
@@ -53,41 +52,25 @@ class Learned(NamedTuple):
     """Of screen, select and train."""
 
 
-def product_backward(
-    contender: Contender,
-    policy: lm.CausalLM,
-    sampled: Sampled,
-    rewards: Tensor,
-    draws: Draws,
-    step: int,
-    group: int,
-) -> Learned:
+def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) -> Learned:
     """Add to `.grad` the gradient of the contender's loss, through `kondo.backward`.
 
-    The choices are those of `contenders.decide` for one member.
-
-    Args:
-        contender: the rule.
-        policy: the model.
-        sampled: N completions of one member, [1, N, ...].
-        rewards: [N].
-        draws: of this member.
-        step: of the draws.
-        group: A, answers per prompt.
+    The choices are those of `contenders.decide`; the batch is that of one member.
     """
-    tokens, log_probs, entropies, mask = (part[0] for part in sampled)
+    tokens, log_probs, _, mask = (part[0] for part in batch.sampled)
     prompt_length = tokens.shape[1] - mask.shape[1]
     on_rows = partial(pad, pad=(prompt_length, 0))  # [N, La] -> [N, Lp + La]
     rows = lm.TokenRows(
         input_ids=tokens,
-        attention_mask=pad(mask, (prompt_length, 0), value=True),
+        attention_mask=on_rows(mask, value=True),
         completion_mask=on_rows(mask),
     )
     old = on_rows(log_probs)
-    clock = Clock(rewards.device)
+    clock = Clock(tokens.device)
     with clock.stage("select"):  # some choose here, before the engine asks
-        gate, advantages = _gate(contender, rows, rewards, draws, step, group)
-        gate.signal = _signal(contender, gate, on_rows(entropies), draws, step, prompt_length)
+        gate, advantages = _gate(contender, rows, batch)
+        if gate is not None:
+            gate.signal = _signal(contender, gate, batch)
     kept: Counter[str] = Counter()
 
     def loss(log_probs: Tensor, _: Tensor, *, own: Tensor, old: Tensor) -> Tensor:
@@ -98,7 +81,7 @@ def product_backward(
     report = kondo.backward(
         policy,
         rows,
-        kondo.advantage.group_mean(rewards, group),
+        group_mean(batch.rewards[0], batch.group),
         gate=gate,
         unit=contender.unit,
         screen=old if contender.screen == "free" else None,
@@ -120,106 +103,59 @@ def product_backward(
     )
 
 
-def _gate(
-    contender: Contender,
-    rows: lm.TokenRows,
-    rewards: Tensor,
-    draws: Draws,
-    step: int,
-    group: int,
-) -> tuple[BaseGate, Tensor]:
+def _gate(contender: Contender, rows: lm.TokenRows, batch: Batch) -> tuple[BaseGate | None, Tensor]:
     """Return a copy of the contender's gate for these rows, and the advantages [N] of its loss."""
-    together = rewards.unsqueeze(0)
-    advantages = contenders.loss_advantages(contender, together, group)[0]
-    gate = Everything() if contender.gate is None else copy.copy(contender.gate)
+    gate, (_, rewards, _, _, group) = copy.copy(contender.gate), batch
+    advantages = contenders.loss_advantages(contender, rewards, group)
     if isinstance(gate, BudgetGate):
-        return gate.for_rows(rows), advantages
-    if not isinstance(gate, DrawnVarianceGate):
-        return gate, advantages
-    values, mask = kondo.advantage.group_mean(together, group), rows.completion_mask.unsqueeze(0)
-    keep = contenders.choose_rows(gate, values, mask, draws, step, 0).keep
-    if gate.group is not None:
-        advantages = contenders.loss_advantages(contender, together, group, among=keep)[0]
-    return Prechosen(keep[0]), advantages
+        gate = gate.for_rows(rows)
+    if isinstance(gate, DrawnVarianceGate):
+        keep = contenders.choose_rows(gate, group_mean(rewards, group), batch).keep
+        if gate.group is not None:
+            advantages = contenders.loss_advantages(contender, rewards, group, among=keep)
+        gate = Prechosen(keep[0])
+    return gate, advantages[0]
 
 
-def _signal(
-    contender: Contender,
-    gate: BaseGate,
-    entropies: Tensor,
-    draws: Draws,
-    step: int,
-    prompt_length: int,
-) -> Signal:
+def _signal(contender: Contender, gate: BaseGate, batch: Batch) -> Signal:
     """Return what the gate looks at, with the sampler's entropies and this member's draws."""
-    signal, by_row = gate.signal, contender.unit == "sequence"
+    by_row, prompt_length = contender.unit == "sequence", batch.sampled.prompts.shape[-1]
+    by_draw = gate.signal in (contenders.entropy, signals.uniform)
+    if not by_draw and (needs_log_probs(gate.signal) or not by_row):
+        return gate.signal
+    (values,) = contenders.values_of(contender, gate, batch, batch.sampled.log_probs)
 
-    def of_tokens(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
-        if signal is contenders.entropy:
-            return entropies.where(mask, 0.0)
-        num_rows, num_columns = log_probs.shape
-        drawn = draws.uniform("priority", step, num_rows, num_columns - prompt_length)[0]
-        return pad(drawn, (prompt_length, 0)).where(mask, 0.0)
+    def known(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+        return values if by_row else pad(values, (prompt_length, 0)).where(mask, 0.0)
 
-    def of_rows(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
-        if signal is signals.uniform:
-            return draws.uniform("priority", step, len(log_probs))[0]
-        return signal(advantages, advantages)  # a sum over tokens would favour length
-
-    if by_row:
-        return signal if needs_log_probs(signal) else of_rows
-    return of_tokens if signal in (contenders.entropy, signals.uniform) else signal
+    return known
 
 
 def plain_backward(
-    contender: Contender,
-    module: torch.nn.Module,
-    sampled: Sampled,
-    rewards: Tensor,
-    draws: Draws,
-    step: int,
-    group: int,
-    *,
-    max_tokens: int,
+    contender: Contender, module: torch.nn.Module, batch: Batch, *, max_tokens: int
 ) -> Learned:
     """Add the same gradient to `.grad` by a loop without a gate: all rows, weighted afterwards.
 
     Args:
         contender: the rule; of a gate, the choice is only a mask and saves nothing.
         module: token ids [B, T] -> logits [B, T, V].
-        sampled: N completions of one member, [1, N, ...].
-        rewards: [N].
-        draws: of this member.
-        step: of the draws.
-        group: A, answers per prompt.
+        batch: of one member.
         max_tokens: most tokens of a forward.
     """
-    clock, total = Clock(rewards.device), rewards.new_zeros(())
-    tokens, log_probs, entropies, mask = sampled
-    _, num_rows, num_columns = tokens.shape
-    prompt_length = num_columns - mask.shape[2]
-    size = max(1, max_tokens // num_columns)
+    tokens, prompt_length = batch.sampled.tokens[0], batch.sampled.prompts.shape[-1]
+    clock, total = Clock(tokens.device), batch.rewards.new_zeros(())
+    num_rows, num_columns = tokens.shape
     with clock.stage("select"):
-        chosen = contenders.decide(
-            contender,
-            log_probs,
-            rewards.unsqueeze(0),
-            mask,
-            draws,
-            step,
-            group,
-            entropies,
-            prompt_length=prompt_length,
-        )
+        chosen = contenders.decide(contender, batch)
     with clock.stage("train"):
+        size = max(1, max_tokens // num_columns)
         for start in range(0, num_rows, size):
             some = torch.arange(start, min(start + size, num_rows), device=tokens.device)
-            logits = module(tokens[0, some, :-1])[:, prompt_length - 1 :]
-            of_tokens = tokens[0, some, prompt_length:].unsqueeze(2)
-            new = logits.log_softmax(dim=2).gather(2, of_tokens).squeeze(2)
-            part = contenders.loss(
-                contender, new.unsqueeze(0), log_probs, chosen, mask, rows=some.unsqueeze(0)
-            ).sum()
+            logits = module(tokens[some, :-1])[:, prompt_length - 1 :]
+            of_tokens = tokens[some, prompt_length:].unsqueeze(2)
+            rows = some.unsqueeze(0)
+            new = logits.log_softmax(dim=2).gather(2, of_tokens).squeeze(2).unsqueeze(0)
+            part = contenders.loss(contender, new, batch.sampled, chosen, rows=rows).sum()
             part.backward()  # type: ignore[no-untyped-call]
             total = total + part.detach()
     return Learned(

@@ -4,6 +4,10 @@ Numbers of a prompt have zeros in front, so that every prompt has the same lengt
 completion have none.
 """
 
+import operator
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,7 +16,33 @@ from kondo_lab.text.alphabet import ZERO, move_left, padded, plain, value, write
 from kondo_lab.text.base import AnswerTask
 
 
-class Addition(AnswerTask):
+class _TwoNumbers(AnswerTask):
+    """A sign between two numbers, whose order does not matter to the answer."""
+
+    mark = "="
+    sign: str
+    operation: Callable[[Any, Any], Any]
+    digits: tuple[int, int]
+    """Of the two numbers."""
+    answer_digits: int
+    """Of the largest answer."""
+
+    def solve(self, prompt: str) -> str:
+        """Return the sum or the product."""
+        return str(self.operation(*map(int, prompt.split(self.sign))))
+
+    def _answer(self, prompts: Tensor) -> Tensor:
+        return plain(self.operation(*self._numbers(prompts)), self.answer_digits)
+
+    def _content(self, prompts: Tensor) -> Tensor:
+        return torch.stack(self._numbers(prompts), dim=-1).sort(dim=-1).values
+
+    def _numbers(self, prompts: Tensor) -> tuple[Tensor, Tensor]:
+        digits = self.digits[0]
+        return value(prompts[..., :digits]), value(prompts[..., digits + 1 :])
+
+
+class Addition(_TwoNumbers):
     """Add two numbers of level + 1 digits, each digit uniform.
 
     The working writes the sum of each column, with the carry that came into it, from the right:
@@ -32,10 +62,11 @@ class Addition(AnswerTask):
         '=12,13,9=932.'
     """
 
-    mark = "="
+    sign, operation = "+", staticmethod(operator.add)
 
     def __init__(self, level: int):
-        digits = self.digits = level + 1
+        digits = level + 1
+        self.digits, self.answer_digits = (digits, digits), digits + 1
         super().__init__(
             "addition",
             level=level,
@@ -47,12 +78,12 @@ class Addition(AnswerTask):
     @property
     def guess_rate(self) -> float:
         """10^-digits: of all sums 99..9 is the most frequent."""
-        return 10.0**-self.digits
+        return 10.0 ** -self.digits[0]
 
     def demonstrations(self, prompts: Tensor) -> Tensor:
         """Return each column's sum from the right, then the sum."""
         first, second = (number.unsqueeze(-1) for number in self._numbers(prompts))
-        power = 10 ** torch.arange(self.digits, device=prompts.device)
+        power = 10 ** torch.arange(self.digits[0], device=prompts.device)
         carry = (first % power + second % power) // power
         columns = first // power % 10 + second // power % 10 + carry
         working: list[Tensor | str] = []
@@ -60,27 +91,13 @@ class Addition(AnswerTask):
             working += [",", plain(column, 2)]
         return move_left(write("=", *working[1:], "=", self._answer(prompts), "."))
 
-    def solve(self, prompt: str) -> str:
-        """Return the sum."""
-        first, second = prompt.split("+")
-        return str(int(first) + int(second))
-
-    def _answer(self, prompts: Tensor) -> Tensor:
-        first, second = self._numbers(prompts)
-        return plain(first + second, self.digits + 1)
-
-    def _content(self, prompts: Tensor) -> Tensor:
-        return _unordered(*self._numbers(prompts))
-
-    def _numbers(self, prompts: Tensor) -> tuple[Tensor, Tensor]:
-        return value(prompts[..., : self.digits]), value(prompts[..., self.digits + 1 :])
-
     def _draw(self, draws: Draws, stream: str, step: int | Tensor, rows: int) -> Tensor:
-        digits = ZERO + draws.integers(stream, step, 10, rows, 2 * self.digits)
-        return write(digits[..., : self.digits], "+", digits[..., self.digits :])
+        digits = ZERO + draws.integers(stream, step, 10, rows, sum(self.digits))
+        first, second = digits.chunk(2, dim=-1)
+        return write(first, "+", second)
 
 
-class Multiplication(AnswerTask):
+class Multiplication(_TwoNumbers):
     """Multiply two numbers, of which level by level one gets a further digit.
 
     | level | 1 | 2 | 3 | 4 | 5 | 6 |
@@ -105,13 +122,13 @@ class Multiplication(AnswerTask):
         '=2776+1735=20126.'
     """
 
-    mark = "="
+    sign, operation = "*", staticmethod(operator.mul)
     most_frequent = (6, 16, 26, 50, 75, 140)
     """Prompts of each level that have the level's most frequent product."""
 
     def __init__(self, level: int):
         self.digits = first, second = (level + 3) // 2, (level + 2) // 2
-        further = range(1, second)
+        self.answer_digits, further = first + second, range(1, second)
         super().__init__(
             "multiplication",
             level=level,
@@ -141,30 +158,9 @@ class Multiplication(AnswerTask):
             text += ["+", plain(product, width), "=", plain(sum_so_far, width + place)]
         return move_left(write(*text, "."))
 
-    def solve(self, prompt: str) -> str:
-        """Return the product."""
-        first, second = prompt.split("*")
-        return str(int(first) * int(second))
-
-    def _answer(self, prompts: Tensor) -> Tensor:
-        first, second = self._numbers(prompts)
-        return plain(first * second, sum(self.digits))
-
-    def _content(self, prompts: Tensor) -> Tensor:
-        return _unordered(*self._numbers(prompts))
-
-    def _numbers(self, prompts: Tensor) -> tuple[Tensor, Tensor]:
-        digits = self.digits[0]
-        return value(prompts[..., :digits]), value(prompts[..., digits + 1 :])
-
     def _draw(self, draws: Draws, stream: str, step: int | Tensor, rows: int) -> Tensor:
         first, second = (
             least + draws.integers(f"{stream}/{which}", step, 9 * least, rows)
             for which, least in enumerate(10 ** (digits - 1) for digits in self.digits)
         )
         return write(padded(first, self.digits[0]), "*", padded(second, self.digits[1]))
-
-
-def _unordered(first: Tensor, second: Tensor) -> Tensor:
-    """Return [..., 2]: the smaller number, then the larger."""
-    return torch.stack([torch.minimum(first, second), torch.maximum(first, second)], dim=-1)

@@ -100,8 +100,15 @@ class TextTask(ABC):
             prompts: [..., P] int64.
             completions: [..., A] int64, the same leading shape.
         """
-        _check_length("prompts", prompts, self.prompt_length)
-        _check_length("completions", completions, self.answer_length)
+        for name, ids, length in (
+            ("prompts", prompts, self.prompt_length),
+            ("completions", completions, self.answer_length),
+        ):
+            if ids.ndim < 1 or ids.shape[-1] != length:
+                raise ValueError(
+                    f"{name} must have {length} tokens in the last dimension, got shape "
+                    f"{list(ids.shape)}."
+                )
         if prompts.shape[:-1] != completions.shape[:-1]:
             raise ValueError(
                 f"completions must have the leading shape of prompts, "
@@ -195,10 +202,3 @@ def _first(flags: Tensor) -> Tensor:
 def _constant(ids: list[int], device: torch.device) -> Tensor:
     """Return [L] int64 without a copy from the host, which a CUDA graph could not record."""
     return torch.cat([torch.full((1,), number, device=device) for number in ids])
-
-
-def _check_length(name: str, ids: Tensor, length: int) -> None:
-    if ids.ndim < 1 or ids.shape[-1] != length:
-        raise ValueError(
-            f"{name} must have {length} tokens in the last dimension, got shape {list(ids.shape)}."
-        )

@@ -1,15 +1,18 @@
 """Records -> what skipping bought: rewards, times to targets, speed-ups, and what went wrong."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 import pandas as pd
 
 from kondo_lab.language import updates
+from kondo_lab.language.contenders import percent
+from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.language.transformer import SIZES
 from kondo_lab.studies.lm_rl import assignments, drawing, failures, runs, tuning
 from kondo_lab.studies.lm_rl.runs import AXES, DENSE, LEARNER, LOOP, Arena, Reach, SpeedUp
-from kondo_lab.studies.lm_rl.settings import Field, Settings, percent
+from kondo_lab.studies.lm_rl.settings import Field, Settings
 from kondo_lab.studies.statistics import estimate
 from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
 
@@ -25,37 +28,37 @@ ALTERNATIVES = ("PODS", "random")
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     found = Analysis(headline=[], figures={}, findings=[], frontier=[])
+    arenas = runs.arenas(records, settings)
     _add_starts(found, records, settings)
-    for arena in runs.arenas(records, settings):
+    for arena in arenas:
         _add_arena(found, arena, records, settings)
     _add_seconds(found, records, settings)
-    _add_sizes(found, records, settings)
-    _add_more(found, records, settings)
+    points = speed_ups_by_size(arenas, settings)
+    if points[LEARNER]:
+        found.figures["sizes"] = drawing.sizes(points)
+    for arena in arenas:
+        if arena.by_clock:
+            _add_more(found, arena, records, settings)
     _add_learning_rates(found, records, settings)
     return found
 
 
-def _line(
-    series: str, metric: str, x: str, value: float, se: float = math.nan, seeds: int = 1
-) -> Headline:
-    return headline(FIGURE, series, metric, x, Estimate(value, se, seeds))
+_line = partial(headline, FIGURE)
 
 
 def _add_starts(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
     """Say where supervised starts ended."""
-    for field in (*settings.grids, *settings.walls):
-        own = records[
-            (records["part"] == assignments.warm_name(field))
-            & (records["metric"] == tuning.QUALITY)
-        ]
+    quality = records[records["metric"] == tuning.QUALITY]
+    for field in settings.fields:
+        own = quality[quality["part"] == assignments.warm_name(field)]
         if own.empty:
             continue
-        ends = start_rewards(own, settings.warm_reward)
-        short = sum(reward < settings.warm_reward for reward in ends.values())
+        ends = start_rewards(own, settings.warm_reward).values()
+        short = sum(reward < settings.warm_reward for reward in ends)
         missed = f"; {short} never got to {settings.warm_reward:g}" if short else ""
         found.findings.append(
             f"{field.name}: supervised starts of {len(ends)} seeds end at rewards of "
-            f"{min(ends.values()):.2f} to {max(ends.values()):.2f}{missed}."
+            f"{min(ends):.2f} to {max(ends):.2f}{missed}."
         )
 
 
@@ -71,7 +74,10 @@ def start_rewards(points: pd.DataFrame, enough: float) -> dict[int, float]:
 def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: Settings) -> None:
     levels = runs.targets(arena)
     shown = [name for name in _headline_names(settings) if name in arena.runs]
-    found.headline.extend(_end_lines(arena, records, settings, shown))
+    names = assignments.wall_names if arena.by_clock else assignments.grid_names
+    own = records[records["part"].isin(names(settings, arena.field))]
+    rates = {each.name: each.rate for each in settings.everyone()}
+    found.headline.extend(_end_lines(arena, own, shown))
     for name, level in levels.items():
         found.headline.extend(_reach_lines(arena, shown, name, level))
     if arena.dense in arena.runs:
@@ -79,53 +85,37 @@ def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: S
     if _aim_is_timed(arena, levels):
         for level in levels.values():
             found.headline.extend(_speed_lines(arena, settings, shown, level))
-    found.frontier.extend(_frontier(arena, settings, levels))
-    found.findings.extend(_failure_findings(arena, records, settings))
+    found.frontier.extend(_frontier(arena, rates, levels))
+    found.findings.extend(_failure_findings(arena, own, settings))
     found.figures[f"curves-{assignments.slug(arena.name)}"] = drawing.curves(arena, shown, levels)
     if arena.field == settings.main:
-        rates = {each.name: each.rate for each in settings.everyone()}
         found.figures["frontier"] = drawing.frontier(arena, rates)
 
 
 def _headline_names(settings: Settings) -> list[str]:
-    names = [each.name for each in settings.headliners()]
-    return [*names, f"{DENSE} {assignments.PLAIN}"]
+    return [*(each.name for each in settings.headliners()), DENSE + PLAIN]
 
 
-def _end_lines(
-    arena: Arena, records: pd.DataFrame, settings: Settings, shown: Iterable[str]
-) -> list[Headline]:
-    """Return rewards at the end, sampled and greedy."""
-    greedy = tuning.end_reward(arena_records(records, settings, arena), tuning.GREEDY)
-    lines = []
+def _end_lines(arena: Arena, records: pd.DataFrame, shown: Iterable[str]) -> Iterator[Headline]:
+    """Yield rewards at the end, sampled and greedy."""
+    greedy = tuning.end_reward(records, tuning.GREEDY)
     for name in shown:
-        for metric, ends in (
-            ("held-out reward at temperature 1, at the end", runs.end_rewards(arena.runs[name])),
-            ("greedy held-out reward at the end", estimate(list(greedy.loc[name]))),
-        ):
-            lines.append(_line(name, metric, arena.name, ends.mean, ends.se, ends.seeds))
-    return lines
+        sampled = runs.end_rewards(arena.runs[name])
+        yield _line(name, "held-out reward at temperature 1, at the end", arena.name, sampled)
+        ends = estimate(list(greedy.loc[name]))
+        yield _line(name, "greedy held-out reward at the end", arena.name, ends)
 
 
-def arena_records(records: pd.DataFrame, settings: Settings, arena: Arena) -> pd.DataFrame:
-    """Return the records that an arena's runs were read from."""
-    names = assignments.wall_names if arena.by_clock else assignments.grid_names
-    return records[records["part"].isin(names(settings, arena.field))]
-
-
-def _reach_lines(arena: Arena, shown: Iterable[str], name: str, level: float) -> list[Headline]:
-    """Return what was paid to a target. Seeds that never got there count with their whole run."""
-    lines = []
+def _reach_lines(arena: Arena, shown: Iterable[str], name: str, level: float) -> Iterator[Headline]:
+    """Yield what was paid to a target. Seeds that never got there count with their whole run."""
     for series in shown:
         for axis in AXES:
-            if axis not in arena.runs[series][0].costs:
-                continue
-            own = runs.reach(arena.runs[series], level, axis)
-            missed = own.seeds - own.reached
-            least = f", at least: {missed} of {own.seeds} seeds never" if missed else ""
-            metric = f"{axis} to {level:.2f}, {name}{least}"
-            lines.append(_line(series, metric, arena.name, own.mean.mean, own.mean.se, own.seeds))
-    return lines
+            if axis in arena.runs[series][0].costs:
+                own = runs.reach(arena.runs[series], level, axis)
+                missed = own.seeds - own.reached
+                least = f", at least: {missed} of {own.seeds} seeds never" if missed else ""
+                metric = f"{axis} to {level:.2f}, {name}{least}"
+                yield _line(series, metric, arena.name, own.mean)
 
 
 def _aim_is_timed(arena: Arena, levels: Mapping[str, float]) -> bool:
@@ -135,24 +125,22 @@ def _aim_is_timed(arena: Arena, levels: Mapping[str, float]) -> bool:
 
 def _speed_lines(
     arena: Arena, settings: Settings, shown: Iterable[str], level: float
-) -> list[Headline]:
-    """Return speed-ups to a target: over dense, and of DG-K over its best alternative."""
+) -> Iterator[Headline]:
+    """Yield speed-ups to a target: over dense, and of DG-K over its best alternative."""
     by_axis = {axis: reaches(arena, level, axis) for axis in (LEARNER, LOOP)}
     pairs = [(name, arena.dense, axis) for name in shown for axis in by_axis]
     for rate in settings.headline_rates:
         ours, rival = f"DG-K {percent(rate)}", _rival(by_axis[LEARNER], rate)
         if ours in arena.runs and rival is not None:
             pairs.append((ours, rival, LEARNER))
-    lines = []
     for name, other, axis in pairs:
-        if name == other:
-            continue
-        ratio = runs.speed_up(by_axis[axis][other], by_axis[axis][name])
-        bound = f", {ratio.bound}" if ratio.bound else ""
-        metric = f"{axis} to {level:.2f}, speed-up over {other}{bound}"
-        seeds = len(by_axis[axis][name].times.keys() & by_axis[axis][other].times.keys())
-        lines.append(_line(name, metric, arena.name, ratio.value, ratio.se, seeds))
-    return lines
+        if name != other:
+            theirs, own = by_axis[axis][other], by_axis[axis][name]
+            ratio = runs.speed_up(theirs, own)
+            bound = f", {ratio.bound}" if ratio.bound else ""
+            metric = f"{axis} to {level:.2f}, speed-up over {other}{bound}"
+            seeds = len(own.times.keys() & theirs.times.keys())
+            yield _line(name, metric, arena.name, Estimate(ratio.value, ratio.se, seeds))
 
 
 def _rival(by_learner: Mapping[str, Reach], rate: float) -> str | None:
@@ -161,18 +149,26 @@ def _rival(by_learner: Mapping[str, Reach], rate: float) -> str | None:
     return runs.fastest(by_learner, names)
 
 
-def _verdicts(arena: Arena, settings: Settings, levels: Mapping[str, float]) -> list[str]:
-    """Return what came of the aims, a sentence for every rate of DG-K."""
+def _verdicts(arena: Arena, settings: Settings, levels: Mapping[str, float]) -> Iterator[str]:
+    """Yield what came of the aims: a sentence for every rate of DG-K, one for the best gate."""
     if not _aim_is_timed(arena, levels):
         missing = "seconds of a step were not measured" if levels else "dense GRPO did not learn"
-        return [f"{arena.name}: {missing}, so there is no time to a target."]
-    level = levels[AIMED_AT]
-    aimed = [
-        _verdict(arena, f"DG-K {percent(rate)}", rate, level)
-        for rate in settings.headline_rates
-        if f"DG-K {percent(rate)}" in arena.runs
-    ]
-    return [*aimed, *_best_gate(arena, settings, level, levels["half way"])]
+        yield f"{arena.name}: {missing}, so there is no time to a target."
+        return
+    level, half_way = levels[AIMED_AT], levels["half way"]
+    for rate in settings.headline_rates:
+        if f"DG-K {percent(rate)}" in arena.runs:
+            yield _verdict(arena, f"DG-K {percent(rate)}", rate, level)
+    best = runs.fastest(reaches(arena, level, LEARNER), _gates(settings))
+    if best is not None:
+        learner, loop = over_dense(arena, best, level)
+        half_learner, half_loop = over_dense(arena, best, half_way)
+        yield (
+            f"{arena.name}: of all gates {best} was the first at {level:.2f}, a speed-up over "
+            f"{arena.dense} of {learner} in learner seconds and of {loop} by the whole loop (half "
+            f"way there, at {half_way:.2f}: {half_learner} and {half_loop}). "
+            f"{_at_the_end(arena, best)}"
+        )
 
 
 def _gates(settings: Settings) -> list[str]:
@@ -180,40 +176,28 @@ def _gates(settings: Settings) -> list[str]:
     return [each.name for each in settings.headliners() if each.rate < 1 or each.kind == "filter"]
 
 
-def _best_gate(arena: Arena, settings: Settings, level: float, half_way: float) -> list[str]:
-    """Say which of the headline's gates was the first there, whatever it looks at."""
-    by_learner, by_loop = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
-    gates = _gates(settings)
-    best = runs.fastest(by_learner, gates)
-    if best is None:
-        return []
-    learner = runs.speed_up(by_learner[arena.dense], by_learner[best])
-    loop = runs.speed_up(by_loop[arena.dense], by_loop[best])
-    half = {axis: reaches(arena, half_way, axis) for axis in (LEARNER, LOOP)}
-    to_half = [runs.speed_up(own[arena.dense], own[best]) for own in half.values()]
-    return [
-        f"{arena.name}: of all gates {best} was the first at {level:.2f}, a speed-up over "
-        f"{arena.dense} of {learner} in learner seconds and of {loop} by the whole loop (half way "
-        f"there, at {half_way:.2f}: {to_half[0]} and {to_half[1]}). {_at_the_end(arena, best)}"
-    ]
-
-
 def reaches(arena: Arena, level: float, axis: str) -> dict[str, Reach]:
     """Return when every series reached a target, by what it had paid."""
     return {series: runs.reach(several, level, axis) for series, several in arena.runs.items()}
 
 
+def over_dense(arena: Arena, ours: str, level: float) -> tuple[SpeedUp, SpeedUp]:
+    """Return speed-ups to a target over dense GRPO, in learner seconds and by the whole loop."""
+    both = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
+    learner, loop = (runs.speed_up(reached[arena.dense], reached[ours]) for reached in both)
+    return learner, loop
+
+
 def _verdict(arena: Arena, ours: str, rate: float, level: float) -> str:
-    by_learner, by_loop = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
-    over_dense = runs.speed_up(by_learner[arena.dense], by_learner[ours])
-    loop_dense = runs.speed_up(by_loop[arena.dense], by_loop[ours])
+    learner, loop = over_dense(arena, ours, level)
+    by_learner = reaches(arena, level, LEARNER)
     own, rival = by_learner[ours], _rival(by_learner, rate)
     least = "at least " if own.reached < own.seeds else ""
     sentence = (
         f"{arena.name}: {ours} reached a held-out reward of {level:.2f} in {least}"
         f"{own.mean.mean:.3g} learner seconds ({own.reached} of {own.seeds} seeds), "
-        f"a speed-up over {arena.dense} of {over_dense}{_aim(over_dense, AIM_DENSE)}, and by the "
-        f"whole loop of {loop_dense}."
+        f"a speed-up over {arena.dense} of {learner}{_aim(learner, AIM_DENSE)}, and by the "
+        f"whole loop of {loop}."
     )
     if rival is not None:
         ratio = runs.speed_up(by_learner[rival], own)
@@ -255,26 +239,23 @@ def _aim(ratio: SpeedUp, aim: float) -> str:
     return f" (aim {aim:g}x: {verdict})"
 
 
-def _frontier(arena: Arena, settings: Settings, levels: Mapping[str, float]) -> list[FrontierPoint]:
-    rates = {each.name: each.rate for each in settings.everyone()}
-    points = []
+def _frontier(
+    arena: Arena, rates: Mapping[str, float], levels: Mapping[str, float]
+) -> Iterator[FrontierPoint]:
     for name, level in levels.items():
         for series, several in arena.runs.items():
             seen, paid = (runs.reach(several, level, axis) for axis in (runs.ROLLOUTS, runs.ROWS))
-            points.append(
-                FrontierPoint(
-                    task=arena.name,
-                    series=series,
-                    rate=rates.get(series, 1.0),
-                    target=f"held-out reward {level:.3f}, {name}",
-                    forward=_mean_of_those_there(seen),
-                    backward=_mean_of_those_there(paid),
-                    reached=seen.reached,
-                    seeds=seen.seeds,
-                    final_error=1 - runs.end_rewards(several).mean,
-                )
+            yield FrontierPoint(
+                task=arena.name,
+                series=series,
+                rate=rates.get(series, 1.0),
+                target=f"held-out reward {level:.3f}, {name}",
+                forward=_mean_of_those_there(seen),
+                backward=_mean_of_those_there(paid),
+                reached=seen.reached,
+                seeds=seen.seeds,
+                final_error=1 - runs.end_rewards(several).mean,
             )
-    return points
 
 
 def _mean_of_those_there(reach: Reach) -> float:
@@ -283,9 +264,8 @@ def _mean_of_those_there(reach: Reach) -> float:
 
 
 def _failure_findings(arena: Arena, records: pd.DataFrame, settings: Settings) -> list[str]:
-    own = arena_records(records, settings, arena)
     by_kind: dict[str, list[str]] = {}
-    for failure in failures.found(arena, own, settings.everyone()):
+    for failure in failures.found(arena, records, settings.everyone()):
         by_kind.setdefault(failure.kind, []).append(f"{failure.series} ({failure.evidence})")
     return [f"{arena.name}: {kind}: {'; '.join(told)}." for kind, told in by_kind.items()]
 
@@ -293,50 +273,38 @@ def _failure_findings(arena: Arena, records: pd.DataFrame, settings: Settings) -
 def step_speed_ups(records: pd.DataFrame, field: Field) -> dict[str, tuple[float, float]]:
     """Return series -> speed-up of learner and loop of a step over dense GRPO's faster path."""
     seconds = runs.step_seconds(records, field)
-    if DENSE not in seconds:
+    if DENSE not in seconds.index:
         return {}
-    learner, whole = (seconds[DENSE][stage] for stage in (updates.LEARNER, updates.LOOP))
-    return {
-        series: (learner / own[updates.LEARNER], whole / own[updates.LOOP])
-        for series, own in seconds.items()
-    }
+    both = seconds[[updates.LEARNER, updates.LOOP]]
+    ratios = both.loc[DENSE] / both
+    return dict(zip(ratios.index, ratios.itertuples(index=False, name=None), strict=True))
 
 
 def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
     """Set learner and loop speed-ups of a step beside what Amdahl's law leaves of them."""
     by_field = {
-        field.name: ratios
-        for field in (*settings.grids, *settings.walls)
-        if (ratios := step_speed_ups(records, field))
+        field: ratios for field in settings.fields if (ratios := step_speed_ups(records, field))
     }
-    for name, ratios in by_field.items():
-        dense = runs.step_seconds(records, settings.field(name))[DENSE]
+    for field, ratios in by_field.items():
+        dense = runs.step_seconds(records, field).loc[DENSE]
         share = dense[updates.LEARNER] / dense[updates.LOOP]
         for series in _headline_names(settings):
-            if series in ratios:
-                where = f"{name}, a step"
-                learner, whole = ratios[series]
-                found.headline.append(_line(series, "learner speed-up over GRPO", where, learner))
-                found.headline.append(_line(series, "loop speed-up over GRPO", where, whole))
+            for stage, ratio in zip(("learner", "loop"), ratios.get(series, ()), strict=False):
+                metric = f"{stage} speed-up over GRPO"
+                found.headline.append(_line(series, metric, f"{field.name}, a step", ratio))
         for rate in settings.headline_rates:
-            if f"DG-K {percent(rate)}" not in ratios:
-                continue
-            learner, whole = ratios[f"DG-K {percent(rate)}"]
-            found.findings.append(
-                f"{name}, seconds of a step: DG-K {percent(rate)} has a learner {learner:.2f}x as "
-                f"fast as dense GRPO's ({1e3 * dense[updates.LEARNER]:.3g} ms by its faster path) "
-                f"and a loop {whole:.2f}x as fast. The learner is {100 * share:.0f}% of the dense "
-                f"loop, so a free learner would give {1 / (1 - share):.2f}x."
-            )
+            if f"DG-K {percent(rate)}" in ratios:
+                learner, whole = ratios[f"DG-K {percent(rate)}"]
+                found.findings.append(
+                    f"{field.name}, seconds of a step: DG-K {percent(rate)} has a learner "
+                    f"{learner:.2f}x as fast as dense GRPO's ({1e3 * dense[updates.LEARNER]:.3g} "
+                    f"ms by its faster path) and a loop {whole:.2f}x as fast. The learner is "
+                    f"{100 * share:.0f}% of the dense loop, so a free learner would give "
+                    f"{1 / (1 - share):.2f}x."
+                )
     if by_field:
-        found.figures["speed-ups"] = drawing.speed_ups(by_field)
-
-
-def _add_sizes(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
-    """Draw what gates bought on the way to the higher target, by the size of the model."""
-    points = speed_ups_by_size(runs.arenas(records, settings), settings)
-    if points[LEARNER]:
-        found.figures["sizes"] = drawing.sizes(points)
+        by_name = {field.name: ratios for field, ratios in by_field.items()}
+        found.figures["speed-ups"] = drawing.speed_ups(by_name)
 
 
 def speed_ups_by_size(
@@ -350,55 +318,47 @@ def speed_ups_by_size(
     points: dict[str, dict[str, dict[int, SpeedUp]]] = {LEARNER: {}, LOOP: {}}
     for arena in arenas:
         levels, size = runs.targets(arena), SIZES[arena.field.size].num_weights
-        if not arena.by_clock or not _aim_is_timed(arena, levels):
-            continue
-        for axis, by_gate in points.items():
-            reached = reaches(arena, levels[AIMED_AT], axis)
-            for gate in reached.keys() & set(gates):
-                ratio = runs.speed_up(reached[arena.dense], reached[gate])
-                by_gate.setdefault(gate, {})[size] = ratio
+        if arena.by_clock and _aim_is_timed(arena, levels):
+            for gate in arena.runs.keys() & set(gates):
+                both = over_dense(arena, gate, levels[AIMED_AT])
+                for axis, ratio in zip((LEARNER, LOOP), both, strict=True):
+                    points[axis].setdefault(gate, {})[size] = ratio
     return {
         axis: {gate: by_gate[gate] for gate in gates if len(by_gate.get(gate, ())) > 1}
         for axis, by_gate in points.items()
     }
 
 
-def _add_more(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
+def _add_more(found: Analysis, arena: Arena, records: pd.DataFrame, settings: Settings) -> None:
     """Compare runs whose saved time bought rollouts with runs that saved it, by loop seconds."""
-    for arena in runs.arenas(records, settings):
-        if not arena.by_clock:
+    level = runs.targets(arena).get(AIMED_AT)
+    names = assignments.more_runs(settings, arena.field)
+    for series, several in runs.clock_runs(records, names).items():
+        if level is None or series not in arena.runs:
             continue
-        level = runs.targets(arena).get(AIMED_AT)
-        for series, several in runs.more_runs(records, settings, arena.field).items():
-            if level is None or series not in arena.runs:
-                continue
-            times = f"{several[0].costs[runs.ROLLOUTS][-1] / several[0].steps[-1]:.0f}"
-            more, by_loop = runs.reach(several, level, LOOP), reaches(arena, level, LOOP)
-            over_dense, over_own = (
-                runs.speed_up(by_loop[other], more) for other in (arena.dense, series)
-            )
-            dense = runs.of_seeds(arena.runs[arena.dense], more.times)
-            ends = [runs.end_rewards(each).mean for each in (several, dense)]
-            least = "at least " if more.reached < more.seeds else ""
-            found.findings.append(
-                f"{arena.name}: {series} with {times} rollouts a step instead of "
-                f"{arena.field.num_rows}, a loop as long as dense GRPO's, reached {level:.2f} in "
-                f"{least}{more.mean.mean:.3g} loop seconds ({more.reached} of {more.seeds} seeds), "
-                f"a speed-up of {over_dense} over {arena.dense}, and over the same without of "
-                f"{over_own}; reward at the end {ends[0]:.3f}, {arena.dense} of the same seeds "
-                f"{ends[1]:.3f}."
-            )
-            metric = f"{LOOP} to {level:.2f}, saved time buys rollouts"
-            found.headline.append(
-                _line(series, metric, arena.name, more.mean.mean, more.mean.se, more.seeds)
-            )
+        times = f"{several[0].costs[runs.ROLLOUTS][-1] / several[0].steps[-1]:.0f}"
+        more, by_loop = runs.reach(several, level, LOOP), reaches(arena, level, LOOP)
+        faster, over_own = (runs.speed_up(by_loop[other], more) for other in (arena.dense, series))
+        dense = runs.of_seeds(arena.runs[arena.dense], more.times)
+        ends = [runs.end_rewards(each).mean for each in (several, dense)]
+        least = "at least " if more.reached < more.seeds else ""
+        found.findings.append(
+            f"{arena.name}: {series} with {times} rollouts a step instead of "
+            f"{arena.field.num_rows}, a loop as long as dense GRPO's, reached {level:.2f} in "
+            f"{least}{more.mean.mean:.3g} loop seconds ({more.reached} of {more.seeds} seeds), "
+            f"a speed-up of {faster} over {arena.dense}, and over the same without of "
+            f"{over_own}; reward at the end {ends[0]:.3f}, {arena.dense} of the same seeds "
+            f"{ends[1]:.3f}."
+        )
+        metric = f"{LOOP} to {level:.2f}, saved time buys rollouts"
+        found.headline.append(_line(series, metric, arena.name, more.mean))
 
 
 def _add_learning_rates(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
     """Say which learning rates were chosen, and what the denominator does to the best one."""
     tuned = tuned_rewards(records, settings, settings.main)
     best = best_by_rate(records, settings)
-    for field in (*settings.grids, *settings.walls):
+    for field in settings.fields:
         if field.tuned_on:
             continue
         at_edge = edges(tuned_rewards(records, settings, field), field.learning_rates)

@@ -1,107 +1,94 @@
 """Who trains where, with which seeds, and what the parts are called."""
 
-import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kondo.core.gates import Gate
-from kondo_lab.language import loop
-from kondo_lab.language.contenders import Contender
+from kondo_lab.language.contenders import Contender, percent
+from kondo_lab.language.loop import Path
 from kondo_lab.language.population import Member
+from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.settings import Field, Settings
 
-PLAIN = "plain"
-"""Behind a dense contender's name: the same update as somebody without a gate would write it."""
 
-
-def slug(name: str) -> str:
-    """Return a contender's name as parts have it.
+def slug(*words: object) -> str:
+    """Return words as names of parts and figures have them.
 
     Example:
         >>> from kondo_lab.studies.lm_rl.assignments import slug
-        >>> slug("DG-K exact 3%")
-        'dg-k-exact-3'
+        >>> slug("wall", "sorting-3-25m", "DG-K exact 3%", 0)
+        'wall-sorting-3-25m-dg-k-exact-3-0'
     """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(map(str, words)).lower()).strip("-")
 
 
 def warm_name(field: Field) -> str:
     """Return the name of the part that makes a field's starts."""
-    return f"warm-{field.name}"
+    return slug("warm", field.name)
 
 
 def seconds_name(field: Field) -> str:
     """Return the name of the part that times steps in a field."""
-    return f"seconds-{field.name}"
+    return slug("seconds", field.name)
 
 
 def wall_name(field: Field, contender: Contender, path: str, seed: int) -> str:
     """Return the name of the part that trains one contender by the clock."""
-    return f"wall-{field.name}-{slug(titled(contender, path).name)}-{seed}"
+    return slug("wall", field.name, titled(contender, path), seed)
 
 
-def more_name(field: Field, contender: Contender, seed: int) -> str:
-    """Return the name of the part whose saved time buys rollouts."""
-    return f"more-{field.name}-{slug(contender.name)}-{seed}"
+def titled(contender: Contender, path: str) -> str:
+    """Return the contender's name as a series, by its path through the product or without it."""
+    return contender.name if path == "product" else contender.name + PLAIN
 
 
-def titled(contender: Contender, path: str) -> Contender:
-    """Return the contender named after its path through the product, or without it."""
-    if path == "product":
-        return contender
-    return dataclasses.replace(contender, name=f"{contender.name} {PLAIN}")
+def member(contender: Contender, learning_rate: float, seed: int) -> Member:
+    """Return a run of a contender. Setting: the learning rate."""
+    return Member(
+        series=contender.name,
+        seed=seed,
+        learning_rate=learning_rate,
+        contender=contender,
+        setting=learning_rate,
+    )
 
 
 def tune_members(settings: Settings, field: Field) -> list[Member]:
-    """Return every contender that is tuned at every learning rate. Setting: the rate."""
-    return [
-        Member(series=each.name, seed=seed, learning_rate=rate, contender=each, setting=rate)
-        for each in settings.of(field)
-        if tuning.tuned_name(each) == each.name
-        for rate in field.learning_rates
-        for seed in settings.tune_seeds(field)
-    ]
+    """Return every contender that is tuned at every learning rate."""
+    tuned = [each for each in settings.of(field) if tuning.tuned_name(each) == each.name]
+    return _at_rates(tuned, field.learning_rates, settings.tune_seeds(field))
 
 
 def grid_members(
-    settings: Settings, field: Field, rates: Callable[[Contender], float]
+    settings: Settings, field: Field, rates: Callable[[Contender], float] = lambda _: math.nan
 ) -> list[Member]:
-    """Return every contender at its learning rate with its reported seeds. Setting: the rate."""
+    """Return every contender at its learning rate with its reported seeds."""
     return [
-        Member(
-            series=each.name,
-            seed=seed,
-            learning_rate=rates(each),
-            contender=each,
-            setting=rates(each),
-        )
+        member(each, rates(each), seed)
         for each in settings.of(field)
         for seed in settings.seeds(field, each)
     ]
 
 
-def unrated(settings: Settings, field: Field) -> list[Member]:
-    """Return the grid's members before their learning rates are known: for counting."""
-    return grid_members(settings, field, lambda contender: math.nan)
-
-
 def denominator_members(settings: Settings) -> list[Member]:
-    """Return DG-K at every rate, learning rate and denominator. Setting: the learning rate."""
-    return [
-        Member(series=each.name, seed=seed, learning_rate=rate, contender=each, setting=rate)
-        for each in denominators(settings)
-        for rate in settings.denominator_learning_rates
-        for seed in range(settings.denominator_seeds)
-    ]
+    """Return DG-K at every rate, learning rate and denominator."""
+    seeds = range(settings.denominator_seeds)
+    return _at_rates(denominators(settings), settings.denominator_learning_rates, seeds)
+
+
+def _at_rates(
+    contenders: Iterable[Contender], rates: Iterable[float], seeds: Iterable[int]
+) -> list[Member]:
+    return [member(each, rate, seed) for each in contenders for rate in rates for seed in seeds]
 
 
 def denominators(settings: Settings) -> list[Contender]:
     """Return DG-K at every rate, divided by all tokens or by the kept ones."""
     return [
         Contender(
-            name=f"DG-K {100 * rate:g}%, {kind} denominator",
+            name=f"DG-K {percent(rate)}, {kind} denominator",
             gate=Gate(rate=rate),
             denominator=kind,
         )
@@ -116,7 +103,7 @@ def named_pieces(
     """Return part -> its members: no more than fit one population."""
     most = max(1, settings.most_rows // max(field.num_rows, settings.num_held_out))
     return {
-        f"{kind}-{field.name}-{number + 1}": slice(first, first + most)
+        slug(kind, field.name, number + 1): slice(first, first + most)
         for number, first in enumerate(range(0, len(members), most))
     }
 
@@ -129,7 +116,7 @@ def tune_names(settings: Settings, field: Field) -> list[str]:
 
 def grid_names(settings: Settings, field: Field) -> list[str]:
     """Return the names of the parts that train a field's population."""
-    return list(named_pieces("grid", settings, field, unrated(settings, field)))
+    return list(named_pieces("grid", settings, field, grid_members(settings, field)))
 
 
 def denominator_names(settings: Settings) -> list[str]:
@@ -138,28 +125,37 @@ def denominator_names(settings: Settings) -> list[str]:
     return list(named_pieces("denominator", settings, settings.main, members))
 
 
+def wall_runs(
+    settings: Settings, field: Field, seeds: Iterable[int]
+) -> dict[str, tuple[Contender, Path, int]]:
+    """Return part -> contender, path and seed that are run by the clock in a field.
+
+    Dense contenders are also run without kondo.
+    """
+    return {
+        wall_name(field, each, path, seed): (each, path, seed)
+        for seed in seeds
+        for each in settings.clocked(field)
+        for path in (field.dense_paths if each.gate is None else ("product",))
+    }
+
+
 def wall_names(settings: Settings, field: Field) -> list[str]:
     """Return the names of all parts by the clock of a field."""
-    return [
-        wall_name(field, each, path, seed)
-        for seed in range(field.num_seeds)
-        for each in settings.clocked(field)
-        for path in paths(field, each)
-    ]
+    return list(wall_runs(settings, field, range(field.num_seeds)))
 
 
-def more_names(settings: Settings, field: Field) -> list[str]:
-    """Return the names of the parts of a field whose saved time buys rollouts."""
-    return [
-        more_name(field, each, seed)
+def more_runs(settings: Settings, field: Field) -> dict[str, tuple[Contender, int]]:
+    """Return part -> contender and seed whose saved time buys rollouts.
+
+    They are DG-K and PODS, at the highest rate that is clocked.
+    """
+    return {
+        slug("more", field.name, each.name, seed): (each, seed)
         for seed in range(settings.more_seeds)
-        for each in with_more(settings, field)
-    ]
-
-
-def paths(field: Field, contender: Contender) -> tuple[loop.Path, ...]:
-    """Return the ways a contender is trained by the clock: the dense ones also without the gate."""
-    return field.dense_paths if contender.gate is None else ("product",)
+        for each in settings.clocked(field)
+        if each.rate == max(field.clocked_rates) and (each.kind == "variance" or each.by_delight)
+    }
 
 
 def timed(settings: Settings, field: Field) -> list[Contender]:
@@ -177,12 +173,3 @@ def evenly(num_steps: int, points: int) -> list[int]:
         [0, 3, 7, 10]
     """
     return sorted({0, *(round(num_steps * point / points) for point in range(1, points + 1))})
-
-
-def with_more(settings: Settings, field: Field) -> list[Contender]:
-    """Return whose saved time buys rollouts: DG-K's and PODS's, at the highest rate clocked."""
-    return [
-        each
-        for each in settings.clocked(field)
-        if each.rate == max(field.clocked_rates) and (each.kind == "variance" or each.by_delight)
-    ]

@@ -9,16 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo_lab.studies import plotting
-from kondo_lab.studies.lm_rl.runs import (
-    AXES,
-    LEARNER,
-    LOOP,
-    ROLLOUTS,
-    TOKENS,
-    Arena,
-    Run,
-    SpeedUp,
-)
+from kondo_lab.studies.lm_rl.runs import AXES, LEARNER, ROLLOUTS, TOKENS, Arena, Run, SpeedUp
 
 FAMILIES = {
     "GRPO": "#000000",
@@ -35,12 +26,6 @@ BAR_EVERY = 4
 """Evaluations from one bar to the next."""
 DASHES = ("-", "--", ":", "-.")
 """By rate, the lowest first."""
-LABELS = {
-    ROLLOUTS: "rollouts",
-    TOKENS: "tokens differentiated",
-    LEARNER: "learner seconds",
-    LOOP: "loop seconds",
-}
 
 
 def family(series: str) -> str:
@@ -57,7 +42,7 @@ def family(series: str) -> str:
 
 def curves(arena: Arena, series: Sequence[str], levels: Mapping[str, float]) -> Figure:
     """Draw held-out reward against everything that was paid, with bars of a standard error."""
-    known = [axis for axis in AXES if all(axis in own[0].costs for own in arena.runs.values())]
+    known = _known(arena, AXES)
     figure, axes = plotting.grid(len(known) // 2, 2, width=5.2, height=3.4)
     for ax, axis in zip(axes.flat, known, strict=True):
         for name in series:
@@ -65,7 +50,7 @@ def curves(arena: Arena, series: Sequence[str], levels: Mapping[str, float]) -> 
                 _draw_runs(ax, arena.runs[name], axis, name, series)
         for level in levels.values():
             ax.axhline(level, color="#999999", linewidth=0.8, linestyle=":")
-        ax.set_xlabel(LABELS[axis])
+        ax.set_xlabel(axis)
         if axis == ROLLOUTS:
             ax.xaxis.set_major_formatter(plotting.counts)
         else:
@@ -108,7 +93,7 @@ def look(name: str, among: Sequence[str]) -> tuple[Any, str]:
 
 def frontier(arena: Arena, rates: Mapping[str, float]) -> Figure:
     """Draw the reward at the end against what the run cost; lines join the rates of a family."""
-    axes_known = [axis for axis in (TOKENS, LEARNER) if _known(arena, axis)]
+    axes_known = _known(arena, (TOKENS, LEARNER))
     figure, axes = plotting.grid(1, len(axes_known), width=5.2, height=4.2)
     families = list(dict.fromkeys(family(name) for name in arena.runs))
     for ax, axis in zip(axes[0], axes_known, strict=True):
@@ -122,7 +107,7 @@ def frontier(arena: Arena, rates: Mapping[str, float]) -> Figure:
             marker = "os^Dv<>P"[number % 8]
             ax.plot(xs, ys, color=colour, marker=marker, markersize=4, linewidth=0.9, label=kind)
         _log(ax)
-        ax.set_xlabel(f"{LABELS[axis]} of the run (log scale)")
+        ax.set_xlabel(f"{axis} of the run (log scale)")
     axes[0, 0].set_ylabel("held-out reward at the end")
     axes[0, -1].legend(fontsize=6, ncols=2)
     return figure
@@ -136,8 +121,8 @@ def _log(ax: Axes) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _known(arena: Arena, axis: str) -> bool:
-    return all(axis in runs[0].costs for runs in arena.runs.values())
+def _known(arena: Arena, axes: Sequence[str]) -> list[str]:
+    return [axis for axis in axes if all(axis in own[0].costs for own in arena.runs.values())]
 
 
 def speed_ups(found: Mapping[str, Mapping[str, tuple[float, float]]]) -> Figure:
@@ -178,9 +163,8 @@ def sizes(found: Mapping[str, Mapping[str, Mapping[int, SpeedUp]]]) -> Figure:
                 face = "white" if np.isnan(error) else colour
                 ax.plot(place, height, "o", color=colour, markerfacecolor=face, zorder=3)
             at_most = [place for place in places if ratios[place].bound == "at most"]
-            ax.plot(
-                at_most, [ratios[place].value for place in at_most], "v", color=colour, alpha=0.5
-            )
+            heights = [ratios[place].value for place in at_most]
+            ax.plot(at_most, heights, "v", color=colour, alpha=0.5)
             ax.plot([], [], color=colour, linestyle=dash, marker="o", label=name)
         ax.axhline(1, color="#999999", linewidth=0.8)
         _log(ax)
@@ -189,7 +173,7 @@ def sizes(found: Mapping[str, Mapping[str, Mapping[int, SpeedUp]]]) -> Figure:
         ax.set_yticks([0.5, 1, 2, 5])
         ax.yaxis.set_minor_formatter(NullFormatter())
         ax.set_xlabel("parameters of the model (log scale)")
-        ax.set_title(f"{LABELS[axis]} to the target: dense GRPO's / own", fontsize=9)
+        ax.set_title(f"{axis} to the target: dense GRPO's / own", fontsize=9)
     axes[0, 0].legend(fontsize=6, ncols=2)
     return figure
 

@@ -72,9 +72,7 @@ def _training(field: Field, tokens: int) -> float:
 
 
 def _sampling(field: Field, rows: int) -> float:
-    computing = _training(
-        field, rows * _length(field)
-    )  # a third of the work at a third of the pace
+    computing = _training(field, rows * _length(field))  # a third of the work, of the pace too
     kernels = task_of(field).answer_length * SIZES[field.size].num_layers * TOKEN_KERNELS
     return max(computing, kernels * LAUNCH)
 

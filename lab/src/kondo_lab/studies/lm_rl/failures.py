@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -57,72 +57,56 @@ def fade(runs: Sequence[Run]) -> tuple[int, Estimate] | None:
 
 
 def found(arena: Arena, records: pd.DataFrame, contenders: Sequence[Contender]) -> list[Failure]:
-    """Return the failures of an arena's runs.
-
-    Args:
-        arena: the runs.
-        records: of the same parts, for the diagnostics logged on the way.
-        contenders: whose gates are looked at.
-    """
+    """Return the failures of an arena's runs; records have what was logged on the way."""
     by_name = {each.name: each for each in contenders}
-    failures: list[Failure] = []
-    for series, runs in arena.runs.items():
-        logged = records[records["series"] == series]
-        failures += _of_series(series, runs, logged, by_name.get(series))
-    return failures
+    return [
+        Failure(series, kind, evidence)
+        for series, runs in arena.runs.items()
+        for kind, evidence in (
+            *_of_rewards(runs),
+            *_of_policy(runs, records[records["series"] == series]),
+            *_of_gate(by_name.get(series), records[records["series"] == series]),
+        )
+    ]
 
 
-def _of_series(
-    series: str, runs: Sequence[Run], logged: pd.DataFrame, contender: Contender | None
-) -> Iterator[Failure]:
+_Told = Iterator[tuple[str, str]]
+"""Kinds of failure, each with its evidence."""
+
+
+def _of_rewards(runs: Sequence[Run]) -> _Told:
     fallen = fade(runs)
     if fallen is not None:
         step, fall = fallen
-        yield Failure(
-            series,
-            "late fade" if step else "decline from the start",
-            f"fell by {fall.mean:.3f} ± {fall.se:.3f} after step {step}",
-        )
-    entropy, reward = last(logged, "entropy"), float(np.mean([own.end for own in runs]))
-    before = first(logged, "entropy")
-    if entropy > GROWN * before:
-        yield Failure(
-            series,
-            "growing entropy",
-            f"{before:.3f} to {entropy:.3f} nats a token, at a reward of {reward:.2f}",
-        )
-    if entropy < COLLAPSED and reward < SOLVED:
-        yield Failure(
-            series, "entropy collapse", f"{entropy:.4f} nats a token at a reward of {reward:.2f}"
-        )
-    mixed = last(logged, "mixed groups")
+        kind = "late fade" if step else "decline from the start"
+        yield kind, f"fell by {fall.mean:.3f} ± {fall.se:.3f} after step {step}"
+
+
+def _of_policy(runs: Sequence[Run], logged: pd.DataFrame) -> _Told:
+    reward = float(np.mean([own.end for own in runs]))
+    first, last = logged_at(logged, "entropy", "min"), logged_at(logged, "entropy", "max")
+    if last > GROWN * first:
+        change = f"{first:.3f} to {last:.3f} nats a token"
+        yield "growing entropy", f"{change}, at a reward of {reward:.2f}"
+    if last < COLLAPSED and reward < SOLVED:
+        yield "entropy collapse", f"{last:.4f} nats a token at a reward of {reward:.2f}"
+    mixed = logged_at(logged, "mixed groups", "max")
     if mixed < FEW_MIXED:
-        yield Failure(
-            series,
-            "no mixed groups",
-            f"{100 * mixed:.1f}% of groups have different rewards, at a reward of {reward:.2f}",
-        )
-    share = last(logged, "kept delight share")
-    if contender is not None and not math.isnan(share):
-        yield from _gate(series, contender, share)
+        share = f"{100 * mixed:.1f}% of groups have different rewards"
+        yield "no mixed groups", f"{share}, at a reward of {reward:.2f}"
 
 
-def _gate(series: str, contender: Contender, share: float) -> Iterator[Failure]:
+def _of_gate(contender: Contender | None, logged: pd.DataFrame) -> _Told:
+    share = logged_at(logged, "kept delight share", "max")
+    if contender is None or math.isnan(share):
+        return
     if contender.kind == "soft" and FLAT[0] <= share <= FLAT[1]:
-        yield Failure(
-            series, "flat gate", f"lets {share:.2f} of delight through: weights near a half"
-        )
+        yield "flat gate", f"lets {share:.2f} of delight through: weights near a half"
     if (contender.kind == "soft" or contender.by_delight) and share > HARD:
-        yield Failure(series, "saturated gate", f"keeps {share:.3f} of the positive delight")
+        yield "saturated gate", f"keeps {share:.3f} of the positive delight"
 
 
-def first(logged: pd.DataFrame, metric: str) -> float:
-    """Return the mean over seeds at the first step it was logged; NaN where it never was."""
+def logged_at(logged: pd.DataFrame, metric: str, step: Literal["min", "max"]) -> float:
+    """Return the mean over seeds at the first or last step of a metric; NaN without any."""
     own = logged[logged["metric"] == metric]
-    return float(own[own["step"] == own["step"].min()]["value"].mean())
-
-
-def last(logged: pd.DataFrame, metric: str) -> float:
-    """Return the mean over seeds at the last step it was logged; NaN where it never was."""
-    own = logged[logged["metric"] == metric]
-    return float(own[own["step"] == own["step"].max()]["value"].mean())
+    return float(own[own["step"] == own["step"].agg(step)]["value"].mean())

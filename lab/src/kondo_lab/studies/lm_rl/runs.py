@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from kondo_lab.language import updates
+from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.studies.lm_rl import assignments
 from kondo_lab.studies.lm_rl.settings import Field, Settings
 from kondo_lab.studies.lm_rl.tuning import LAST, QUALITY
@@ -69,7 +70,7 @@ class Arena(NamedTuple):
     @property
     def dense(self) -> str:
         """Dense GRPO's name: of two paths the one whose learner took less time."""
-        paths = [name for name in (DENSE, f"{DENSE} {assignments.PLAIN}") if name in self.runs]
+        paths = [name for name in (DENSE, DENSE + PLAIN) if name in self.runs]
 
         def seconds(name: str) -> float:
             return float(np.mean([own.costs[LEARNER][-1] for own in self.runs[name]]))
@@ -133,90 +134,69 @@ class SpeedUp(NamedTuple):
 
 def arenas(records: pd.DataFrame, settings: Settings) -> list[Arena]:
     """Return every field that has runs."""
-    found = []
-    for by_clock, fields in ((False, settings.grids), (True, settings.walls)):
-        for field in fields:
-            read = clock_runs if by_clock else grid_runs
-            runs = read(records, settings, field)
-            if runs:
-                found.append(Arena(field, by_clock, runs))
-    return found
+    found = [Arena(field, False, grid_runs(records, settings, field)) for field in settings.grids]
+    for field in settings.walls:
+        own = clock_runs(records, assignments.wall_names(settings, field))
+        found.append(Arena(field, True, own))
+    return [arena for arena in found if arena.runs]
 
 
 def grid_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
     """Return the runs of a population, by series."""
-    own = records[records["part"].isin(assignments.grid_names(settings, field))]
     seconds = step_seconds(records, field)
 
-    def costs(series: str, steps: np.ndarray, table: pd.DataFrame) -> dict[str, np.ndarray]:
-        paid = _counts(table)
-        for axis, stage in ((LEARNER, updates.LEARNER), (LOOP, updates.LOOP)):
-            if series in seconds:
-                paid[axis] = steps * seconds[series][stage]
-        return paid
+    def costs(series: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
+        return {
+            axis: table.index.to_numpy() * seconds.loc[series, stage]
+            for axis, stage in ((LEARNER, updates.LEARNER), (LOOP, updates.LOOP))
+            if series in seconds.index
+        }
 
-    return _runs(own, costs)
-
-
-def clock_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
-    """Return the runs by the clock, by series."""
-    return _runs(
-        records[records["part"].isin(assignments.wall_names(settings, field))], clocked_costs
-    )
+    return _runs(records, assignments.grid_names(settings, field), costs)
 
 
-def more_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
-    """Return the runs whose saved time bought rollouts, by series."""
-    return _runs(
-        records[records["part"].isin(assignments.more_names(settings, field))], clocked_costs
-    )
+def clock_runs(records: pd.DataFrame, parts: Iterable[str]) -> dict[str, list[Run]]:
+    """Return the runs by the clock of some parts, by series."""
+
+    def costs(_: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
+        columns = {LEARNER: "seconds learner", LOOP: "seconds loop"}
+        return {axis: table[column].fillna(0.0).to_numpy() for axis, column in columns.items()}
+
+    return _runs(records, parts, costs)
 
 
-def clocked_costs(_: str, __: np.ndarray, table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Return what a run by the clock says that it cost."""
-    columns = {LEARNER: "seconds learner", LOOP: "seconds loop"}
-    paid = {axis: table[column].fillna(0.0).to_numpy() for axis, column in columns.items()}
-    return _counts(table) | paid
-
-
-def _counts(table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Return what was counted; before the first step there is nothing yet."""
+def _runs(
+    records: pd.DataFrame,
+    parts: Iterable[str],
+    costs: Callable[[str, pd.DataFrame], dict[str, np.ndarray]],
+) -> dict[str, list[Run]]:
+    """Return the runs of some parts; `costs` are seconds, of a series and its table by step."""
     columns = {ROLLOUTS: "forward", ROWS: "backward", TOKENS: TOKENS}
-    return {axis: table[column].fillna(0.0).to_numpy(float) for axis, column in columns.items()}
-
-
-_Costs = Callable[[str, np.ndarray, pd.DataFrame], dict[str, np.ndarray]]
-
-
-def _runs(records: pd.DataFrame, costs: _Costs) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
-    for (series, seed), own in records.groupby(["series", "seed"], sort=False):
-        table = own.pivot_table(index="step", columns="metric", values="value")
-        table[["forward", "backward"]] = own.groupby("step")[["forward", "backward"]].first()
+    own = records[records["part"].isin(list(parts))]
+    for (series, seed), logged in own.groupby(["series", "seed"], sort=False):
+        table = logged.pivot_table(index="step", columns="metric", values="value")
+        table[["forward", "backward"]] = logged.groupby("step")[["forward", "backward"]].first()
         table = table[table[QUALITY].notna()].sort_index()
-        steps = table.index.to_numpy()
-        name = str(series)
-        one = Run(name, int(seed), steps, table[QUALITY].to_numpy(), costs(name, steps, table))
-        found.setdefault(name, []).append(one)
+        # Before the first step nothing has been counted yet.
+        paid = {axis: table[name].fillna(0.0).to_numpy(float) for axis, name in columns.items()}
+        paid |= costs(str(series), table)
+        one = Run(str(series), int(seed), table.index.to_numpy(), table[QUALITY].to_numpy(), paid)
+        found.setdefault(str(series), []).append(one)
     return found
 
 
-def step_seconds(records: pd.DataFrame, field: Field) -> dict[str, dict[str, float]]:
-    """Return series -> stage -> median seconds of a step; a dense one's by its faster path."""
+def step_seconds(records: pd.DataFrame, field: Field) -> pd.DataFrame:
+    """Return median seconds of a step, series by stage; a dense one's are of its faster path."""
     own = records[records["part"] == assignments.seconds_name(field)]
-    own = own[own["metric"].str.endswith(" p50")]
-    by_series: dict[str, dict[str, float]] = {}
-    for series, metric, value in zip(own["series"], own["metric"], own["value"], strict=True):
-        stage = metric.removeprefix("seconds ").removesuffix(" p50")
-        by_series.setdefault(series, {})[stage] = value
-    plain = {
-        name: by_series.pop(name) for name in list(by_series) if name.endswith(assignments.PLAIN)
-    }
-    for name, other in plain.items():
-        series = name.removesuffix(f" {assignments.PLAIN}")
-        if other[updates.LEARNER] < by_series[series][updates.LEARNER]:
-            by_series[series] = other
-    return by_series
+    own = own.assign(stage=own["metric"].str.extract("^seconds (.*) p50$", expand=False))
+    table = own.dropna(subset="stage").pivot_table(index="series", columns="stage", values="value")
+    for name in [name for name in table.index if name.endswith(PLAIN)]:
+        series = name.removesuffix(PLAIN)
+        if table.loc[name, updates.LEARNER] < table.loc[series, updates.LEARNER]:
+            table.loc[series] = table.loc[name]
+        table = table.drop(index=name)
+    return table
 
 
 def targets(arena: Arena) -> dict[str, float]:

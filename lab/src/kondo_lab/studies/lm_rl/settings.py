@@ -1,8 +1,9 @@
 """What the study runs: fields where contenders meet, and how much of everything."""
 
 import dataclasses
+from collections.abc import Callable
 
-from kondo_lab.language.contenders import Contender, contenders
+from kondo_lab.language.contenders import Contender, contenders, percent
 from kondo_lab.language.loop import Path
 from kondo_lab.studies.study import Size
 
@@ -103,9 +104,14 @@ class Settings:
     compiled: bool = False
     """Compile the layers of the timed models, dense and gated alike."""
 
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """All of them."""
+        return (*self.grids, *self.walls)
+
     def field(self, name: str) -> Field:
         """Return the field of this name."""
-        known = {field.name: field for field in (*self.grids, *self.walls)}
+        known = {field.name: field for field in self.fields}
         if name not in known:
             raise ValueError(f"name must be a field's, one of {', '.join(known)}, got {name!r}.")
         return known[name]
@@ -156,48 +162,34 @@ class Settings:
         return range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + field.tune_seeds)
 
 
-def percent(rate: float) -> str:
-    """Return a rate as the names of contenders have it.
-
-    Example:
-        >>> from kondo_lab.studies.lm_rl.settings import percent
-        >>> percent(0.03)
-        '3%'
-    """
-    return f"{100 * rate:g}%"
-
-
+_CLOCKED = Field(
+    task="sorting",
+    level=3,
+    size="25m",
+    num_prompts=256,
+    warm_rate=5e-4,
+    tune_steps=80,
+    num_steps=80,
+    num_seeds=3,
+    other_seeds=0,
+    tune_seeds=1,
+    clocked_rates=(0.03, 0.1),
+)
+_LARGER = dataclasses.replace(
+    _CLOCKED, tuned_on=_CLOCKED.name, tune_steps=150, num_steps=60, tune_seeds=0
+)
 FULL = Settings(
     grids=(
         Field(task="sorting", level=3, size="5m"),
         Field(task="addition", level=3, size="5m", num_seeds=3, other_seeds=0),
     ),
     walls=(
-        Field(
-            task="sorting",
-            level=3,
-            size="25m",
-            num_prompts=256,
-            warm_rate=5e-4,
-            tune_steps=80,
-            num_steps=80,
-            num_seeds=3,
-            other_seeds=0,
-            tune_seeds=1,
-            clocked_rates=(0.03, 0.1),
-        ),
-        Field(
-            task="sorting",
-            level=3,
+        _CLOCKED,
+        dataclasses.replace(
+            _LARGER,
             size="85m",
-            num_prompts=256,
             warm_rate=3e-4,
-            tuned_on="sorting-3-25m",
-            num_steps=60,
             num_seeds=2,
-            other_seeds=0,
-            tune_seeds=0,
-            clocked_rates=(0.03, 0.1),
             only=(
                 "GRPO",
                 "DG, eta 10",
@@ -209,57 +201,42 @@ FULL = Settings(
                 "PODS 10%",
             ),
         ),
-        Field(
-            task="sorting",
-            level=3,
+        dataclasses.replace(
+            _LARGER,
             size="300m",
-            num_prompts=256,
             warm_rate=2e-4,
-            tuned_on="sorting-3-25m",
-            num_steps=60,
             num_seeds=1,
-            other_seeds=0,
-            tune_seeds=0,
-            clocked_rates=(0.03, 0.1),
             only=("GRPO", "DG-K 3%", "random 3%", "PODS 3%", "PODS 10%"),
             dense_paths=("plain",),
         ),
     ),
 )
 
+_TOY = Field(
+    task="sorting",
+    level=2,
+    size="toy",
+    num_prompts=8,
+    warm_steps=300,
+    warm_batch=32,
+    warm_rate=3e-3,
+    learning_rates=(3e-4, 1e-3),
+    tune_steps=4,
+    num_steps=24,
+    num_seeds=2,
+    other_seeds=1,
+    tune_seeds=1,
+)
 SMALL = Settings(
-    grids=(
-        Field(
-            task="sorting",
-            level=2,
-            size="toy",
-            num_prompts=8,
-            warm_steps=300,
-            warm_batch=32,
-            warm_rate=3e-3,
-            learning_rates=(3e-4, 1e-3),
-            tune_steps=4,
-            num_steps=24,
-            num_seeds=2,
-            other_seeds=1,
-            tune_seeds=1,
-        ),
-    ),
+    grids=(_TOY,),
     walls=(
-        Field(
+        dataclasses.replace(
+            _TOY,
             task="addition",
             level=1,
-            size="toy",
-            num_prompts=8,
-            warm_steps=300,
-            warm_batch=32,
-            warm_rate=3e-3,
             learning_rates=(1e-4, 3e-4),
-            tune_steps=4,
             num_steps=12,
-            num_seeds=2,
             other_seeds=0,
-            tune_seeds=1,
             clocked_rates=(0.1,),
         ),
     ),
@@ -276,7 +253,6 @@ SMALL = Settings(
     denominator_seeds=1,
     denominator_steps=6,
     denominator_learning_rates=(3e-4, 1e-3),
-    more_seeds=1,
     most_times=2,
 )
 
@@ -289,18 +265,17 @@ def scaled(settings: Settings, factor: float) -> Settings:
     def steps(number: int, least: int) -> int:
         return max(least, round(factor * number))
 
-    def shorter(field: Field, evaluations: int) -> Field:
+    def shorter(field: Field) -> Field:
+        looks = settings.evaluations if field in settings.grids else settings.wall_evaluations
         return dataclasses.replace(
             field,
             tune_steps=steps(field.tune_steps, settings.tune_evaluations),
-            num_steps=steps(field.num_steps, evaluations),
+            num_steps=steps(field.num_steps, looks),
         )
 
+    least = settings.tune_evaluations
     return dataclasses.replace(
-        settings,
-        grids=tuple(shorter(field, settings.evaluations) for field in settings.grids),
-        walls=tuple(shorter(field, settings.wall_evaluations) for field in settings.walls),
-        denominator_steps=steps(settings.denominator_steps, settings.tune_evaluations),
+        _with_fields(settings, shorter), denominator_steps=steps(settings.denominator_steps, least)
     )
 
 
@@ -315,9 +290,10 @@ def settings(size: Size, num_seeds: int | None) -> Settings:
         return dataclasses.replace(field, num_seeds=num_seeds, other_seeds=others)
 
     return dataclasses.replace(
-        chosen,
-        grids=tuple(map(seeded, chosen.grids)),
-        walls=tuple(map(seeded, chosen.walls)),
-        denominator_seeds=num_seeds,
-        more_seeds=num_seeds,
+        _with_fields(chosen, seeded), denominator_seeds=num_seeds, more_seeds=num_seeds
     )
+
+
+def _with_fields(settings: Settings, change: Callable[[Field], Field]) -> Settings:
+    grids, walls = (tuple(map(change, fields)) for fields in (settings.grids, settings.walls))
+    return dataclasses.replace(settings, grids=grids, walls=walls)

@@ -71,9 +71,7 @@ def chosen(records: pd.DataFrame) -> dict[str, float]:
 def handed_over(context: Context, names: list[str]) -> dict[str, float]:
     """Return the learning rates that finished tuning parts of the same run have chosen.
 
-    Args:
-        context: of the part that asks; the runner saves records beside its checkpoint.
-        names: of the tuning parts.
+    The runner saves their records beside the checkpoint of the part that asks.
     """
     tables = []
     for name in names:
