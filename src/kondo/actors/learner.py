@@ -38,16 +38,11 @@ class Undelivered(NamedTuple):
 class StepOrder(NamedTuple):
     """All that one step of the learner depends on but the messages."""
 
-    number: int
-    """1 for the first step."""
-    orders: tuple[Order, ...]
-    """Whose messages are given."""
-    lost: tuple[tuple[int, str], ...]
-    """Orders that will not be delivered, and why."""
-    issued: int
-    """Orders given so far."""
-    incarnations: int
-    """Rollout processes started so far."""
+    number: int  # 1 for the first step
+    orders: tuple[Order, ...]  # whose messages are given
+    lost: tuple[tuple[int, str], ...]  # orders that will not be delivered, and why
+    issued: int  # orders given so far
+    incarnations: int  # rollout processes started so far
 
 
 class StepReport(NamedTuple):

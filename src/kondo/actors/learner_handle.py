@@ -32,8 +32,7 @@ class Published(NamedTuple):
 
     version: int
     price: Price
-    weights: Any
-    """Reference."""
+    weights: Any  # reference
 
 
 @dataclasses.dataclass
@@ -41,16 +40,12 @@ class _Call:
     """One step of the learner."""
 
     order: StepOrder
-    messages: list[Any]
-    """References."""
+    messages: list[Any]  # references
     publish: bool
-    report: Any = None
-    """Reference, once the present process has the call."""
+    report: Any = None  # reference, once the present process has the call
     publication: Any = None
-    answered: bool = False
-    """Whether the present process has done it."""
-    done: bool = False
-    """Whether any process has: a replay is not reported again."""
+    answered: bool = False  # whether the present process has done it
+    done: bool = False  # whether any process has: a replay is not reported again
 
 
 class LearnerHandle:

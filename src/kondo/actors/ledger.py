@@ -32,17 +32,13 @@ class Ledger:
 
     def __init__(self, samples: int):
         self.samples = samples
-        self.issued = 0
-        """Orders so far: their numbers are 0 .. issued - 1."""
+        self.issued = 0  # orders so far: their numbers are 0 .. issued - 1
         self.trained = 0
         self.skipped = 0
-        self.quarantined: Counter[str] = Counter()
-        """Samples by reason."""
+        self.quarantined: Counter[str] = Counter()  # samples by reason
         self.quarantined_by_actor: Counter[int] = Counter()
-        self.lost: Counter[str] = Counter()
-        """Samples by reason."""
-        self.duplicates = 0
-        """Messages for an order that was settled before: refused."""
+        self.lost: Counter[str] = Counter()  # samples by reason
+        self.duplicates = 0  # messages for an order that was settled before: refused
         self._below = 0  # every order below is settled
         self._settled: set[int] = set()  # and these
 

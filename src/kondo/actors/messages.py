@@ -29,38 +29,25 @@ _INDEX_BYTES = 4
 class Order(NamedTuple):
     """One rollout that was asked for. Its N samples are (number, 0) .. (number, N - 1)."""
 
-    number: int
-    """No other order of the run has it."""
-    actor: int
-    """Place in the worker pool."""
-    incarnation: int
-    """Number of its process; no other process of the run has it."""
-    version: int
-    """Of the weights it acts with: the learner's step that made them."""
-    price: Price
-    """Published with those weights."""
+    number: int  # no other order of the run has it
+    actor: int  # place in the worker pool
+    incarnation: int  # number of its process; no other process of the run has it
+    version: int  # of the weights it acts with: the learner's step that made them
+    price: Price  # published with those weights
 
 
 class Batch(NamedTuple):
     """A rollout that passed every check; n of its N rows were sent."""
 
     order: Order
-    rows: dict[str, Tensor]
-    """[n, ...] each."""
-    log_probs: Tensor
-    """[n] or [n, T]."""
-    advantages: Tensor
-    """[n]."""
-    keep: Tensor
-    """bool, one per unit: [n], or [n, T] for unit "token": worth its price."""
-    sketch: Sketch
-    """Of all units' delight."""
-    mean_reward: float
-    """Of all N samples."""
-    wire_bytes: int
-    """Of the message."""
-    full_bytes: int
-    """Of the message had it held all N rows."""
+    rows: dict[str, Tensor]  # [n, ...] each
+    log_probs: Tensor  # [n] or [n, T]
+    advantages: Tensor  # [n]
+    keep: Tensor  # bool, one per unit: [n], or [n, T] for unit "token": worth its price
+    sketch: Sketch  # of all units' delight
+    mean_reward: float  # of all N samples
+    wire_bytes: int  # of the message
+    full_bytes: int  # of the message had it held all N rows
 
     @property
     def trained(self) -> int:
@@ -71,10 +58,8 @@ class Batch(NamedTuple):
 class Quarantine(NamedTuple):
     """Why a message is not trained on."""
 
-    reason: str
-    """One of `REASONS`."""
-    detail: str
-    """What was expected and what came."""
+    reason: str  # one of `REASONS`
+    detail: str  # what was expected and what came
 
 
 REASONS = ("structure", "identity", "rows", "dtype", "shape", "nan", "range", "reward", "sketch")
@@ -84,8 +69,7 @@ class Field(NamedTuple):
     """What an array must look like."""
 
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    """Of one row."""
+    shape: tuple[int, ...]  # of one row
     low: float
     high: float
 
@@ -93,13 +77,10 @@ class Field(NamedTuple):
 class Schema(NamedTuple):
     """What a message must look like."""
 
-    samples: int
-    """N of every rollout."""
+    samples: int  # N of every rollout
     unit: Unit
-    tokens: int
-    """T, or 1 where a row is one action."""
-    fields: dict[str, Field]
-    """Of the rows, and "log_probs", "advantages", "rewards"."""
+    tokens: int  # T, or 1 where a row is one action
+    fields: dict[str, Field]  # of the rows, and "log_probs", "advantages", "rewards"
     reward_limits: tuple[float, float]
 
     @property

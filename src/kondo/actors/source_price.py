@@ -30,8 +30,7 @@ Array = npt.NDArray[Any]
 class Price(NamedTuple):
     """What a unit must be worth."""
 
-    price: float
-    """Delight above it is kept."""
+    price: float  # delight above it is kept
     share: float
     """Of the units exactly at the price, the share that is kept: discrete rewards make many."""
 
@@ -39,8 +38,7 @@ class Price(NamedTuple):
 class Sketch(NamedTuple):
     """Some delights that stand for all of a rollout."""
 
-    values: Array
-    """[m] float32, none of them zero."""
+    values: Array  # [m] float32, none of them zero
     weights: Array
     """[m] int64: units each stands for; their sum is the number of units with non-zero delight."""
 

@@ -23,43 +23,33 @@ from kondo.actors.source_price import Price
 class Event(NamedTuple):
     """A failure, or a recovery."""
 
-    kind: str
-    """E.g. "actor died", "actor hung", "actor raised", "actor back", "learner died"."""
-    who: int
-    """Index of the actor; -1 for the learner."""
+    kind: str  # e.g. "actor died", "actor hung", "actor raised", "actor back", "learner died"
+    who: int  # index of the actor; -1 for the learner
     detail: str
-    seconds: float
-    """From the failure to the first delivery after it, for "back"; else 0."""
+    seconds: float  # from the failure to the first delivery after it, for "back"; else 0
 
 
 class Delivery(NamedTuple):
     """A rollout that is ready for the learner."""
 
     order: Order
-    message: Any
-    """Reference."""
+    message: Any  # reference
 
 
 @dataclasses.dataclass(eq=False)
 class Worker:
     """One rollout process."""
 
-    index: int
-    """Place in the pool; -1 for a spare."""
-    incarnation: int
-    """Number of the process; no other process of the run has it."""
+    index: int  # place in the pool; -1 for a spare
+    incarnation: int  # number of the process; no other process of the run has it
     handle: Any
-    ready: Any
-    """Reference; None once the process is up."""
-    since: float
-    """When it was started or last delivered."""
+    ready: Any  # reference; None once the process is up
+    since: float  # when it was started or last delivered
     pid: int = 0
     executing: dict[int, tuple[Order, Any, Any]] = dataclasses.field(default_factory=dict)
     """Order number -> order, receipt and message."""
-    open: int = 0
-    """Orders given and not yet trained on."""
-    failures: int = 0
-    """In a row, without a delivery."""
+    open: int = 0  # orders given and not yet trained on
+    failures: int = 0  # in a row, without a delivery
     failed_at: float | None = None
 
 

@@ -74,21 +74,16 @@ class Purchase(NamedTuple):
 class _Curves(NamedTuple):
     """Every choice of every row: column 0 skips it, column t + 1 cuts after token t."""
 
-    cost: Tensor
-    """[..., N, S + 1] float64, 0 in column 0, not falling along a row."""
-    value: Tensor
-    """[..., N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget."""
+    cost: Tensor  # [..., N, S + 1] float64, 0 in column 0, not falling along a row
+    value: Tensor  # [..., N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget
 
 
 class _Cuts(NamedTuple):
     """One cut per row, and what it comes to."""
 
-    cut: Tensor
-    """[..., N] int64, a column of the curves."""
-    cost: Tensor
-    """[...] float64."""
-    value: Tensor
-    """[...] float64."""
+    cut: Tensor  # [..., N] int64, a column of the curves
+    cost: Tensor  # [...] float64
+    value: Tensor  # [...] float64
 
     def where(self, condition: Tensor, other: "_Cuts") -> "_Cuts":
         """Return these cuts where the condition, [...] bool, holds, the other ones elsewhere."""

@@ -42,23 +42,17 @@ Gradients = tuple[Tensor | None, ...]
 class Shape(NamedTuple):
     """What is fixed in a graph."""
 
-    tokens: int
-    """T."""
-    rows: int
-    """R, those of the padding and empty ones included."""
-    longest: int
-    """No row is longer."""
+    tokens: int  # T
+    rows: int  # R, those of the padding and empty ones included
+    longest: int  # no row is longer
 
 
 class Inputs(NamedTuple):
     """What a backbone reads of a pack."""
 
-    input_ids: Tensor
-    """int64 [1, T]."""
-    position_ids: Tensor
-    """int64 [1, T]."""
-    starts: Tensor
-    """int32 [R + 1]: where each row starts."""
+    input_ids: Tensor  # int64 [1, T]
+    position_ids: Tensor  # int64 [1, T]
+    starts: Tensor  # int32 [R + 1]: where each row starts
 
 
 def shape_of(num_tokens: int, num_rows: int, longest: int) -> Shape:
@@ -218,13 +212,10 @@ class _Recorded:
 
     inputs: Inputs
     forward: torch.cuda.CUDAGraph
-    hidden: Tensor
-    """[1, T, D], detached."""
-    gradient: Tensor
-    """[1, T, D], of the hidden states."""
+    hidden: Tensor  # [1, T, D], detached
+    gradient: Tensor  # [1, T, D], of the hidden states
     backward: torch.cuda.CUDAGraph
-    gradients: Gradients
-    """Shared by all graphs of a model."""
+    gradients: Gradients  # shared by all graphs of a model
 
 
 def _record(

@@ -22,12 +22,9 @@ from torch import Tensor
 class Part:
     """What one process runs in one micro-step."""
 
-    rows: list[int]
-    """Rows of the micro-step that enter the forward: the kept ones, or one filler."""
-    width: int
-    """Completion tokens of those rows that enter it; nothing is kept after them."""
-    idle: bool
-    """No process has a kept row in this micro-step: nothing runs."""
+    rows: list[int]  # rows of the micro-step that enter the forward: the kept ones, or one filler
+    width: int  # completion tokens of those rows that enter it; nothing is kept after them
+    idle: bool  # no process has a kept row in this micro-step: nothing runs
 
 
 def steps_needed(num_kept: int, rows_per_step: int) -> int:

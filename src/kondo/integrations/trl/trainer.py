@@ -60,8 +60,7 @@ class _Window:
     """What happened since the last optimizer step."""
 
     clock: StageClock
-    trained: bool = False
-    """Whether any micro-step ran a forward and backward."""
+    trained: bool = False  # whether any micro-step ran a forward and backward
     counts: Tensor | int = 0
     """[4]: tokens and rows seen, tokens and rows trained, on this process; prompts included."""
 

@@ -88,14 +88,10 @@ class _TokenLogProbs(torch.autograd.Function):
 class _Known(NamedTuple):
     """What a forward knows of K tokens."""
 
-    log_probs: Tensor
-    """[K]."""
-    log_sums: Tensor
-    """[K]: log sum exp(logits)."""
-    delta: Tensor | None
-    """[K, V], of a single chunk."""
-    delta_w: Tensor | None
-    """[K, D]: delta W."""
+    log_probs: Tensor  # [K]
+    log_sums: Tensor  # [K]: log sum exp(logits)
+    delta: Tensor | None  # [K, V], of a single chunk
+    delta_w: Tensor | None  # [K, D]: delta W
 
 
 def _forward(

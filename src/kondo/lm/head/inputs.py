@@ -54,11 +54,9 @@ class How:
 
     scale: float
     soft_cap: float | None
-    temperature: float | Tensor
-    """A number, or [K, 1]."""
+    temperature: float | Tensor  # A number, or [K, 1]
     chunk: int
-    dtype: torch.dtype
-    """Of matrix products."""
+    dtype: torch.dtype  # of matrix products
     device: torch.device
 
     @property
