@@ -136,11 +136,9 @@ class Graphs:
         self._check(device)
         if len(self._recorded) >= MAX_GRAPHS:
             del self._recorded[next(iter(self._recorded))]
-        inputs = Inputs(
-            torch.zeros(1, shape.tokens, dtype=torch.int64, device=device),
-            torch.zeros(1, shape.tokens, dtype=torch.int64, device=device),
-            torch.zeros(shape.rows + 1, dtype=torch.int32, device=device),
-        )
+        ids = torch.zeros(1, shape.tokens, dtype=torch.int64, device=device)
+        starts = torch.zeros(shape.rows + 1, dtype=torch.int32, device=device)
+        inputs = Inputs(ids, ids.clone(), starts)
         fill(inputs, pack)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -168,7 +166,13 @@ class Graphs:
         found: dict[int, Tensor] = {}
         hooked: object = None
         for module in self._backbone.modules():
-            hooked = hooked or (module if _hooks_of(module) else None)
+            if (
+                module._forward_hooks
+                or module._forward_pre_hooks
+                or module._backward_hooks
+                or module._backward_pre_hooks
+            ):
+                hooked = hooked or module
             found |= {id(own): own for own in module._parameters.values() if own is not None}
         weights = list(found.values())
         if hooked is None and any(weight._backward_hooks for weight in weights):
@@ -195,15 +199,6 @@ class Graphs:
                 "kondo.lm.backward does, or use CausalLM(..., graph_tokens=0)."
             )
         self._turn += 1
-
-
-def _hooks_of(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
 
 
 @dataclasses.dataclass(frozen=True)
