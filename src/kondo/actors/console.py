@@ -1,6 +1,5 @@
 """Live display of a run: a table on a terminal, a line every few seconds anywhere else."""
 
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -120,11 +119,6 @@ def closing(summary: Summary) -> list[str]:
     if summary.held_out_error is not None:
         lines.append(f"held-out error {summary.held_out_error:.2%}.")
     return lines
-
-
-def make_console() -> Console:
-    """Return a console on standard output."""
-    return Console(file=sys.stdout)
 
 
 def _mean(values: list[float]) -> float:

@@ -157,7 +157,7 @@ class _Driver:
                 summary = self._wait()
                 self._take_events()
                 if summary is not None:
-                    self._write(log.summary_line(summary))
+                    self._write({"event": "finished", **summary._asdict()})
                     return summary
                 self._pool.check_hanging()
                 self._learner.check_hanging()

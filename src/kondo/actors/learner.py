@@ -19,7 +19,7 @@ from kondo.actors import checkpoint
 from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
 from kondo.actors.setup import Settings, Setup, process_seed
-from kondo.actors.source_price import Array, Price, PriceWindow, sketch, unit_delight
+from kondo.actors.source_price import Price, PriceWindow, sketch, unit_delight
 from kondo.core.prechosen import Prechosen
 from kondo.engine.options import Options
 from kondo.engine.step import backward
@@ -80,7 +80,7 @@ class Publication(NamedTuple):
 
     version: int
     price: Price
-    weights: dict[str, Array]
+    weights: Any  # arrays by name; in the driver, the reference of such a publication
 
 
 class Learner:

@@ -12,27 +12,18 @@ import dataclasses
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from kondo.actors.learner import StepOrder, StepReport
+from kondo.actors.learner import Publication, StepOrder, StepReport
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, Standing, Summary
 from kondo.actors.setup import Settings, Setup
-from kondo.actors.source_price import Price
 from kondo.actors.worker_pool import Event
 
 LEARNER = -1
 """The learner in an `Event`, where actors have their index."""
-
-
-class Published(NamedTuple):
-    """The newest weights."""
-
-    version: int
-    price: Price
-    weights: Any  # reference
 
 
 @dataclasses.dataclass
@@ -78,7 +69,7 @@ class LearnerHandle:
         self._up(standing)
         weights = self._handle.publication.remote()
         first = ray.get(weights)
-        self.published = Published(first.version, first.price, weights)
+        self.published = first._replace(weights=weights)
         return standing
 
     def _start(self, *, resume: bool) -> None:
@@ -164,7 +155,7 @@ class LearnerHandle:
                 self.events.append(Event("learner back", LEARNER, f"after {away:.1f} s", away))
                 self._failed_at = None
             if call.publish:
-                self.published = Published(report.step, report.price, call.publication)
+                self.published = Publication(report.step, report.price, call.publication)
         self._forget(report.durable)
         return None if replayed else (call.order, report)
 
