@@ -28,6 +28,9 @@ QUARANTINE = "quarantine"
 """Folder of quarantined messages kept for inspection."""
 MAX_KEPT = 8
 
+# Of the learner, as they are in a checkpoint.
+_NUMBERS = ("wire_bytes", "full_bytes", "incarnations")
+
 
 class Undelivered(NamedTuple):
     """Stands for a message that could not be fetched."""
@@ -107,11 +110,8 @@ class Learner:
         self._window.push(sketch(delight, settings.sketch_size), self.schema.units)
         self.price = self._next_price()
         self.ledger = Ledger(setup.samples)
-        self.step_number = 0
-        self.staleness: Counter[int] = Counter()
-        """Accepted samples by staleness."""
-        self.wire_bytes = self.full_bytes = 0
-        self.incarnations = 0
+        self.step_number = self.wire_bytes = self.full_bytes = self.incarnations = 0
+        self.staleness: Counter[int] = Counter()  # accepted samples by staleness
         self._kept_messages = 0
         self._saved: StepReport | None = None
         if resume:
@@ -195,7 +195,8 @@ class Learner:
                 micro_batch=self._settings.micro_batch,
                 options=Options(denominator=float(len(batches) * self.schema.elements)),
             )
-            if not self._gradient_is_finite():
+            gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+            if not bool(torch.stack([each.isfinite().all() for each in gradients]).all()):
                 return self._refuse_gradient(batches, refused)
             self._optimiser.step()
             loss = report.loss
@@ -207,10 +208,6 @@ class Learner:
             self.full_bytes += batch.full_bytes
         return loss
 
-    def _gradient_is_finite(self) -> bool:
-        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
-        return bool(torch.stack([gradient.isfinite().all() for gradient in gradients]).all())
-
     def _refuse_gradient(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
         """Quarantine batches whose gradient is not finite: it would ruin the weights."""
         self._optimiser.zero_grad()
@@ -221,10 +218,10 @@ class Learner:
         return 0.0
 
     def _next_price(self) -> Price:
-        if self._settings.rate is not None:
-            return self._window.price(self._settings.rate)
-        assert self._settings.price is not None
-        return Price(self._settings.price, 0.0)
+        if self._settings.price is not None:
+            return Price(self._settings.price, 0.0)
+        assert self._settings.rate is not None
+        return self._window.price(self._settings.rate)
 
     def _report(
         self,
@@ -274,36 +271,40 @@ class Learner:
             {
                 "setup": self._setup.name,
                 "step": self.step_number,
-                "policy": self.policy.state_dict(),
-                "optimiser": self._optimiser.state_dict(),
+                **{name: part.state_dict() for name, part in self._parts().items()},
+                **{name: getattr(self, name) for name in _NUMBERS},
                 "price": list(self.price),
-                "window": self._window.state_dict(),
-                "ledger": self.ledger.state_dict(),
                 "staleness": dict(self.staleness),
-                "wire_bytes": self.wire_bytes,
-                "full_bytes": self.full_bytes,
-                "incarnations": self.incarnations,
                 "rng": torch.get_rng_state(),
-                "report": None if report is None else _plain(report),
+                # Tuples, numbers and strings, which a checkpoint may hold.
+                "report": report and report._asdict() | {"price": tuple(report.price)},
             },
         )
         self._durable = self.step_number
+
+    def _parts(self) -> dict[str, Any]:
+        """Return what has a state of its own, by its name in a checkpoint."""
+        return {
+            "policy": self.policy,
+            "optimiser": self._optimiser,
+            "window": self._window,
+            "ledger": self.ledger,
+        }
 
     def _load(self, state: dict[str, Any]) -> None:
         if state["setup"] != self._setup.name:
             raise ValueError(
                 f"setup must be {state['setup']!r} as in the checkpoint, got {self._setup.name!r}."
             )
-        self.policy.load_state_dict(state["policy"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._window.load_state_dict(state["window"])
-        self.ledger.load_state_dict(state["ledger"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        for name in _NUMBERS:
+            setattr(self, name, state[name])
         self.price, self.step_number = Price(*state["price"]), state["step"]
         self.staleness = Counter(state["staleness"])
-        self.wire_bytes, self.full_bytes = state["wire_bytes"], state["full_bytes"]
-        self.incarnations = state["incarnations"]
         torch.set_rng_state(state["rng"])
-        self._saved = None if state["report"] is None else _reported(state["report"])
+        if (saved := state["report"]) is not None:
+            self._saved = StepReport(**saved | {"price": Price(*saved["price"])})
 
     def _keep(self, order: Order, found: Quarantine, message: Any) -> None:
         """Write the first few refused messages for inspection, without objects that need pickle."""
@@ -313,33 +314,14 @@ class Learner:
         folder = self._folder / QUARANTINE
         folder.mkdir(exist_ok=True)
         given = message.get("arrays") if isinstance(message, dict) else None
+        known = {k: given.get(k) for k in self.schema.fields} if isinstance(given, dict) else {}
         arrays = {
-            name: given[name]
-            for name in self.schema.fields
-            if isinstance(given, dict)
-            and isinstance(given.get(name), np.ndarray)
-            and not given[name].dtype.hasobject
+            name: array
+            for name, array in known.items()
+            if isinstance(array, np.ndarray) and not array.dtype.hasobject
         }
-        np.savez(
-            folder / f"{order.number}.npz",
-            allow_pickle=False,
-            reason=found.reason,
-            detail=found.detail,
-            actor=order.actor,
-            **arrays,
-        )
-
-
-def _plain(report: StepReport) -> dict[str, Any]:
-    """Return a report as numbers, strings and lists, which a checkpoint may hold."""
-    refused = [list(each) for each in report.quarantined]
-    return report._asdict() | {"price": list(report.price), "quarantined": refused}
-
-
-def _reported(plain: dict[str, Any]) -> StepReport:
-    """Return what `_plain` was given."""
-    refused = tuple((actor, reason, detail) for actor, reason, detail in plain["quarantined"])
-    return StepReport(**plain | {"price": Price(*plain["price"]), "quarantined": refused})
+        facts = {**found._asdict(), "actor": order.actor}
+        np.savez(folder / f"{order.number}.npz", allow_pickle=False, **facts, **arrays)
 
 
 def _mean(values: Sequence[float]) -> float:

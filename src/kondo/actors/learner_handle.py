@@ -40,24 +40,16 @@ class _Call:
 
 
 class LearnerHandle:
-    """The learner of one run.
-
-    Args:
-        setup: the task and the policy.
-        settings: how.
-        home: folder of the checkpoints.
-        resume: go on from the one there.
-    """
+    """The learner of one run. `home` is the folder of its checkpoints."""
 
     def __init__(self, setup: Setup, settings: Settings, home: Path, *, resume: bool):
         self._setup, self._settings, self._home = setup, settings, home
         self._calls: deque[_Call] = deque()
         self._last: StepOrder | None = None
         self._finish: Any = None
-        self._failures = 0
         self._failed_at: float | None = None
         self.events: list[Event] = []
-        self.pid = 0
+        self._failures = self.pid = 0
         self._start(resume=resume)
 
     def begin(self) -> Standing:
@@ -75,13 +67,10 @@ class LearnerHandle:
     def _start(self, *, resume: bool) -> None:
         # Beside the driver: that is where the checkpoints are.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        remote: Any = ray.remote(LearnerProcess).options(
-            num_cpus=0,
-            max_restarts=0,
-            max_concurrency=LEARNER_THREADS,
-            scheduling_strategy=here,
-        )
-        self._handle: Any = remote.remote(self._setup, self._settings, str(self._home), resume)
+        remote: Any = ray.remote(LearnerProcess)
+        self._handle: Any = remote.options(
+            num_cpus=0, max_restarts=0, max_concurrency=LEARNER_THREADS, scheduling_strategy=here
+        ).remote(self._setup, self._settings, str(self._home), resume)
         self._ready = self._handle.ready.remote()
         self._since = time.monotonic()
 

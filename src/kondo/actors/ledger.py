@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _NUMBERS = ("issued", "trained", "skipped", "duplicates")
-_COUNTERS = ("quarantined", "quarantined_by_actor", "lost")
+COUNTERS = ("quarantined", "quarantined_by_actor", "lost")
 
 
 class Ledger:
@@ -104,7 +104,7 @@ class Ledger:
         """Return plain numbers."""
         return {
             **{name: getattr(self, name) for name in ("samples", *_NUMBERS)},
-            **{name: dict(getattr(self, name)) for name in _COUNTERS},
+            **{name: dict(getattr(self, name)) for name in COUNTERS},
             "below": self._below,
             "settled": sorted(self._settled),
         }
@@ -121,6 +121,6 @@ class Ledger:
             )
         for name in _NUMBERS:
             setattr(self, name, state[name])
-        for name in _COUNTERS:
+        for name in COUNTERS:
             setattr(self, name, Counter(state[name]))
         self._below, self._settled = state["below"], set(state["settled"])

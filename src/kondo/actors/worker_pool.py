@@ -46,21 +46,17 @@ class Worker:
     ready: Any  # reference; None once the process is up
     since: float  # when it was started or last delivered
     pid: int = 0
+    # Order number -> order, receipt and message.
     executing: dict[int, tuple[Order, Any, Any]] = dataclasses.field(default_factory=dict)
-    """Order number -> order, receipt and message."""
     open: int = 0  # orders given and not yet trained on
     failures: int = 0  # in a row, without a delivery
     failed_at: float | None = None
 
 
 class WorkerPool:
-    """All rollout processes of a run.
+    """All rollout processes of a run: its first order has the number `issued`.
 
-    Args:
-        setup: the task and the policy.
-        settings: how many processes, and their timeouts.
-        issued: number of the first order.
-        incarnations: processes started before.
+    `incarnations` counts the processes that were started before.
     """
 
     def __init__(self, setup: Setup, settings: Settings, *, issued: int, incarnations: int):
@@ -68,10 +64,9 @@ class WorkerPool:
         # One copy in the object store for all processes, also for those that replace others.
         self._setup = ray.put(setup)
         self.issued, self.incarnations = issued, incarnations
+        # What happened, and the orders that will not be delivered; the driver takes them.
         self.events: list[Event] = []
-        """What happened; the driver takes them."""
         self.lost: list[tuple[int, str]] = []
-        """Orders that will not be delivered, and why; the driver takes them."""
         self.workers = [self._start(index) for index in range(settings.actors)]
         self._spares: list[Worker] = []
         self._spare_failures = 0

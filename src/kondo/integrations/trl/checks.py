@@ -64,19 +64,15 @@ def _contradictions(trainer: Any) -> list[tuple[bool, str]]:
 
 
 def _token_contradictions(args: Any) -> list[tuple[bool, str]]:
-    token = args.kondo_unit == "token"
+    needs = {
+        "importance_sampling_level='sequence': its ratio": (
+            args.importance_sampling_level == "sequence"
+        ),
+        "loss_type='vespo': its sequence weight": args.loss_type == "vespo",
+        "off_policy_mask_threshold: its mean KL": args.off_policy_mask_threshold is not None,
+    }
     whole_row = "needs the log-probs of a row's every token, and skipped ones have none."
     return [
-        (
-            token and args.importance_sampling_level == "sequence",
-            f"kondo_unit='token' with importance_sampling_level='sequence': its ratio {whole_row}",
-        ),
-        (
-            token and args.loss_type == "vespo",
-            f"kondo_unit='token' with loss_type='vespo': its sequence weight {whole_row}",
-        ),
-        (
-            token and args.off_policy_mask_threshold is not None,
-            f"kondo_unit='token' with off_policy_mask_threshold: its mean KL {whole_row}",
-        ),
+        (args.kondo_unit == "token" and used, f"kondo_unit='token' with {what} {whole_row}")
+        for what, used in needs.items()
     ]

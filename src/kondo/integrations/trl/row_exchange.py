@@ -12,24 +12,16 @@ import torch
 from torch import Tensor
 
 from kondo.engine import rows
+from kondo.integrations.trl.grpo_inputs import OPTIONAL_LOG_PROBS
 from kondo.ranks.communicator import Ranks
 from kondo.ranks.rebalance import move
 
 # What is 0 in a skipped row.
-_ZEROED = (
-    "advantages",
-    "kondo_keep",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-)
+_ZEROED = ("advantages", "kondo_keep", *OPTIONAL_LOG_PROBS)
 # What TRL pads on the right, to the longest completion of the process; prompts it pads on the left.
 _PER_TOKEN = (
-    *_ZEROED,
-    "completion_ids",
-    "completion_mask",
-    "importance_sampling_ratio",
-    "tool_mask",
+    *(*_ZEROED, "completion_ids", "completion_mask"),
+    *("importance_sampling_ratio", "tool_mask"),
 )
 
 
