@@ -60,6 +60,8 @@ def add_parser(commands: "Commands") -> None:
 
 def run_command(options: argparse.Namespace) -> int:
     """Run the task; return the exit status."""
+    from rich.console import Console
+
     from kondo.actors import console
     from kondo.actors.driver import run
     from kondo.actors.setup import Settings
@@ -70,7 +72,7 @@ def run_command(options: argparse.Namespace) -> int:
         setup = find_setup(options.task)
         names = ("actors", "steps", "rate", "at_source", "seed")
         settings = Settings(**{name: getattr(options, name) for name in names})
-        screen = console.Console(file=sys.stdout)
+        screen = Console(file=sys.stdout)
         with _interrupts() as stopped, console.shown(screen) as observe:
             summary = run(
                 setup,

@@ -72,8 +72,8 @@ class StepReport(NamedTuple):
     counts: dict[str, int]
     """The ledger so far."""
     seconds: float = 0.0
-    """Of the learner's process: check, train, publish, but not the fetching, which is done while
-    the step before is at work; it fills this in."""
+    """Of the learner's process, which fills it in: check, train and publish, but not the fetching,
+    which is done while the step before is at work."""
     idle_seconds: float = 0.0
     """It waited before."""
 
@@ -87,14 +87,7 @@ class Publication(NamedTuple):
 
 
 class Learner:
-    """Trains one policy on what actors send.
-
-    Args:
-        setup: the task and the policy.
-        settings: how.
-        folder: for checkpoints; must exist.
-        resume: go on from the folder's checkpoint.
-    """
+    """Trains one policy on what actors send. Its checkpoints are in a folder, which must exist."""
 
     def __init__(self, setup: Setup, settings: Settings, folder: Path, *, resume: bool = False):
         self._setup, self._settings, self._folder = setup, settings, folder

@@ -16,10 +16,7 @@ COUNTERS = ("quarantined", "quarantined_by_actor", "lost")
 
 
 class Ledger:
-    """Counts of every sample of one run.
-
-    Args:
-        samples: of every rollout.
+    """Counts of every sample of one run, whose rollouts have `samples` each.
 
     Example:
         >>> ledger = Ledger(samples=100)
@@ -33,8 +30,7 @@ class Ledger:
     def __init__(self, samples: int):
         self.samples = samples
         self.issued = 0  # orders so far: their numbers are 0 .. issued - 1
-        self.trained = 0
-        self.skipped = 0
+        self.trained = self.skipped = 0
         self.quarantined: Counter[str] = Counter()  # samples by reason
         self.quarantined_by_actor: Counter[int] = Counter()
         self.lost: Counter[str] = Counter()  # samples by reason

@@ -56,14 +56,8 @@ def unit_delight(log_probs: Tensor, advantages: Tensor, unit: Unit) -> Tensor:
 def bought(delight: Tensor, price: Price, *, number: int, index: Tensor) -> Tensor:
     """Return which units are bought: those above the price, and a share of those at it.
 
-    A tie is decided by the unit's rollout, row and token: actor and learner decide alike, whatever
-    other rows they see.
-
-    Args:
-        delight: [n] or [n, T] float32.
-        price: what a unit must be worth.
-        number: of the rollout.
-        index: [n] int64, rows of the rollout.
+    A tie is decided by the unit's rollout (`number`), row (`index`, int64 [n]) and token: actor and
+    learner decide alike, whatever other rows they see. Delight is [n] or [n, T] float32.
     """
     place = index + number * 0x9E3779B1
     if delight.ndim == 2:
@@ -94,11 +88,7 @@ def sketch(delight: Tensor, size: int) -> Sketch:
 
 
 class PriceWindow:
-    """Sketches of recent rollouts, and the price that buys a rate of their units.
-
-    Args:
-        size: rollouts remembered.
-    """
+    """Sketches of the last `size` rollouts, and the price that buys a rate of their units."""
 
     def __init__(self, size: int):
         self._sketches: deque[Sketch] = deque(maxlen=size)

@@ -88,11 +88,9 @@ class _Cuts(NamedTuple):
 
     def where(self, condition: Tensor, other: "_Cuts") -> "_Cuts":
         """Return these cuts where the condition, [...] bool, holds, the other ones elsewhere."""
-        return _Cuts(
-            torch.where(condition.unsqueeze(-1), self.cut, other.cut),
-            torch.where(condition, self.cost, other.cost),
-            torch.where(condition, self.value, other.value),
-        )
+        cut = torch.where(condition.unsqueeze(-1), self.cut, other.cut)
+        sums = zip(self[1:], other[1:], strict=True)
+        return _Cuts(cut, *(torch.where(condition, mine, theirs) for mine, theirs in sums))
 
 
 class BudgetGate(BaseGate):
@@ -234,12 +232,9 @@ class BudgetGate(BaseGate):
         return self.choose(values, mask)
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
-        """Choose among the units of the rows that this gate is bound to.
+        """Choose among the units, [..., N, S] or [..., N], of the rows this gate is bound to.
 
-        Args:
-            values: [..., N, S] or [..., N] float, finite or minus infinity where the mask is True.
-            mask: like values, bool.
-            generator: not used; nothing is drawn.
+        Values are finite or minus infinity where the mask is True. Nothing is drawn.
         """
         cost = self._costs(values)
         chi = torch.where(mask, values, 0.0)
@@ -305,9 +300,6 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
         budget: >= 0, in the units of cost; one number, or [...].
         patient: make every round and read nothing from the device. Otherwise stop as soon as
             nothing changes; for one batch, [N, S].
-
-    Returns:
-        The `Purchase`; its cut is on the device of worth.
     """
     num_rows, width = worth.shape[-2:]
     budget = torch.as_tensor(budget, dtype=torch.float64, device=worth.device)
@@ -320,9 +312,8 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
     if not patient:
         # Rows with nothing to gain, half of a batch with centred advantages, need no thought.
         index = (worth > 0).any(dim=1).nonzero().squeeze(1)
-        worth, cost, affordable, position = (
-            part[index] for part in (worth, cost, affordable, position)
-        )
+        parts = (worth, cost, affordable, position)
+        worth, cost, affordable, position = (part[index] for part in parts)
     value = torch.where(affordable, worth.double().cumsum(dim=-1), -torch.inf)
     curves = _Curves(*(F.pad(curve, (1, 0)) for curve in (cost.double(), value)))
     best, mu, bound = _lagrangian(curves, budget, patient)

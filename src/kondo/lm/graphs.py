@@ -93,12 +93,7 @@ def fill(inputs: Inputs, pack: Pack) -> None:
 
 
 class Graphs:
-    """The graphs of one backbone.
-
-    Args:
-        backbone: whose parameters are differentiated.
-        run: runs it.
-    """
+    """The graphs of one backbone, whose parameters are differentiated and which `run` runs."""
 
     def __init__(self, backbone: nn.Module, run: Run):
         self._backbone, self._run = backbone, run

@@ -124,31 +124,7 @@ def quantised(
     return FrozenCopy(lm, number, backend, compile_options)
 
 
-class Truncated:
-    """The policy's own first layers, final norm and head; made by `truncated`."""
-
-    def __init__(self, lm: CausalLM, num_layers: int):
-        self._lm = lm
-        self._owner, self._name = _find_layers(lm.module)
-        depth = len(getattr(self._owner, self._name))
-        if not 1 <= num_layers <= depth:
-            raise ValueError(
-                f"num_layers must lie between 1 and the model's {depth}, got {num_layers}."
-            )
-        self.num_layers = num_layers
-
-    def __call__(self, rows: Any) -> Tensor:
-        """Return log-probs read after `num_layers` layers, [N, S]."""
-        layers: nn.ModuleList = getattr(self._owner, self._name)
-        # A list of its own: modules and weights are shared, so there is nothing to refresh.
-        self._owner._modules[self._name] = nn.ModuleList(layers[: self.num_layers])
-        try:
-            return self._lm.log_prob(rows)
-        finally:
-            self._owner._modules[self._name] = layers
-
-
-def truncated(lm: CausalLM, num_layers: int) -> Truncated:
+def truncated(lm: CausalLM, num_layers: int) -> LogProb:
     """Return an early exit of `lm` as a screen: its first layers, then its final norm and head.
 
     Weights are the policy's own: nothing is copied, and there is nothing to refresh. The policy
@@ -159,7 +135,23 @@ def truncated(lm: CausalLM, num_layers: int) -> Truncated:
             (`h`, `ln_f`).
         num_layers: how many layers to run, at least 1.
     """
-    return Truncated(lm, num_layers)
+    owner, name = _find_layers(lm.module)
+    depth = len(getattr(owner, name))
+    if not 1 <= num_layers <= depth:
+        raise ValueError(
+            f"num_layers must lie between 1 and the model's {depth}, got {num_layers}."
+        )
+
+    def log_prob(rows: Any) -> Tensor:
+        layers: nn.ModuleList = getattr(owner, name)
+        # A list of its own: modules and weights are shared.
+        owner._modules[name] = nn.ModuleList(layers[:num_layers])
+        try:
+            return lm.log_prob(rows)
+        finally:
+            owner._modules[name] = layers
+
+    return log_prob
 
 
 def draft(small: CausalLM, lm: CausalLM, *, vocab_size: int | None = None) -> LogProb:

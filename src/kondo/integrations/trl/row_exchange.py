@@ -65,12 +65,9 @@ def exchange(
 ) -> dict[str, Tensor]:
     """Return this process's rows after kept rows have moved, within each block of rows.
 
-    Args:
-        batch: TRL's inputs, [n, ...] each; 0-d ones pass through.
-        widths: as for `in_turn`, of all processes and all n rows.
-        block: as for `in_turn`.
-        ranks: the processes; every one of them calls.
-        per_row: names of [n, 1] tensors with one value per row, which are not padded.
+    The batch holds TRL's inputs, [n, ...] each; 0-d ones pass through. `widths` and `block` are
+    those of `in_turn`, of all processes and all n rows. Every process calls. `per_row` names [n, 1]
+    tensors with one value per row, which are not padded.
     """
     if not any(map(any, widths)):
         return batch
