@@ -237,15 +237,20 @@ class BudgetGate(BaseGate):
         Values are finite or minus infinity where the mask is True. Nothing is drawn.
         """
         cost = self._costs(values)
+        lead = cost.ndim - 2  # how many dimensions stand before the rows: 0 for one batch
         chi = torch.where(mask, values, 0.0)
         worth = chi if self.whole else torch.where(chi > self.price, chi, 0.0)
-        worth = worth.reshape(*worth.shape[: self._lead], *cost.shape[self._lead :])
-        purchase = buy(worth, cost, self._in_cost(), patient=self._lead > 0)
+        worth = worth.reshape(*worth.shape[:lead], *cost.shape[lead:])
+        assert self._cost is not None  # `_costs` has looked
+        budget = self.budget * self._cost[..., -1].sum(-1) * (1 + _ROUNDING)
+        if not self._weighted:
+            budget = budget.floor()  # a part of a token buys nothing
+        purchase = buy(worth, cost, budget, patient=lead > 0)
         self._latest[:] = [purchase]
         place = torch.arange(worth.shape[-1], device=chi.device)
         inside = place < purchase.cut.unsqueeze(-1)
         keep = (inside & (worth != 0)).view(chi.shape)
-        flat, counted = keep.flatten(self._lead), mask.flatten(self._lead)
+        flat, counted = keep.flatten(lead), mask.flatten(lead)
         return Choice.of(flat, counted, purchase.price, chi.dtype).reshape(chi.shape)
 
     def _costs(self, values: Tensor) -> Tensor:
@@ -269,18 +274,6 @@ class BudgetGate(BaseGate):
                 "rows are bought whole anyway: drop it."
             )
         return self._row_end.unsqueeze(-1).to(values.device)
-
-    @property
-    def _lead(self) -> int:
-        """How many dimensions stand before the rows: 0 for one batch."""
-        assert self._cost is not None
-        return self._cost.ndim - 2
-
-    def _in_cost(self) -> Tensor:
-        """Return the budget in units of cost, [...]; a part of a token buys nothing."""
-        assert self._cost is not None
-        budget = self.budget * self._cost[..., -1].sum(-1) * (1 + _ROUNDING)
-        return budget if self._weighted else budget.floor()
 
     def __repr__(self) -> str:
         options = {name: getattr(self, name) for name in ("budget", "price", "whole")}
@@ -444,14 +437,14 @@ def _single_row(curves: _Curves) -> _Cuts:
 
 
 def _check_attention(attention: Any) -> Tensor:
-    if not isinstance(attention, Tensor) or attention.ndim < 2:
-        got = list(attention.shape) if isinstance(attention, Tensor) else type(attention).__name__
-        raise ValueError(
-            f"rows must be TokenRows or an attention mask of shape [N, S], got {got}; costs are "
-            f"counted in real tokens."
-        )
-    check_mask(attention, attention.shape)
-    return attention
+    if isinstance(attention, Tensor) and attention.ndim >= 2:
+        check_mask(attention, attention.shape)
+        return attention
+    got = list(attention.shape) if isinstance(attention, Tensor) else type(attention).__name__
+    raise ValueError(
+        f"rows must be TokenRows or an attention mask of shape [N, S], got {got}; costs are "
+        f"counted in real tokens."
+    )
 
 
 def _check_weight(weight: Tensor, real: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ linear layers replaced. Only for screening: nothing here has a gradient.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -59,7 +59,12 @@ def quantise_linears(
         raise ValueError(f'number must be "int8" or "fp8", got {number!r}.')
     if backend not in ("auto", "torch", "torchao"):
         raise ValueError(f'backend must be "auto", "torch" or "torchao", got {backend!r}.')
-    layers = list(_linears(module, skip))
+    layers = [
+        (f"{path}.{name}" if path else name, parent, layer)
+        for path, parent in module.named_modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear) and layer.weight is not skip
+    ]
     if not layers:
         raise ValueError(
             f"the model must have nn.Linear layers outside its head to be quantised, got none in "
@@ -190,14 +195,6 @@ def requantised(layer: nn.Linear, number: Format) -> nn.Linear:
     holder = nn.Sequential(alike)
     _by_torchao(holder, number, lambda each, _: isinstance(each, nn.Linear))
     return cast(nn.Linear, holder[0])
-
-
-def _linears(module: nn.Module, skip: Tensor | None) -> Iterator[tuple[str, nn.Module, nn.Linear]]:
-    """Yield (name, parent, layer) of each linear layer but the one whose weight is `skip`."""
-    for path, parent in module.named_modules():
-        for name, layer in parent.named_children():
-            if isinstance(layer, nn.Linear) and layer.weight is not skip:
-                yield f"{path}.{name}" if path else name, parent, layer
 
 
 def _check_float8(device: torch.device) -> None:
