@@ -91,11 +91,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def find_setup(name: str) -> "Setup":
-    """Return the setup that a short name or MODULE:FUNCTION stands for.
-
-    Raises:
-        ValueError: there is no such task.
-    """
+    """Return the setup that a short name or MODULE:FUNCTION stands for; raise if there is none."""
     from kondo.actors.setup import Setup
 
     named = {point.name: point.value for point in entry_points(group=TASKS)}

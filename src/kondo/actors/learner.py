@@ -28,6 +28,8 @@ QUARANTINE = "quarantine"
 """Folder of quarantined messages kept for inspection."""
 MAX_KEPT = 8
 
+_Refusal = tuple[int, str, str]  # actor, reason, detail
+
 # Of the learner, as they are in a checkpoint.
 _NUMBERS = ("wire_bytes", "full_bytes", "incarnations")
 
@@ -55,7 +57,7 @@ class StepReport(NamedTuple):
     produced: int
     trained: int
     skipped: int
-    quarantined: tuple[tuple[int, str, str], ...]
+    quarantined: tuple[_Refusal, ...]
     """(actor, reason, detail) of each refused message."""
     error: float
     """1 - mean reward of the accepted rollouts; NaN without any."""
@@ -144,7 +146,7 @@ class Learner:
 
     def _accept(
         self, orders: Sequence[Order], messages: Sequence[Any]
-    ) -> tuple[list[Batch], list[tuple[int, str, str]]]:
+    ) -> tuple[list[Batch], list[_Refusal]]:
         batches, refused = [], []
         for order, message in zip(orders, messages, strict=True):
             if self.ledger.is_settled(order.number):
@@ -163,7 +165,7 @@ class Learner:
             self._keep(order, found, message)
         return batches, refused
 
-    def _train(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
+    def _train(self, batches: list[Batch], refused: list[_Refusal]) -> float:
         """Differentiate what is worth its price and step; return the loss, 0 if nothing is.
 
         The denominator counts every sample produced, sent or not: the gradient is the gated
@@ -201,7 +203,7 @@ class Learner:
             self.full_bytes += batch.full_bytes
         return loss
 
-    def _refuse_gradient(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
+    def _refuse_gradient(self, batches: list[Batch], refused: list[_Refusal]) -> float:
         """Quarantine batches whose gradient is not finite: it would ruin the weights."""
         self._optimiser.zero_grad()
         for batch in batches:
@@ -217,11 +219,7 @@ class Learner:
         return self._window.price(self._settings.rate)
 
     def _report(
-        self,
-        order: StepOrder,
-        batches: list[Batch],
-        refused: list[tuple[int, str, str]],
-        loss: float,
+        self, order: StepOrder, batches: list[Batch], refused: list[_Refusal], loss: float
     ) -> StepReport:
         trained = sum(batch.trained for batch in batches)
         produced = len(batches) * self.schema.samples

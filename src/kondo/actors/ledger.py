@@ -106,11 +106,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: the state counts rollouts of another size.
-        """
+        """Restore what `state_dict` returned, if it counts rollouts of the same size."""
         if state["samples"] != self.samples:
             raise ValueError(
                 f"samples must be {state['samples']} as in the checkpoint, got {self.samples}."

@@ -98,11 +98,7 @@ _SIGNALS = ("log_probs", "advantages", "rewards")
 
 
 def schema_of(setup: Setup, unit: Unit, rollout: Rollout) -> Schema:
-    """Return what messages must look like, from one rollout made where it is trusted.
-
-    Raises:
-        ValueError: the rollout contradicts the setup, or a field of whole numbers has no limits.
-    """
+    """Return what messages must look like, from one rollout made where it is trusted."""
     arrays = _arrays(rollout)
     fields = {}
     for name, array in arrays.items():

@@ -9,7 +9,7 @@ run a few times and recorded, forward and backward; from then on both are replay
 
 All graphs of a model share one pool of memory, that of the largest, and one place for gradients. A
 forward therefore overwrites what an earlier one had kept for its backward: packs are differentiated
-one after the other, as `kondo.lm.backward` does, and whoever does not is told.
+one after the other, as `kondo.backward` does, and whoever does not is told.
 """
 
 import copy
@@ -191,7 +191,7 @@ class Graphs:
             raise RuntimeError(
                 "a pack that is replayed from a CUDA graph must be differentiated once, before the "
                 "next one is run: they share their memory. Differentiate each pack in turn, as "
-                "kondo.lm.backward does, or use CausalLM(..., graph_tokens=0)."
+                "kondo.backward does, or use CausalLM(..., graph_tokens=0)."
             )
         self._turn += 1
 

@@ -45,11 +45,8 @@ def quantise_linears(
 ) -> Quantisation:
     """Replace the linear layers of `module` in place where their sizes fit; say how many did.
 
-    Args:
-        module: frozen; every `nn.Linear` below it whose sizes fit is replaced.
-        number: "int8" or "fp8" (e4m3).
-        skip: weight of a layer to leave alone, and not to count: the head.
-        backend: "torch" for `QuantisedLinear`, "torchao", or "auto": "torch".
+    The module is frozen. "fp8" is e4m3. The layer with the weight `skip`, the head, is left alone
+    and not counted. Backend "torch" is `QuantisedLinear`, and "auto" is "torch".
 
     Raises:
         ValueError: unknown options, no linear layer that fits, a device the format cannot do.

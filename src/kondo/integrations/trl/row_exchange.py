@@ -29,14 +29,10 @@ def in_turn(widths: Sequence[Sequence[int]], *, block: int) -> list[Tensor]:
     """Return the process that trains each kept row: within a block, in turn by width.
 
     `kondo.ranks.rebalance.deal` evens out cost. Here the number of rows counts: a micro-step holds
-    a fixed number of them, and all processes run as many micro-steps.
-
-    Args:
-        widths: per process and row, completion tokens up to the last kept one; 0 for a skipped row.
-        block: rows of one optimizer step; rows of different ones are not mixed.
-
-    Returns:
-        Per process, int64: destinations of its kept rows, in the order of the rows.
+    a fixed number of them, and all processes run as many micro-steps. A width is a row's completion
+    tokens up to the last kept one, 0 for a skipped row; a block holds the rows of one optimizer
+    step, and rows of different ones are not mixed. Returns, per process, int64: the destinations of
+    its kept rows, in the order of the rows.
 
     Example:
         >>> in_turn([[3, 0, 5, 4], [0, 0, 0, 0]], block=4)
