@@ -57,27 +57,20 @@ class StepReport(NamedTuple):
     produced: int
     trained: int
     skipped: int
-    quarantined: tuple[_Refusal, ...]
-    """(actor, reason, detail) of each refused message."""
-    error: float
-    """1 - mean reward of the accepted rollouts; NaN without any."""
+    quarantined: tuple[_Refusal, ...]  # (actor, reason, detail) of each refused message
+    error: float  # 1 - mean reward of the accepted rollouts; NaN without any
     loss: float
+    # Mean of (learner's version - version acted with) over accepted samples; NaN without any.
     staleness: float
-    """Mean of (learner's version - version acted with) over accepted samples; NaN without any."""
     wire_bytes: int
-    full_bytes: int
-    """What the same messages would have been with all their rows."""
-    price: Price
-    """Published with the weights of this step."""
-    durable: int
-    """Newest step that a checkpoint holds."""
-    counts: dict[str, int]
-    """The ledger so far."""
+    full_bytes: int  # what the same messages would have been with all their rows
+    price: Price  # published with the weights of this step
+    durable: int  # newest step that a checkpoint holds
+    counts: dict[str, int]  # the ledger so far
+    # Of the learner's process, which fills it in: check, train and publish, but not the fetching,
+    # which is done while the step before is at work.
     seconds: float = 0.0
-    """Of the learner's process, which fills it in: check, train and publish, but not the fetching,
-    which is done while the step before is at work."""
-    idle_seconds: float = 0.0
-    """It waited before."""
+    idle_seconds: float = 0.0  # it waited before
 
 
 class Publication(NamedTuple):
