@@ -174,11 +174,19 @@ def _within_rows(
     parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
 ) -> Tensor:
     """Return [1, total, H, D] of query [1, H, total, D], and key and value like it."""
-    if not parts[0].is_cuda or parts[0].dtype not in (torch.float16, torch.bfloat16):
-        return _block_diagonal(parts, starts, scaling, window)
-    # The kernel under torch.nn.attention.varlen, which reaches it through Python. That detour costs
-    # the CPU a quarter of a millisecond per layer and direction, more than the kernel itself takes
-    # for a few thousand tokens.
+    half = parts[0].dtype in (torch.float16, torch.bfloat16)
+    attend = _flash if parts[0].is_cuda and half else _block_diagonal
+    return attend(parts, starts, longest, scaling, window)
+
+
+def _flash(
+    parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
+) -> Tensor:
+    """Call the kernel under torch.nn.attention.varlen, which reaches it through Python.
+
+    That detour costs the CPU a quarter of a millisecond per layer and direction, more than the
+    kernel itself takes for a few thousand tokens.
+    """
     out: Tensor = torch.ops.aten._flash_attention_forward(
         *(part.squeeze(0).transpose(0, 1) for part in parts),
         *(starts, starts, longest, longest),
@@ -193,7 +201,7 @@ def _within_rows(
 
 
 def _block_diagonal(
-    parts: _Parts, starts: Tensor, scaling: float | None, window: int | None
+    parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
 ) -> Tensor:
     """The same with a [total, total] mask: any device and dtype, at quadratic cost."""
     query, key, value = parts
