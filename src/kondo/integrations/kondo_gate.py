@@ -316,14 +316,13 @@ class KondoTrainer:
     def _backward(self, batch: dict[str, Any], advantages: Tensor) -> tuple[KondoGateOutput, float]:
         """Screen, gate, and differentiate the rows with a kept unit."""
 
-        def log_prob(rows: dict[str, Any]) -> Tensor:
-            inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
-            return _action_log_probs(self.model(**inputs).logits, rows["actions"])
+        def log_prob(part: dict[str, Any]) -> Tensor:
+            inputs = {name: part[name] for name in ("input_ids", "attention_mask")}
+            return _action_log_probs(self.model(**inputs).logits, part["actions"])
 
         actions, mask = batch["actions"], batch["attention_mask"]
         mask = None if mask is None or actions.dim() == 1 else mask.float()
         gate = _EngineGate(self.gate, advantages.detach().broadcast_to(actions.shape), mask)
-        denominator = "full" if mask is None else max(1.0, float(mask.sum()))
         report = kondo.backward(
             log_prob,
             batch,
@@ -331,7 +330,9 @@ class KondoTrainer:
             gate=gate,
             mask=None if mask is None else mask != 0,
             unit="sample" if actions.dim() == 1 else "token" if mask is None else "sequence",
-            options=kondo.Options(denominator=denominator),
+            options=kondo.Options(
+                denominator="full" if mask is None else max(1.0, float(mask.sum()))
+            ),
         )
         if report.empty:
             # The original then steps on zero gradients, not on none: momentum still moves.
