@@ -497,8 +497,8 @@ def test_the_kernel_is_asked_for_what_the_mask_gives(window, monkeypatch):
 
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
     inputs = (query, key, value)
-    found = attention_module._flash(*inputs, (starts, 6), 0.3, window)
-    assert_close(found, attention_module._block_diagonal(*inputs, starts, 0.3, window))
+    found = attention_module._flash(inputs, starts, 6, 0.3, window)
+    assert_close(found, attention_module._block_diagonal(inputs, starts, 6, 0.3, window))
     assert found.shape == (1, 9, 4, 5)
 
 
@@ -511,12 +511,7 @@ def test_no_value_is_read_back_while_a_pack_is_run(make, monkeypatch):
     tensors = {k: v.to("meta") for k, v in vars(pack).items() if isinstance(v, torch.Tensor)}
     pack = dataclasses.replace(pack, **tensors)
     model.to("meta")
-    flash = attention_module._flash
-    monkeypatch.setattr(
-        attention_module,
-        "_block_diagonal",
-        lambda q, k, v, starts, *rest: flash(q, k, v, (starts, pack.max_length), *rest),
-    )
+    monkeypatch.setattr(attention_module, "_block_diagonal", attention_module._flash)
     # The meta device has no autocast to ask about; the head's own tests look at the head.
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(lm_model, "token_log_probs", lambda hidden, *_, **__: hidden.sum(-1))
@@ -570,9 +565,9 @@ def test_autocast_on_the_cpu(monkeypatch):
     """Queries and keys that rotary embeddings leave in float32 meet values in bfloat16."""
     inner, dtypes = attention_module._block_diagonal, set()
 
-    def noted(query, key, value, *rest):
-        dtypes.update(part.dtype for part in (query, key, value))
-        return inner(query, key, value, *rest)
+    def noted(parts, *rest):
+        dtypes.update(part.dtype for part in parts)
+        return inner(parts, *rest)
 
     model, rows = models.build(models.llama, dtype=torch.float32), models.rows("left")
     lm = CausalLM(model, attention="varlen")

@@ -21,11 +21,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """Return what `save` wrote. Loads tensors and numbers only: a foreign file runs no code.
-
-    Raises:
-        ValueError: there is none, or it is of another format.
-    """
+    """Return what `save` wrote. Loads tensors and numbers only: a foreign file runs no code."""
     path = folder / FILE
     if not path.exists():
         raise ValueError(f"no {FILE} in {folder}; start without resume.")

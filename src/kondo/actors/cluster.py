@@ -59,7 +59,8 @@ def _start_here(num_cpus: int | None) -> None:
             # The history of calls is for a dashboard, and would grow with every step.
             _system_config={"task_events_report_interval_ms": 0},
         )
-        if (found := _own_address()) != _LOOPBACK:
+        found = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        if found != _LOOPBACK:
             raise RuntimeError(
                 f"Ray would listen on {found} instead of {_LOOPBACK}: this version of Ray does not "
                 f"bind to loopback. Start a cluster behind a firewall and give its address."
@@ -70,7 +71,3 @@ def _start_here(num_cpus: int | None) -> None:
             del os.environ[switch]
         else:
             os.environ[switch] = before
-
-
-def _own_address() -> str:
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

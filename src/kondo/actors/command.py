@@ -41,39 +41,27 @@ def add_parser(commands: "Commands") -> None:
         ),
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "task",
-        metavar="TASK",
-        help=f"{_known()}, or MODULE:FUNCTION of a function that returns a Setup",
-    )
     add = parser.add_argument
+    known = f"{_known()}, or MODULE:FUNCTION of a function that returns a Setup"
+    add("task", metavar="TASK", help=known)
     add("--actors", type=_positive, default=2, metavar="N", help="default: %(default)s")
     add("--steps", type=_positive, default=200, metavar="N", help="default: %(default)s")
     add("--rate", type=float, default=0.03, help="share to train on (default: %(default)s)")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--price-at-source",
-        dest="at_source",
-        action="store_true",
-        help="actors send only what is worth the price (default)",
-    )
-    where.add_argument(
-        "--send-all", dest="at_source", action="store_false", help="actors send everything"
-    )
-    parser.set_defaults(at_source=True)
+    where = parser.add_mutually_exclusive_group().add_argument
+    at_source = "actors send only what is worth the price (default)"
+    where("--price-at-source", dest="at_source", action="store_true", help=at_source)
+    where("--send-all", dest="at_source", action="store_false", help="actors send everything")
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    add(
-        "--address",
-        metavar="HOST:PORT",
-        help="of a Ray cluster; Ray trusts all who reach it",
-    )
+    add("--address", metavar="HOST:PORT", help="of a Ray cluster; Ray trusts all who reach it")
     add("--checkpoint", type=Path, metavar="DIR", help="for checkpoints and the log")
     add("--resume", action="store_true", help="go on from the checkpoint in --checkpoint")
-    parser.set_defaults(run=run_command)
+    parser.set_defaults(run=run_command, at_source=True)
 
 
 def run_command(options: argparse.Namespace) -> int:
     """Run the task; return the exit status."""
+    from rich.console import Console
+
     from kondo.actors import console
     from kondo.actors.driver import run
     from kondo.actors.setup import Settings
@@ -82,14 +70,9 @@ def run_command(options: argparse.Namespace) -> int:
         return _fail("--resume needs --checkpoint DIR.")
     try:
         setup = find_setup(options.task)
-        settings = Settings(
-            actors=options.actors,
-            steps=options.steps,
-            rate=options.rate,
-            at_source=options.at_source,
-            seed=options.seed,
-        )
-        screen = console.make_console()
+        names = ("actors", "steps", "rate", "at_source", "seed")
+        settings = Settings(**{name: getattr(options, name) for name in names})
+        screen = Console(file=sys.stdout)
         with _interrupts() as stopped, console.shown(screen) as observe:
             summary = run(
                 setup,
@@ -108,11 +91,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def find_setup(name: str) -> "Setup":
-    """Return the setup that a short name or MODULE:FUNCTION stands for.
-
-    Raises:
-        ValueError: there is no such task.
-    """
+    """Return the setup that a short name or MODULE:FUNCTION stands for; raise if there is none."""
     from kondo.actors.setup import Setup
 
     named = {point.name: point.value for point in entry_points(group=TASKS)}

@@ -1,6 +1,6 @@
 """Live display of a run: a table on a terminal, a line every few seconds anywhere else."""
 
-import sys
+import functools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -67,16 +67,13 @@ def shown(console: Console) -> Iterator[Observer]:
     """Give an observer for `run` that shows what it sees."""
     meter, last = _Meter(), 0.0
 
-    def every(seconds: float, show: Observer) -> Observer:
-        def observe(status: Status) -> None:
-            nonlocal last
-            meter.add(status)
-            now = time.monotonic()
-            if now - last >= seconds or status.report.step == status.num_steps:
-                last = now
-                show(status)
-
-        return observe
+    def show_every(seconds: float, show: Observer, status: Status) -> None:
+        nonlocal last
+        meter.add(status)
+        now = time.monotonic()
+        if now - last >= seconds or status.report.step == status.num_steps:
+            last = now
+            show(status)
 
     def line(status: Status) -> None:
         text = "  ".join(f"{name} {value}" for name, value in meter.numbers().items())
@@ -85,12 +82,14 @@ def shown(console: Console) -> Iterator[Observer]:
             console.print(escape(f"  {meter.events.popleft()}"), highlight=False)
 
     if not console.is_terminal:
-        yield every(LINE_SECONDS, line)
+        yield functools.partial(show_every, LINE_SECONDS, line)
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield every(
-            _REFRESH_SECONDS, lambda now: live.update(_table(now.setup, meter), refresh=True)
-        )
+
+        def table(status: Status) -> None:
+            live.update(_table(status.setup, meter), refresh=True)
+
+        yield functools.partial(show_every, _REFRESH_SECONDS, table)
 
 
 def _table(name: str, meter: _Meter) -> Table:
@@ -120,11 +119,6 @@ def closing(summary: Summary) -> list[str]:
     if summary.held_out_error is not None:
         lines.append(f"held-out error {summary.held_out_error:.2%}.")
     return lines
-
-
-def make_console() -> Console:
-    """Return a console on standard output."""
-    return Console(file=sys.stdout)
 
 
 def _mean(values: list[float]) -> float:

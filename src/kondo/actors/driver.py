@@ -15,8 +15,7 @@ import contextlib
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,24 +87,19 @@ def run(
         RuntimeError: a process fails again and again.
     """
     settings = settings or Settings()
-    with _home(folder) as home:
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kondo-actors-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        home = folder.absolute()
         if resume != (home / checkpoint.FILE).exists():
             found, do = ("no", "leave out") if resume else ("a", "give")
             raise ValueError(
                 f"folder {home} holds {found} checkpoint; {do} resume, or name another folder."
             )
-        with connected(address), log.opened(home) as write:
-            driver = _Driver(setup, settings, home, resume, write, observe, stopped)
-            return driver.run()
-
-
-@contextmanager
-def _home(folder: Path | None) -> Iterator[Path]:
-    with contextlib.ExitStack() as stack:
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kondo-actors-")))
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder.absolute()
+        stack.enter_context(connected(address))
+        write = stack.enter_context(log.opened(home))
+        return _Driver(setup, settings, home, resume, write, observe, stopped).run()
 
 
 class _Driver:
@@ -157,7 +151,7 @@ class _Driver:
                 summary = self._wait()
                 self._take_events()
                 if summary is not None:
-                    self._write(log.summary_line(summary))
+                    self._write({"event": "finished", **summary._asdict()})
                     return summary
                 self._pool.check_hanging()
                 self._learner.check_hanging()

@@ -19,7 +19,7 @@ from kondo.actors import checkpoint
 from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
 from kondo.actors.setup import Settings, Setup, process_seed
-from kondo.actors.source_price import Array, Price, PriceWindow, sketch, unit_delight
+from kondo.actors.source_price import Price, PriceWindow, sketch, unit_delight
 from kondo.core.prechosen import Prechosen
 from kondo.engine.options import Options
 from kondo.engine.step import backward
@@ -27,6 +27,11 @@ from kondo.engine.step import backward
 QUARANTINE = "quarantine"
 """Folder of quarantined messages kept for inspection."""
 MAX_KEPT = 8
+
+_Refusal = tuple[int, str, str]  # actor, reason, detail
+
+# Of the learner, as they are in a checkpoint.
+_NUMBERS = ("wire_bytes", "full_bytes", "incarnations")
 
 
 class Undelivered(NamedTuple):
@@ -38,16 +43,11 @@ class Undelivered(NamedTuple):
 class StepOrder(NamedTuple):
     """All that one step of the learner depends on but the messages."""
 
-    number: int
-    """1 for the first step."""
-    orders: tuple[Order, ...]
-    """Whose messages are given."""
-    lost: tuple[tuple[int, str], ...]
-    """Orders that will not be delivered, and why."""
-    issued: int
-    """Orders given so far."""
-    incarnations: int
-    """Rollout processes started so far."""
+    number: int  # 1 for the first step
+    orders: tuple[Order, ...]  # whose messages are given
+    lost: tuple[tuple[int, str], ...]  # orders that will not be delivered, and why
+    issued: int  # orders given so far
+    incarnations: int  # rollout processes started so far
 
 
 class StepReport(NamedTuple):
@@ -57,27 +57,20 @@ class StepReport(NamedTuple):
     produced: int
     trained: int
     skipped: int
-    quarantined: tuple[tuple[int, str, str], ...]
-    """(actor, reason, detail) of each refused message."""
-    error: float
-    """1 - mean reward of the accepted rollouts; NaN without any."""
+    quarantined: tuple[_Refusal, ...]  # (actor, reason, detail) of each refused message
+    error: float  # 1 - mean reward of the accepted rollouts; NaN without any
     loss: float
+    # Mean of (learner's version - version acted with) over accepted samples; NaN without any.
     staleness: float
-    """Mean of (learner's version - version acted with) over accepted samples; NaN without any."""
     wire_bytes: int
-    full_bytes: int
-    """What the same messages would have been with all their rows."""
-    price: Price
-    """Published with the weights of this step."""
-    durable: int
-    """Newest step that a checkpoint holds."""
-    counts: dict[str, int]
-    """The ledger so far."""
+    full_bytes: int  # what the same messages would have been with all their rows
+    price: Price  # published with the weights of this step
+    durable: int  # newest step that a checkpoint holds
+    counts: dict[str, int]  # the ledger so far
+    # Of the learner's process, which fills it in: check, train and publish, but not the fetching,
+    # which is done while the step before is at work.
     seconds: float = 0.0
-    """Of the learner's process: check, train, publish, but not the fetching, which is done while
-    the step before is at work; it fills this in."""
-    idle_seconds: float = 0.0
-    """It waited before."""
+    idle_seconds: float = 0.0  # it waited before
 
 
 class Publication(NamedTuple):
@@ -85,18 +78,11 @@ class Publication(NamedTuple):
 
     version: int
     price: Price
-    weights: dict[str, Array]
+    weights: Any  # arrays by name; in the driver, the reference of such a publication
 
 
 class Learner:
-    """Trains one policy on what actors send.
-
-    Args:
-        setup: the task and the policy.
-        settings: how.
-        folder: for checkpoints; must exist.
-        resume: go on from the folder's checkpoint.
-    """
+    """Trains one policy on what actors send. Its checkpoints are in a folder, which must exist."""
 
     def __init__(self, setup: Setup, settings: Settings, folder: Path, *, resume: bool = False):
         self._setup, self._settings, self._folder = setup, settings, folder
@@ -112,11 +98,8 @@ class Learner:
         self._window.push(sketch(delight, settings.sketch_size), self.schema.units)
         self.price = self._next_price()
         self.ledger = Ledger(setup.samples)
-        self.step_number = 0
-        self.staleness: Counter[int] = Counter()
-        """Accepted samples by staleness."""
-        self.wire_bytes = self.full_bytes = 0
-        self.incarnations = 0
+        self.step_number = self.wire_bytes = self.full_bytes = self.incarnations = 0
+        self.staleness: Counter[int] = Counter()  # accepted samples by staleness
         self._kept_messages = 0
         self._saved: StepReport | None = None
         if resume:
@@ -156,7 +139,7 @@ class Learner:
 
     def _accept(
         self, orders: Sequence[Order], messages: Sequence[Any]
-    ) -> tuple[list[Batch], list[tuple[int, str, str]]]:
+    ) -> tuple[list[Batch], list[_Refusal]]:
         batches, refused = [], []
         for order, message in zip(orders, messages, strict=True):
             if self.ledger.is_settled(order.number):
@@ -175,7 +158,7 @@ class Learner:
             self._keep(order, found, message)
         return batches, refused
 
-    def _train(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
+    def _train(self, batches: list[Batch], refused: list[_Refusal]) -> float:
         """Differentiate what is worth its price and step; return the loss, 0 if nothing is.
 
         The denominator counts every sample produced, sent or not: the gradient is the gated
@@ -200,7 +183,8 @@ class Learner:
                 micro_batch=self._settings.micro_batch,
                 options=Options(denominator=float(len(batches) * self.schema.elements)),
             )
-            if not self._gradient_is_finite():
+            gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+            if not bool(torch.stack([each.isfinite().all() for each in gradients]).all()):
                 return self._refuse_gradient(batches, refused)
             self._optimiser.step()
             loss = report.loss
@@ -212,11 +196,7 @@ class Learner:
             self.full_bytes += batch.full_bytes
         return loss
 
-    def _gradient_is_finite(self) -> bool:
-        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
-        return bool(torch.stack([gradient.isfinite().all() for gradient in gradients]).all())
-
-    def _refuse_gradient(self, batches: list[Batch], refused: list[tuple[int, str, str]]) -> float:
+    def _refuse_gradient(self, batches: list[Batch], refused: list[_Refusal]) -> float:
         """Quarantine batches whose gradient is not finite: it would ruin the weights."""
         self._optimiser.zero_grad()
         for batch in batches:
@@ -226,17 +206,13 @@ class Learner:
         return 0.0
 
     def _next_price(self) -> Price:
-        if self._settings.rate is not None:
-            return self._window.price(self._settings.rate)
-        assert self._settings.price is not None
-        return Price(self._settings.price, 0.0)
+        if self._settings.price is not None:
+            return Price(self._settings.price, 0.0)
+        assert self._settings.rate is not None
+        return self._window.price(self._settings.rate)
 
     def _report(
-        self,
-        order: StepOrder,
-        batches: list[Batch],
-        refused: list[tuple[int, str, str]],
-        loss: float,
+        self, order: StepOrder, batches: list[Batch], refused: list[_Refusal], loss: float
     ) -> StepReport:
         trained = sum(batch.trained for batch in batches)
         produced = len(batches) * self.schema.samples
@@ -279,36 +255,40 @@ class Learner:
             {
                 "setup": self._setup.name,
                 "step": self.step_number,
-                "policy": self.policy.state_dict(),
-                "optimiser": self._optimiser.state_dict(),
+                **{name: part.state_dict() for name, part in self._parts().items()},
+                **{name: getattr(self, name) for name in _NUMBERS},
                 "price": list(self.price),
-                "window": self._window.state_dict(),
-                "ledger": self.ledger.state_dict(),
                 "staleness": dict(self.staleness),
-                "wire_bytes": self.wire_bytes,
-                "full_bytes": self.full_bytes,
-                "incarnations": self.incarnations,
                 "rng": torch.get_rng_state(),
-                "report": None if report is None else _plain(report),
+                # Tuples, numbers and strings, which a checkpoint may hold.
+                "report": report and report._asdict() | {"price": tuple(report.price)},
             },
         )
         self._durable = self.step_number
+
+    def _parts(self) -> dict[str, Any]:
+        """Return what has a state of its own, by its name in a checkpoint."""
+        return {
+            "policy": self.policy,
+            "optimiser": self._optimiser,
+            "window": self._window,
+            "ledger": self.ledger,
+        }
 
     def _load(self, state: dict[str, Any]) -> None:
         if state["setup"] != self._setup.name:
             raise ValueError(
                 f"setup must be {state['setup']!r} as in the checkpoint, got {self._setup.name!r}."
             )
-        self.policy.load_state_dict(state["policy"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._window.load_state_dict(state["window"])
-        self.ledger.load_state_dict(state["ledger"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        for name in _NUMBERS:
+            setattr(self, name, state[name])
         self.price, self.step_number = Price(*state["price"]), state["step"]
         self.staleness = Counter(state["staleness"])
-        self.wire_bytes, self.full_bytes = state["wire_bytes"], state["full_bytes"]
-        self.incarnations = state["incarnations"]
         torch.set_rng_state(state["rng"])
-        self._saved = None if state["report"] is None else _reported(state["report"])
+        if (saved := state["report"]) is not None:
+            self._saved = StepReport(**saved | {"price": Price(*saved["price"])})
 
     def _keep(self, order: Order, found: Quarantine, message: Any) -> None:
         """Write the first few refused messages for inspection, without objects that need pickle."""
@@ -318,33 +298,14 @@ class Learner:
         folder = self._folder / QUARANTINE
         folder.mkdir(exist_ok=True)
         given = message.get("arrays") if isinstance(message, dict) else None
+        known = {k: given.get(k) for k in self.schema.fields} if isinstance(given, dict) else {}
         arrays = {
-            name: given[name]
-            for name in self.schema.fields
-            if isinstance(given, dict)
-            and isinstance(given.get(name), np.ndarray)
-            and not given[name].dtype.hasobject
+            name: array
+            for name, array in known.items()
+            if isinstance(array, np.ndarray) and not array.dtype.hasobject
         }
-        np.savez(
-            folder / f"{order.number}.npz",
-            allow_pickle=False,
-            reason=found.reason,
-            detail=found.detail,
-            actor=order.actor,
-            **arrays,
-        )
-
-
-def _plain(report: StepReport) -> dict[str, Any]:
-    """Return a report as numbers, strings and lists, which a checkpoint may hold."""
-    refused = [list(each) for each in report.quarantined]
-    return report._asdict() | {"price": list(report.price), "quarantined": refused}
-
-
-def _reported(plain: dict[str, Any]) -> StepReport:
-    """Return what `_plain` was given."""
-    refused = tuple((actor, reason, detail) for actor, reason, detail in plain["quarantined"])
-    return StepReport(**plain | {"price": Price(*plain["price"]), "quarantined": refused})
+        facts = {**found._asdict(), "actor": order.actor}
+        np.savez(folder / f"{order.number}.npz", allow_pickle=False, **facts, **arrays)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -12,28 +12,18 @@ import dataclasses
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from kondo.actors.learner import StepOrder, StepReport
+from kondo.actors.learner import Publication, StepOrder, StepReport
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, Standing, Summary
 from kondo.actors.setup import Settings, Setup
-from kondo.actors.source_price import Price
 from kondo.actors.worker_pool import Event
 
 LEARNER = -1
 """The learner in an `Event`, where actors have their index."""
-
-
-class Published(NamedTuple):
-    """The newest weights."""
-
-    version: int
-    price: Price
-    weights: Any
-    """Reference."""
 
 
 @dataclasses.dataclass
@@ -41,37 +31,25 @@ class _Call:
     """One step of the learner."""
 
     order: StepOrder
-    messages: list[Any]
-    """References."""
+    messages: list[Any]  # references
     publish: bool
-    report: Any = None
-    """Reference, once the present process has the call."""
+    report: Any = None  # reference, once the present process has the call
     publication: Any = None
-    answered: bool = False
-    """Whether the present process has done it."""
-    done: bool = False
-    """Whether any process has: a replay is not reported again."""
+    answered: bool = False  # whether the present process has done it
+    done: bool = False  # whether any process has: a replay is not reported again
 
 
 class LearnerHandle:
-    """The learner of one run.
-
-    Args:
-        setup: the task and the policy.
-        settings: how.
-        home: folder of the checkpoints.
-        resume: go on from the one there.
-    """
+    """The learner of one run. `home` is the folder of its checkpoints."""
 
     def __init__(self, setup: Setup, settings: Settings, home: Path, *, resume: bool):
         self._setup, self._settings, self._home = setup, settings, home
         self._calls: deque[_Call] = deque()
         self._last: StepOrder | None = None
         self._finish: Any = None
-        self._failures = 0
         self._failed_at: float | None = None
         self.events: list[Event] = []
-        self.pid = 0
+        self._failures = self.pid = 0
         self._start(resume=resume)
 
     def begin(self) -> Standing:
@@ -83,19 +61,16 @@ class LearnerHandle:
         self._up(standing)
         weights = self._handle.publication.remote()
         first = ray.get(weights)
-        self.published = Published(first.version, first.price, weights)
+        self.published = first._replace(weights=weights)
         return standing
 
     def _start(self, *, resume: bool) -> None:
         # Beside the driver: that is where the checkpoints are.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        remote: Any = ray.remote(LearnerProcess).options(
-            num_cpus=0,
-            max_restarts=0,
-            max_concurrency=LEARNER_THREADS,
-            scheduling_strategy=here,
-        )
-        self._handle: Any = remote.remote(self._setup, self._settings, str(self._home), resume)
+        remote: Any = ray.remote(LearnerProcess)
+        self._handle: Any = remote.options(
+            num_cpus=0, max_restarts=0, max_concurrency=LEARNER_THREADS, scheduling_strategy=here
+        ).remote(self._setup, self._settings, str(self._home), resume)
         self._ready = self._handle.ready.remote()
         self._since = time.monotonic()
 
@@ -169,7 +144,7 @@ class LearnerHandle:
                 self.events.append(Event("learner back", LEARNER, f"after {away:.1f} s", away))
                 self._failed_at = None
             if call.publish:
-                self.published = Published(report.step, report.price, call.publication)
+                self.published = Publication(report.step, report.price, call.publication)
         self._forget(report.durable)
         return None if replayed else (call.order, report)
 

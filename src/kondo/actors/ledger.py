@@ -12,14 +12,11 @@ from collections.abc import Iterable
 from typing import Any
 
 _NUMBERS = ("issued", "trained", "skipped", "duplicates")
-_COUNTERS = ("quarantined", "quarantined_by_actor", "lost")
+COUNTERS = ("quarantined", "quarantined_by_actor", "lost")
 
 
 class Ledger:
-    """Counts of every sample of one run.
-
-    Args:
-        samples: of every rollout.
+    """Counts of every sample of one run, whose rollouts have `samples` each.
 
     Example:
         >>> ledger = Ledger(samples=100)
@@ -32,17 +29,12 @@ class Ledger:
 
     def __init__(self, samples: int):
         self.samples = samples
-        self.issued = 0
-        """Orders so far: their numbers are 0 .. issued - 1."""
-        self.trained = 0
-        self.skipped = 0
-        self.quarantined: Counter[str] = Counter()
-        """Samples by reason."""
+        self.issued = 0  # orders so far: their numbers are 0 .. issued - 1
+        self.trained = self.skipped = 0
+        self.quarantined: Counter[str] = Counter()  # samples by reason
         self.quarantined_by_actor: Counter[int] = Counter()
-        self.lost: Counter[str] = Counter()
-        """Samples by reason."""
-        self.duplicates = 0
-        """Messages for an order that was settled before: refused."""
+        self.lost: Counter[str] = Counter()  # samples by reason
+        self.duplicates = 0  # messages for an order that was settled before: refused
         self._below = 0  # every order below is settled
         self._settled: set[int] = set()  # and these
 
@@ -108,23 +100,19 @@ class Ledger:
         """Return plain numbers."""
         return {
             **{name: getattr(self, name) for name in ("samples", *_NUMBERS)},
-            **{name: dict(getattr(self, name)) for name in _COUNTERS},
+            **{name: dict(getattr(self, name)) for name in COUNTERS},
             "below": self._below,
             "settled": sorted(self._settled),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: the state counts rollouts of another size.
-        """
+        """Restore what `state_dict` returned, if it counts rollouts of the same size."""
         if state["samples"] != self.samples:
             raise ValueError(
                 f"samples must be {state['samples']} as in the checkpoint, got {self.samples}."
             )
         for name in _NUMBERS:
             setattr(self, name, state[name])
-        for name in _COUNTERS:
+        for name in COUNTERS:
             setattr(self, name, Counter(state[name]))
         self._below, self._settled = state["below"], set(state["settled"])

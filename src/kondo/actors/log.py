@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kondo.actors.learner import StepOrder, StepReport
-from kondo.actors.processes import Summary
 
 FILE = "log.jsonl"
 
 Write = Callable[[dict[str, Any]], None]
-
 
 # Of a step's report, as they are; JSON writes tuples as lists.
 _LOGGED = (
@@ -73,11 +71,6 @@ def step_line(
         "issued": issued.orders,
         "incarnations": issued.incarnations,
     }
-
-
-def summary_line(summary: Summary) -> dict[str, Any]:
-    """Return the last line of the log."""
-    return {"event": "finished", **summary._asdict()}
 
 
 def _plain(value: Any) -> Any:

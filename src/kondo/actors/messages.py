@@ -29,38 +29,25 @@ _INDEX_BYTES = 4
 class Order(NamedTuple):
     """One rollout that was asked for. Its N samples are (number, 0) .. (number, N - 1)."""
 
-    number: int
-    """No other order of the run has it."""
-    actor: int
-    """Place in the worker pool."""
-    incarnation: int
-    """Number of its process; no other process of the run has it."""
-    version: int
-    """Of the weights it acts with: the learner's step that made them."""
-    price: Price
-    """Published with those weights."""
+    number: int  # no other order of the run has it
+    actor: int  # place in the worker pool
+    incarnation: int  # number of its process; no other process of the run has it
+    version: int  # of the weights it acts with: the learner's step that made them
+    price: Price  # published with those weights
 
 
 class Batch(NamedTuple):
     """A rollout that passed every check; n of its N rows were sent."""
 
     order: Order
-    rows: dict[str, Tensor]
-    """[n, ...] each."""
-    log_probs: Tensor
-    """[n] or [n, T]."""
-    advantages: Tensor
-    """[n]."""
-    keep: Tensor
-    """bool, one per unit: [n], or [n, T] for unit "token": worth its price."""
-    sketch: Sketch
-    """Of all units' delight."""
-    mean_reward: float
-    """Of all N samples."""
-    wire_bytes: int
-    """Of the message."""
-    full_bytes: int
-    """Of the message had it held all N rows."""
+    rows: dict[str, Tensor]  # [n, ...] each
+    log_probs: Tensor  # [n] or [n, T]
+    advantages: Tensor  # [n]
+    keep: Tensor  # bool, one per unit: [n], or [n, T] for unit "token": worth its price
+    sketch: Sketch  # of all units' delight
+    mean_reward: float  # of all N samples
+    wire_bytes: int  # of the message
+    full_bytes: int  # of the message had it held all N rows
 
     @property
     def trained(self) -> int:
@@ -71,10 +58,8 @@ class Batch(NamedTuple):
 class Quarantine(NamedTuple):
     """Why a message is not trained on."""
 
-    reason: str
-    """One of `REASONS`."""
-    detail: str
-    """What was expected and what came."""
+    reason: str  # one of `REASONS`
+    detail: str  # what was expected and what came
 
 
 REASONS = ("structure", "identity", "rows", "dtype", "shape", "nan", "range", "reward", "sketch")
@@ -84,8 +69,7 @@ class Field(NamedTuple):
     """What an array must look like."""
 
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    """Of one row."""
+    shape: tuple[int, ...]  # of one row
     low: float
     high: float
 
@@ -93,13 +77,10 @@ class Field(NamedTuple):
 class Schema(NamedTuple):
     """What a message must look like."""
 
-    samples: int
-    """N of every rollout."""
+    samples: int  # N of every rollout
     unit: Unit
-    tokens: int
-    """T, or 1 where a row is one action."""
-    fields: dict[str, Field]
-    """Of the rows, and "log_probs", "advantages", "rewards"."""
+    tokens: int  # T, or 1 where a row is one action
+    fields: dict[str, Field]  # of the rows, and "log_probs", "advantages", "rewards"
     reward_limits: tuple[float, float]
 
     @property
@@ -117,11 +98,7 @@ _SIGNALS = ("log_probs", "advantages", "rewards")
 
 
 def schema_of(setup: Setup, unit: Unit, rollout: Rollout) -> Schema:
-    """Return what messages must look like, from one rollout made where it is trusted.
-
-    Raises:
-        ValueError: the rollout contradicts the setup, or a field of whole numbers has no limits.
-    """
+    """Return what messages must look like, from one rollout made where it is trusted."""
     arrays = _arrays(rollout)
     fields = {}
     for name, array in arrays.items():
@@ -222,11 +199,7 @@ def wire_bytes(message: Any) -> int:
 
 
 class _RefusedError(Exception):
-    """Carries the quarantine out of a check."""
-
-    def __init__(self, reason: str, detail: str):
-        super().__init__(detail)
-        self.quarantine = Quarantine(reason, detail)
+    """Carries reason and detail of a quarantine out of a check."""
 
 
 def validate(message: Any, order: Order, schema: Schema, *, at_source: bool) -> Batch | Quarantine:
@@ -234,66 +207,46 @@ def validate(message: Any, order: Order, schema: Schema, *, at_source: bool) -> 
     try:
         return _checked(message, order, schema, at_source)
     except _RefusedError as bad:
-        return bad.quarantine
+        return Quarantine(*bad.args)
 
 
-_KEYS: dict[str, type | tuple[type, ...]] = {
-    "number": int,
-    "incarnation": int,
+_KEYS: dict[str, type] = {
+    **dict.fromkeys(("number", "incarnation", "wire_bytes", "full_bytes"), int),
+    **dict.fromkeys(("index", "sketch_values", "sketch_levels"), np.ndarray),
     "arrays": dict,
-    "index": np.ndarray,
     "mean_reward": float,
-    "sketch_values": np.ndarray,
-    "sketch_levels": np.ndarray,
-    "wire_bytes": int,
-    "full_bytes": int,
 }
 
 
 def _checked(message: Any, order: Order, schema: Schema, at_source: bool) -> Batch:
     _check_structure(message, schema)
-    _require(
-        (message["number"], message["incarnation"]) == (order.number, order.incarnation),
-        "identity",
-        f"rollout {order.number} of process {order.incarnation} was asked for, got "
-        f"{message['number']} of {message['incarnation']}",
-    )
+    asked, got = ((m["number"], m["incarnation"]) for m in (order._asdict(), message))
+    detail = f"rollout {asked[0]} of process {asked[1]} was asked for, got {got[0]} of {got[1]}"
+    _require(asked == got, "identity", detail)
     index = _check_index(message["index"], schema, at_source)
     tensors = {
         name: _check_array(name, message["arrays"][name], field, len(index))
         for name, field in schema.fields.items()
     }
-    low, high = schema.reward_limits
-    _require(
-        low <= message["mean_reward"] <= high,
-        "reward",
-        f"a mean reward in [{low}, {high}], got {message['mean_reward']}",
-    )
+    (low, high), mean = schema.reward_limits, message["mean_reward"]
+    _require(low <= mean <= high, "reward", f"a mean reward in [{low}, {high}], got {mean}")
     found = _check_sketch(message["sketch_values"], message["sketch_levels"], schema.units)
     sizes = (message["wire_bytes"], message["full_bytes"])
     _require(0 < sizes[0] <= sizes[1] < 2**62, "structure", f"sizes in bytes, got {sizes}")
     log_probs, advantages, _ = (tensors.pop(name) for name in _SIGNALS)
     delight = unit_delight(log_probs, advantages, schema.unit)
     keep = bought(delight, order.price, number=order.number, index=index)
-    return Batch(order, tensors, log_probs, advantages, keep, found, message["mean_reward"], *sizes)
+    return Batch(order, tensors, log_probs, advantages, keep, found, mean, *sizes)
 
 
 def _check_structure(message: Any, schema: Schema) -> None:
     _require(type(message) is dict, "structure", f"a dict, got {type(message).__name__}")
-    _require(
-        message.keys() == _KEYS.keys(), "structure", f"keys {sorted(_KEYS)}, got {_names(message)}"
-    )
+    _require_keys("keys", message, _KEYS)
     for name, kind in _KEYS.items():
         # An exact type: a subclass may compare and index as it likes.
-        _require(
-            type(message[name]) is kind, "structure", f"{name} as {kind}, got {type(message[name])}"
-        )
-    arrays = message["arrays"]
-    _require(
-        arrays.keys() == schema.fields.keys(),
-        "structure",
-        f"arrays {sorted(schema.fields)}, got {_names(arrays)}",
-    )
+        got = type(message[name])
+        _require(got is kind, "structure", f"{name} as {kind}, got {got}")
+    _require_keys("arrays", message["arrays"], schema.fields)
 
 
 def _check_index(index: Array, schema: Schema, at_source: bool) -> Tensor:
@@ -303,33 +256,25 @@ def _check_index(index: Array, schema: Schema, at_source: bool) -> Tensor:
     bound = "at most " if at_source else ""
     _require(fits, "rows", f"{bound}{schema.samples} rows, got {len(index)}")
     inside = len(index) == 0 or (index[0] >= 0 and index[-1] < schema.samples)
-    _require(
-        bool(inside and (np.diff(index) > 0).all()),
-        "rows",
-        f"ascending row numbers below {schema.samples}, got others",
-    )
+    ascending = bool(inside and (np.diff(index) > 0).all())
+    _require(ascending, "rows", f"ascending row numbers below {schema.samples}, got others")
     return torch.from_numpy(index.astype(np.int64))
 
 
 def _check_array(name: str, array: Any, field: Field, num_rows: int) -> Tensor:
     _require(type(array) is np.ndarray, "structure", f"{name} as an array, got {type(array)}")
     _require(array.dtype == field.dtype, "dtype", f"{name} as {field.dtype}, got {array.dtype}")
-    _require(
-        array.shape[:1] == (num_rows,), "rows", f"{name} with {num_rows} rows, got {array.shape}"
-    )
-    _require(
-        array.shape[1:] == field.shape,
-        "shape",
-        f"{name} with rows of shape {field.shape}, got {array.shape[1:]}",
-    )
+    count, *shape = array.shape or (None,)
+    _require(count == num_rows, "rows", f"{name} with {num_rows} rows, got {array.shape}")
+    fits = tuple(shape) == field.shape
+    _require(fits, "shape", f"{name} with rows of shape {field.shape}, got {tuple(shape)}")
     if array.size:
         _require(not np.isnan(array).any(), "nan", f"{name} without NaN")
         low, high = float(array.min()), float(array.max())
         inside = field.low <= low and high <= field.high and np.isfinite([low, high]).all()
         reason = "reward" if name in ("rewards", "advantages") else "range"
-        _require(
-            bool(inside), reason, f"{name} in [{field.low}, {field.high}], got [{low}, {high}]"
-        )
+        limits = f"[{field.low}, {field.high}]"
+        _require(bool(inside), reason, f"{name} in {limits}, got [{low}, {high}]")
     # A copy: what Ray delivers is read-only and shared.
     return torch.from_numpy(array.copy())
 
@@ -345,16 +290,15 @@ def _check_sketch(values: Array, levels: Array, num_units: int) -> Sketch:
     )
     _require(sound, "sketch", "finite non-zero values with a level each, got others")
     weights = np.left_shift(np.int64(1), levels.astype(np.int64))
-    _require(
-        int(weights.sum()) <= num_units,
-        "sketch",
-        f"a sketch of at most {num_units} units, got {int(weights.sum())}",
-    )
+    total = int(weights.sum())
+    _require(total <= num_units, "sketch", f"a sketch of at most {num_units} units, got {total}")
     return Sketch(values.copy(), weights)
 
 
-def _names(found: Mapping[Any, Any]) -> list[str]:
-    return sorted(str(key)[:40] for key in found)[:20]
+def _require_keys(what: str, found: Mapping[Any, Any], expected: Mapping[str, Any]) -> None:
+    names = sorted(str(key)[:40] for key in found)[:20]
+    fits = found.keys() == expected.keys()
+    _require(fits, "structure", f"{what} {sorted(expected)}, got {names}")
 
 
 def _require(sound: bool, reason: str, expected_and_got: str) -> None:

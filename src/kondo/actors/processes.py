@@ -13,6 +13,7 @@ import ray
 import torch
 
 from kondo.actors.learner import Learner, Publication, StepOrder, StepReport, Undelivered
+from kondo.actors.ledger import COUNTERS
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, process_seed
 
@@ -117,14 +118,9 @@ class LearnerProcess:
 
     def ready(self) -> Standing:
         """Return where the learner stands, once everything is built."""
-        learner = self._learner
-        return Standing(
-            os.getpid(),
-            learner.step_number,
-            learner.ledger.issued,
-            learner.incarnations,
-            tuple(learner.ledger.unsettled()),
-        )
+        learner, ledger = self._learner, self._learner.ledger
+        places = (learner.step_number, ledger.issued, learner.incarnations)
+        return Standing(os.getpid(), *places, tuple(ledger.unsettled()))
 
     def publication(self) -> Publication:
         """Return the current weights and price."""
@@ -161,10 +157,8 @@ class LearnerProcess:
             step=learner.step_number,
             counts=ledger.counts(),
             balanced=ledger.balanced,
-            quarantined=dict(ledger.quarantined),
-            quarantined_by_actor=dict(ledger.quarantined_by_actor),
-            lost=dict(ledger.lost),
             duplicates=ledger.duplicates,
+            **{name: dict(getattr(ledger, name)) for name in COUNTERS},
             staleness=dict(learner.staleness),
             wire_bytes=learner.wire_bytes,
             full_bytes=learner.full_bytes,

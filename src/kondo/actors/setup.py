@@ -104,6 +104,12 @@ class Setup:
             raise ValueError(f"max_advantage must be positive, got {self.max_advantage}.")
 
 
+_AT_LEAST_ONE = (
+    *("actors", "steps", "rollouts_per_step", "queue"),
+    *("publish_every", "window", "checkpoint_every", "max_failures"),
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """How to run it. Give exactly one of `rate` and `price`."""
@@ -153,21 +159,12 @@ class Settings:
     """CPUs Ray reserves per actor; 0 starts them whatever the machine has."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "actors",
-            "steps",
-            "rollouts_per_step",
-            "queue",
-            "publish_every",
-            "window",
-            "checkpoint_every",
-            "max_failures",
-        ):
+        at_least("seed", self.seed, 0)
+        at_least("spares", self.spares, 0)
+        for name in _AT_LEAST_ONE:
             at_least(name, getattr(self, name), 1)
         if not 4 <= self.sketch_size <= 1024 or self.sketch_size % 2:
             raise ValueError(f"sketch_size must be even, from 4 to 1024, got {self.sketch_size}.")
-        at_least("seed", self.seed, 0)
-        at_least("spares", self.spares, 0)
         if (self.rate is None) == (self.price is None):
             raise ValueError(
                 f"give exactly one of rate and price, got rate={self.rate}, price={self.price}; "

@@ -12,6 +12,7 @@ REQ, not KLL, because prices lie in the upper tail, where its error shrinks: for
 """
 
 import math
+from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,19 +31,15 @@ Array = npt.NDArray[Any]
 class Price(NamedTuple):
     """What a unit must be worth."""
 
-    price: float
-    """Delight above it is kept."""
-    share: float
-    """Of the units exactly at the price, the share that is kept: discrete rewards make many."""
+    price: float  # delight above it is kept
+    share: float  # of the units exactly at the price that is kept: discrete rewards make many
 
 
 class Sketch(NamedTuple):
     """Some delights that stand for all of a rollout."""
 
-    values: Array
-    """[m] float32, none of them zero."""
-    weights: Array
-    """[m] int64: units each stands for; their sum is the number of units with non-zero delight."""
+    values: Array  # [m] float32, none of them zero
+    weights: Array  # [m] int64: units each stands for; their sum is that of non-zero delights
 
 
 EVERYTHING = Price(-math.inf, 1.0)
@@ -59,14 +56,8 @@ def unit_delight(log_probs: Tensor, advantages: Tensor, unit: Unit) -> Tensor:
 def bought(delight: Tensor, price: Price, *, number: int, index: Tensor) -> Tensor:
     """Return which units are bought: those above the price, and a share of those at it.
 
-    A tie is decided by the unit's rollout, row and token: actor and learner decide alike, whatever
-    other rows they see.
-
-    Args:
-        delight: [n] or [n, T] float32.
-        price: what a unit must be worth.
-        number: of the rollout.
-        index: [n] int64, rows of the rollout.
+    A tie is decided by the unit's rollout (`number`), row (`index`, int64 [n]) and token: actor and
+    learner decide alike, whatever other rows they see. Delight is [n] or [n, T] float32.
     """
     place = index + number * 0x9E3779B1
     if delight.ndim == 2:
@@ -97,21 +88,16 @@ def sketch(delight: Tensor, size: int) -> Sketch:
 
 
 class PriceWindow:
-    """Sketches of recent rollouts, and the price that buys a rate of their units.
-
-    Args:
-        size: rollouts remembered.
-    """
+    """Sketches of the last `size` rollouts, and the price that buys a rate of their units."""
 
     def __init__(self, size: int):
-        self.size = size
-        self._sketches: list[Sketch] = []
-        self._units: list[int] = []
+        self._sketches: deque[Sketch] = deque(maxlen=size)
+        self._units: deque[int] = deque(maxlen=size)
 
     def push(self, found: Sketch, num_units: int) -> None:
         """Add a rollout: the sketch of its delight, and how many units it had, zeros included."""
-        self._sketches = [*self._sketches, found][-self.size :]
-        self._units = [*self._units, num_units][-self.size :]
+        self._sketches.append(found)
+        self._units.append(num_units)
 
     def price(self, rate: float) -> Price:
         """Return the price above which, over the window, `rate` of all units lie.
@@ -125,8 +111,9 @@ class PriceWindow:
         """
         if not self._sketches:
             return EVERYTHING
-        values = torch.from_numpy(np.concatenate([one.values for one in self._sketches]))
-        weights = torch.from_numpy(np.concatenate([one.weights for one in self._sketches]))
+        values, weights = (
+            torch.from_numpy(np.concatenate(parts)) for parts in zip(*self._sketches, strict=True)
+        )
         pool = values.sort()
         budget = torch.tensor([rate * sum(self._units)], dtype=torch.float64)
         found = rules.quantile_price(pool.values, weights[pool.indices].double(), budget)
@@ -143,5 +130,7 @@ class PriceWindow:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         pairs = zip(state["values"], state["weights"], strict=True)
-        self._sketches = [Sketch(v.numpy(), w.numpy()) for v, w in pairs][-self.size :]
-        self._units = list(state["units"])[-self.size :]
+        self._sketches.clear()
+        self._sketches.extend(Sketch(v.numpy(), w.numpy()) for v, w in pairs)
+        self._units.clear()
+        self._units.extend(state["units"])

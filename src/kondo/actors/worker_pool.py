@@ -23,54 +23,40 @@ from kondo.actors.source_price import Price
 class Event(NamedTuple):
     """A failure, or a recovery."""
 
-    kind: str
-    """E.g. "actor died", "actor hung", "actor raised", "actor back", "learner died"."""
-    who: int
-    """Index of the actor; -1 for the learner."""
+    kind: str  # e.g. "actor died", "actor hung", "actor raised", "actor back", "learner died"
+    who: int  # index of the actor; -1 for the learner
     detail: str
-    seconds: float
-    """From the failure to the first delivery after it, for "back"; else 0."""
+    seconds: float  # from the failure to the first delivery after it, for "back"; else 0
 
 
 class Delivery(NamedTuple):
     """A rollout that is ready for the learner."""
 
     order: Order
-    message: Any
-    """Reference."""
+    message: Any  # reference
 
 
 @dataclasses.dataclass(eq=False)
 class Worker:
     """One rollout process."""
 
-    index: int
-    """Place in the pool; -1 for a spare."""
-    incarnation: int
-    """Number of the process; no other process of the run has it."""
+    index: int  # place in the pool; -1 for a spare
+    incarnation: int  # number of the process; no other process of the run has it
     handle: Any
-    ready: Any
-    """Reference; None once the process is up."""
-    since: float
-    """When it was started or last delivered."""
+    ready: Any  # reference; None once the process is up
+    since: float  # when it was started or last delivered
     pid: int = 0
+    # Order number -> order, receipt and message.
     executing: dict[int, tuple[Order, Any, Any]] = dataclasses.field(default_factory=dict)
-    """Order number -> order, receipt and message."""
-    open: int = 0
-    """Orders given and not yet trained on."""
-    failures: int = 0
-    """In a row, without a delivery."""
+    open: int = 0  # orders given and not yet trained on
+    failures: int = 0  # in a row, without a delivery
     failed_at: float | None = None
 
 
 class WorkerPool:
-    """All rollout processes of a run.
+    """All rollout processes of a run: its first order has the number `issued`.
 
-    Args:
-        setup: the task and the policy.
-        settings: how many processes, and their timeouts.
-        issued: number of the first order.
-        incarnations: processes started before.
+    `incarnations` counts the processes that were started before.
     """
 
     def __init__(self, setup: Setup, settings: Settings, *, issued: int, incarnations: int):
@@ -78,10 +64,9 @@ class WorkerPool:
         # One copy in the object store for all processes, also for those that replace others.
         self._setup = ray.put(setup)
         self.issued, self.incarnations = issued, incarnations
+        # What happened, and the orders that will not be delivered; the driver takes them.
         self.events: list[Event] = []
-        """What happened; the driver takes them."""
         self.lost: list[tuple[int, str]] = []
-        """Orders that will not be delivered, and why; the driver takes them."""
         self.workers = [self._start(index) for index in range(settings.actors)]
         self._spares: list[Worker] = []
         self._spare_failures = 0

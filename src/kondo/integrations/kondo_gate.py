@@ -10,7 +10,6 @@ every unit at the price is kept. Needs torch alone; what differs is in docs/inte
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -316,10 +315,13 @@ class KondoTrainer:
 
     def _backward(self, batch: dict[str, Any], advantages: Tensor) -> tuple[KondoGateOutput, float]:
         """Screen, gate, and differentiate the rows with a kept unit."""
-        log_prob, actions = partial(_log_probs, self.model), batch["actions"]
-        mask = batch["attention_mask"] if actions.dim() == 2 else None
-        if mask is not None:
-            mask = mask.float()
+
+        def log_prob(part: dict[str, Any]) -> Tensor:
+            inputs = {name: part[name] for name in ("input_ids", "attention_mask")}
+            return _action_log_probs(self.model(**inputs).logits, part["actions"])
+
+        actions, mask = batch["actions"], batch["attention_mask"]
+        mask = None if mask is None or actions.dim() == 1 else mask.float()
         gate = _EngineGate(self.gate, advantages.detach().broadcast_to(actions.shape), mask)
         report = kondo.backward(
             log_prob,
@@ -393,11 +395,6 @@ class _EngineGate(kondo.BaseGate):
         )
 
     choose_all = choose
-
-
-def _log_probs(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-    return _action_log_probs(output.logits, batch["actions"])
 
 
 def _action_log_probs(logits: Tensor, actions: Tensor) -> Tensor:

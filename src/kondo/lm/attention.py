@@ -31,6 +31,9 @@ _CAUSAL_LAYERS = {"full_attention", "sliding_attention"}
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 _REGISTERING = threading.Lock()
 
+# Query, key and value.
+_Parts = tuple[Tensor, Tensor, Tensor]
+
 
 def pack_arguments(
     input_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_length: int
@@ -99,41 +102,28 @@ def varlen_attention(
 ) -> tuple[Tensor, None]:
     """Attend causally within each row of a pack; called by transformers' attention modules.
 
-    Args:
-        module: the attention module, for messages.
-        query: [1, H, total, D]; key and value may have fewer heads.
-        key: see query.
-        value: see query.
-        attention_mask: None, or the one entry of `pack_arguments`; the rows' ends say it all.
-        scaling: factor of the scores.
-        dropout: must be 0.
-        sliding_window: a token sees itself and sliding_window - 1 before it.
-        cu_seq_lens_q: int32 [B + 1]: where each row starts.
-        max_length_q: tokens of the longest row.
-        others: anything that would change the scores is refused.
-
-    Returns:
-        [1, total, H, D], and no weights.
+    query is [1, H, total, D]; key and value may have fewer heads. The mask is None, or the one
+    entry of `pack_arguments`: cu_seq_lens_q, int32 [B + 1], holds where each row starts. A token
+    sees itself and sliding_window - 1 before it. Anything else that would change the scores is
+    refused. Returns [1, total, H, D], and no weights.
     """
     assert cu_seq_lens_q is not None  # `pack_arguments` has both
     assert max_length_q is not None
     if attention_mask is not None and attention_mask.shape != _PREPARED:
         others["attention_mask"] = attention_mask
     others["dropout"] = dropout or None
-    strange = sorted(
-        name for name, got in others.items() if name not in _HARMLESS and got is not None
-    )
+    strange = sorted(name for name in others if name not in _HARMLESS and others[name] is not None)
     if strange:
         raise ValueError(
             f'attention "varlen" must be plain causal attention, got {", ".join(strange)} from '
             f'{type(module).__name__}; use attention="padded".'
         )
-    ends = (cu_seq_lens_q, max_length_q)
     if torch.is_autocast_enabled(query.device.type):
         # Rotary embeddings of float32 weights leave float32 queries and keys behind.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (part.to(dtype) for part in (query, key, value))
-    return _within_rows(query, key, value, ends, scaling, sliding_window), None
+    parts = (query, key, value)
+    return _within_rows(parts, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
 
 
 def packed_attention(
@@ -177,46 +167,29 @@ def packed_attention(
         True
     """
     query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
-    return _within_rows(query, key, value, (cu_seqlens, max_length), scale, window).squeeze(0)
+    return _within_rows((query, key, value), cu_seqlens, max_length, scale, window).squeeze(0)
 
 
 def _within_rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ends: tuple[Tensor, int],
-    scaling: float | None,
-    window: int | None,
+    parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
 ) -> Tensor:
-    """Return [1, total, H, D] of query [1, H, total, D]."""
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        return _flash(query, key, value, ends, scaling, window)
-    return _block_diagonal(query, key, value, ends[0], scaling, window)
+    """Return [1, total, H, D] of query [1, H, total, D], and key and value like it."""
+    half = parts[0].dtype in (torch.float16, torch.bfloat16)
+    attend = _flash if parts[0].is_cuda and half else _block_diagonal
+    return attend(parts, starts, longest, scaling, window)
 
 
 def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ends: tuple[Tensor, int],
-    scaling: float | None,
-    window: int | None,
+    parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
 ) -> Tensor:
     """Call the kernel under torch.nn.attention.varlen, which reaches it through Python.
 
     That detour costs the CPU a quarter of a millisecond per layer and direction, more than the
     kernel itself takes for a few thousand tokens.
     """
-    starts, longest = ends
-    query, key, value = (part.squeeze(0).transpose(0, 1) for part in (query, key, value))
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        query,
-        key,
-        value,
-        starts,
-        starts,
-        longest,
-        longest,
+        *(part.squeeze(0).transpose(0, 1) for part in parts),
+        *(starts, starts, longest, longest),
         0.0,  # dropout
         window is None,  # causal
         False,  # return the mask of the dropout
@@ -228,27 +201,19 @@ def _flash(
 
 
 def _block_diagonal(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: Tensor,
-    scaling: float | None,
-    window: int | None,
+    parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
 ) -> Tensor:
     """The same with a [total, total] mask: any device and dtype, at quadratic cost."""
+    query, key, value = parts
     place = torch.arange(query.shape[2], device=query.device)
     row = torch.searchsorted(starts.long(), place, right=True)
     behind = place[:, None] - place
     allowed = (row[:, None] == row) & (behind >= 0)
     if window is not None:
         allowed &= behind < window
+    grouped = key.shape[1] != query.shape[1]
     out = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=allowed,
-        scale=scaling,
-        enable_gqa=key.shape[1] != query.shape[1],
+        query, key, value, attn_mask=allowed, scale=scaling, enable_gqa=grouped
     )
     return out.transpose(1, 2)
 
@@ -259,7 +224,11 @@ def varlen_fault(backbone: nn.Module) -> str | None:
     What supports flash attention passes everything that shapes its scores as arguments, so that
     `varlen_attention` can refuse what it does not know; the rest hides it in masks.
     """
-    if _flag(backbone, "takes_packs"):
+
+    def flag(name: str) -> bool:
+        return bool(getattr(backbone, name, False))
+
+    if flag("takes_packs"):
         return None
     config = getattr(backbone, "config", None)
     if not hasattr(config, "_attn_implementation"):
@@ -267,12 +236,10 @@ def varlen_fault(backbone: nn.Module) -> str | None:
             "it is not a Hugging Face model, whose attention can be replaced, and does not say "
             "takes_packs = True (see kondo.lm.packed_attention)"
         )
-    if not _flag(backbone, "_supports_flash_attn") or not _flag(
-        backbone, "_supports_attention_backend"
-    ):
+    if not (flag("_supports_flash_attn") and flag("_supports_attention_backend")):
         return "its attention cannot be replaced"
     strange = set(getattr(config, "layer_types", None) or ()) - _CAUSAL_LAYERS
-    if _flag(backbone, "_is_stateful") or strange:
+    if flag("_is_stateful") or strange:
         return f"it has layers that are not attention ({', '.join(sorted(strange)) or 'recurrent'})"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "its attention scores are soft-capped"
@@ -284,7 +251,3 @@ def varlen_fault(backbone: nn.Module) -> str | None:
             'attn_implementation="sdpa"'
         )
     return None
-
-
-def _flag(backbone: nn.Module, name: str) -> bool:
-    return bool(getattr(backbone, name, False))

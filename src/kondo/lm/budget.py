@@ -25,10 +25,11 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kondo.core._checks import check_float, check_mask, first_unit
-from kondo.core.contract import BaseGate, Choice, Randomness, check_units
+from kondo.core.contract import BaseGate, Choice, Randomness
 from kondo.core.rules import lottery
 
 # The search for mu ends by itself after about a dozen rounds; rounding must not keep it going.
@@ -74,29 +75,22 @@ class Purchase(NamedTuple):
 class _Curves(NamedTuple):
     """Every choice of every row: column 0 skips it, column t + 1 cuts after token t."""
 
-    cost: Tensor
-    """[..., N, S + 1] float64, 0 in column 0, not falling along a row."""
-    value: Tensor
-    """[..., N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget."""
+    cost: Tensor  # [..., N, S + 1] float64, 0 in column 0, not falling along a row
+    value: Tensor  # [..., N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget
 
 
 class _Cuts(NamedTuple):
     """One cut per row, and what it comes to."""
 
-    cut: Tensor
-    """[..., N] int64, a column of the curves."""
-    cost: Tensor
-    """[...] float64."""
-    value: Tensor
-    """[...] float64."""
+    cut: Tensor  # [..., N] int64, a column of the curves
+    cost: Tensor  # [...] float64
+    value: Tensor  # [...] float64
 
     def where(self, condition: Tensor, other: "_Cuts") -> "_Cuts":
         """Return these cuts where the condition, [...] bool, holds, the other ones elsewhere."""
-        return _Cuts(
-            torch.where(condition.unsqueeze(-1), self.cut, other.cut),
-            torch.where(condition, self.cost, other.cost),
-            torch.where(condition, self.value, other.value),
-        )
+        cut = torch.where(condition.unsqueeze(-1), self.cut, other.cut)
+        sums = zip(self[1:], other[1:], strict=True)
+        return _Cuts(cut, *(torch.where(condition, mine, theirs) for mine, theirs in sums))
 
 
 class BudgetGate(BaseGate):
@@ -143,8 +137,8 @@ class BudgetGate(BaseGate):
         if whole and price > 0:
             raise ValueError(f"whole keeps tokens whatever their delight; got price={price} too.")
         self.budget, self.price, self.whole = budget, price, whole
-        self._cost: Tensor | None = None
-        self._row_end: Tensor | None = None
+        self._cost: Tensor | None = None  # c(n, t), [..., N, S]
+        self._row_end: Tensor | None = None  # of whole rows, [..., N]
         self._weighted = False
         # Shared with the gates bound from this one, so that each shows the latest purchase.
         self._latest: list[Purchase] = []
@@ -172,6 +166,11 @@ class BudgetGate(BaseGate):
                 `1 + place / (6 * D)` counts a transformer layer's floating-point operations.
         """
         attention = getattr(rows, "attention_mask", rows)
+        return self._bound(attention, getattr(rows, "completion_mask", None), weight)
+
+    def _bound(
+        self, attention: Any, completion: Tensor | None, weight: Tensor | None = None
+    ) -> "BudgetGate":
         real = _check_attention(attention)
         per_token = real.double()
         if weight is not None:
@@ -179,7 +178,7 @@ class BudgetGate(BaseGate):
         bound = copy.copy(self)
         bound._weighted = weight is not None
         bound._cost = per_token.cumsum(dim=-1)
-        ends = check_mask(getattr(rows, "completion_mask", None), real.shape)
+        ends = check_mask(completion, real.shape)
         # Whatever follows the last completion token is cut from a whole row too.
         last = bound._cost if ends is None else torch.where(ends, bound._cost, 0.0)
         bound._row_end = last.amax(dim=-1)
@@ -207,50 +206,51 @@ class BudgetGate(BaseGate):
 
     def bind(self, facts: Tensor) -> "BudgetGate":
         """Return this gate bound to the rows that the masks of `row_facts` describe."""
-        return self.for_rows(_Masks(facts % 2 == 1, facts >= 2))
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        values: Tensor,
-        mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Choice:
-        """Check delight, [N, S] for unit "token" and [N] for unit "sequence", then choose.
-
-        Raises:
-            ValueError: the gate is not bound, or to rows of another shape; NaN, or infinite
-                delight, in a unit that counts; a unit that counts and lies in the padding.
-        """
-        return self.choose_all(*check_units(values, mask), generator)
+        return self._bound(facts % 2 == 1, facts >= 2)
 
     def choose_all(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
-        """Choose among the units of a batch that holds no NaN where the mask is True."""
+        """Choose among all units: delight, [N, S] for unit "token" and [N] for unit "sequence".
+
+        Raises:
+            ValueError: the gate is not bound, or to rows of another shape; infinite delight in a
+                unit that counts; a unit that counts and lies in the padding.
+        """
         infinite = (values == torch.inf) & mask
         outside = mask & (values != 0) & (self._costs(values).view(values.shape) == 0)
-        if bool((infinite | outside).any()):
-            _refuse(infinite, outside)
+        if bool((infinite | outside).any()):  # one device sync
+            if bool(infinite.any()):
+                raise ValueError(
+                    f"values must not be infinite where the mask is True, got "
+                    f"{first_unit(infinite)} ({int(infinite.sum())} in all); find its log-prob and "
+                    f"advantage, or mask the unit."
+                )
+            raise ValueError(
+                f"mask must lie inside the rows' real tokens, got {first_unit(outside)}, which has "
+                f"no real token up to it; give mask=rows.completion_mask, and the rows of this "
+                f"batch."
+            )
         return self.choose(values, mask)
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
-        """Choose among the units of the rows that this gate is bound to.
+        """Choose among the units, [..., N, S] or [..., N], of the rows this gate is bound to.
 
-        Args:
-            values: [..., N, S] or [..., N] float, finite or minus infinity where the mask is True.
-            mask: like values, bool.
-            generator: not used; nothing is drawn.
+        Values are finite or minus infinity where the mask is True. Nothing is drawn.
         """
         cost = self._costs(values)
+        lead = cost.ndim - 2  # how many dimensions stand before the rows: 0 for one batch
         chi = torch.where(mask, values, 0.0)
         worth = chi if self.whole else torch.where(chi > self.price, chi, 0.0)
-        worth = worth.reshape(*worth.shape[: self._lead], *cost.shape[self._lead :])
-        budget = self._in_cost()
-        purchase = buy(worth, cost, budget, patient=self._lead > 0)
+        worth = worth.reshape(*worth.shape[:lead], *cost.shape[lead:])
+        assert self._cost is not None  # `_costs` has looked
+        budget = self.budget * self._cost[..., -1].sum(-1) * (1 + _ROUNDING)
+        if not self._weighted:
+            budget = budget.floor()  # a part of a token buys nothing
+        purchase = buy(worth, cost, budget, patient=lead > 0)
         self._latest[:] = [purchase]
         place = torch.arange(worth.shape[-1], device=chi.device)
         inside = place < purchase.cut.unsqueeze(-1)
         keep = (inside & (worth != 0)).view(chi.shape)
-        flat, counted = keep.flatten(self._lead), mask.flatten(self._lead)
+        flat, counted = keep.flatten(lead), mask.flatten(lead)
         return Choice.of(flat, counted, purchase.price, chi.dtype).reshape(chi.shape)
 
     def _costs(self, values: Tensor) -> Tensor:
@@ -275,29 +275,9 @@ class BudgetGate(BaseGate):
             )
         return self._row_end.unsqueeze(-1).to(values.device)
 
-    @property
-    def _lead(self) -> int:
-        """How many dimensions stand before the rows: 0 for one batch."""
-        assert self._cost is not None
-        return self._cost.ndim - 2
-
-    def _in_cost(self) -> Tensor:
-        """Return the budget in units of cost, [...]; a part of a token buys nothing."""
-        assert self._cost is not None
-        budget = self.budget * self._cost[..., -1].sum(-1) * (1 + _ROUNDING)
-        return budget if self._weighted else budget.floor()
-
     def __repr__(self) -> str:
-        options = {"budget": self.budget, "price": self.price, "whole": self.whole}
-        inside = ", ".join(f"{k}={v!r}" for k, v in options.items() if v or k == "budget")
-        return f"BudgetGate({inside})"
-
-
-class _Masks(NamedTuple):
-    """The masks of `TokenRows`."""
-
-    attention_mask: Tensor
-    completion_mask: Tensor
+        options = {name: getattr(self, name) for name in ("budget", "price", "whole")}
+        return f"BudgetGate({', '.join(f'{k}={v!r}' for k, v in options.items() if v)})"
 
 
 def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = False) -> Purchase:
@@ -313,9 +293,6 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
         budget: >= 0, in the units of cost; one number, or [...].
         patient: make every round and read nothing from the device. Otherwise stop as soon as
             nothing changes; for one batch, [N, S].
-
-    Returns:
-        The `Purchase`; its cut is on the device of worth.
     """
     num_rows, width = worth.shape[-2:]
     budget = torch.as_tensor(budget, dtype=torch.float64, device=worth.device)
@@ -328,15 +305,10 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
     if not patient:
         # Rows with nothing to gain, half of a batch with centred advantages, need no thought.
         index = (worth > 0).any(dim=1).nonzero().squeeze(1)
-        worth, cost, affordable, position = (
-            part[index] for part in (worth, cost, affordable, position)
-        )
-    curves = _Curves(
-        cost=torch.nn.functional.pad(cost.double(), (1, 0)),
-        value=torch.nn.functional.pad(
-            torch.where(affordable, worth.double().cumsum(dim=-1), -torch.inf), (1, 0)
-        ),
-    )
+        parts = (worth, cost, affordable, position)
+        worth, cost, affordable, position = (part[index] for part in parts)
+    value = torch.where(affordable, worth.double().cumsum(dim=-1), -torch.inf)
+    curves = _Curves(*(F.pad(curve, (1, 0)) for curve in (cost.double(), value)))
     best, mu, bound = _lagrangian(curves, budget, patient)
     if patient or bool((best.value < bound * (1 - _SAME)).any()):
         best = _fill_in(curves, best, budget, patient)
@@ -440,13 +412,8 @@ def _top_cuts(
 def _ranks(worth: Tensor, position: Tensor, patient: bool = False) -> Tensor:
     """Return each token's place in descending worth, [..., N, S]; ties as `rules.highest` does.
 
-    Args:
-        worth: [..., N, S].
-        position: [N, S] int64, places in the batch, on which ties depend.
-        patient: rank every token, since the number of those worth something would be read.
-
-    Returns:
-        int64 like worth. Tokens that are worth nothing come last, in no order.
+    `position`, [N, S] int64, holds places in the batch, on which ties depend. Tokens that are worth
+    nothing come last, in no order; a patient search ranks them too, and reads no number of them.
     """
     values, places = worth.clamp_min(0).flatten(-2), position.flatten()
     index = None if patient else values.nonzero().squeeze(1)
@@ -457,9 +424,8 @@ def _ranks(worth: Tensor, position: Tensor, patient: bool = False) -> Tensor:
     place = torch.arange(values.shape[-1], device=worth.device).expand_as(order)
     rank = torch.zeros_like(order).scatter(-1, order, place)
     if index is not None:
-        rank = torch.full((worth.numel(),), len(index), device=worth.device).index_copy(
-            0, index, rank
-        )
+        last = torch.full((worth.numel(),), len(index), device=worth.device)
+        rank = last.index_copy(0, index, rank)
     return rank.view(worth.shape)
 
 
@@ -471,15 +437,14 @@ def _single_row(curves: _Curves) -> _Cuts:
 
 
 def _check_attention(attention: Any) -> Tensor:
-    if not isinstance(attention, Tensor) or attention.ndim < 2:
-        got = list(attention.shape) if isinstance(attention, Tensor) else type(attention).__name__
-        raise ValueError(
-            f"rows must be TokenRows or an attention mask of shape [N, S], got {got}; costs are "
-            f"counted in real tokens."
-        )
-    mask = check_mask(attention, attention.shape)
-    assert mask is not None
-    return mask
+    if isinstance(attention, Tensor) and attention.ndim >= 2:
+        check_mask(attention, attention.shape)
+        return attention
+    got = list(attention.shape) if isinstance(attention, Tensor) else type(attention).__name__
+    raise ValueError(
+        f"rows must be TokenRows or an attention mask of shape [N, S], got {got}; costs are "
+        f"counted in real tokens."
+    )
 
 
 def _check_weight(weight: Tensor, real: Tensor) -> Tensor:
@@ -495,15 +460,3 @@ def _check_weight(weight: Tensor, real: Tensor) -> Tensor:
             f"token that costs nothing has no price."
         )
     return weight
-
-
-def _refuse(infinite: Tensor, outside: Tensor) -> None:
-    if bool(infinite.any()):
-        raise ValueError(
-            f"values must not be infinite where the mask is True, got {first_unit(infinite)} "
-            f"({int(infinite.sum())} in all); find its log-prob and advantage, or mask the unit."
-        )
-    raise ValueError(
-        f"mask must lie inside the rows' real tokens, got {first_unit(outside)}, which has no "
-        f"real token up to it; give mask=rows.completion_mask, and the rows of this batch."
-    )

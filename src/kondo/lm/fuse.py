@@ -9,8 +9,11 @@ import torch
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+# Sizes that change become symbols, those that stay are constants: a row of logits is cut by its own
+# length in every index.
+_compiled = functools.cache(torch.compile)
 
 
 def can_fuse(device: torch.device) -> bool:
@@ -26,10 +29,3 @@ def fused(function: _F, device: torch.device) -> _F:
     if torch.compiler.is_compiling() or not can_fuse(device):
         return function
     return cast(_F, _compiled(function))
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Sizes that change become symbols, those that stay are constants: a row of logits is cut by
-    # its own length in every index.
-    return torch.compile(function)

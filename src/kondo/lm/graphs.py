@@ -9,7 +9,7 @@ run a few times and recorded, forward and backward; from then on both are replay
 
 All graphs of a model share one pool of memory, that of the largest, and one place for gradients. A
 forward therefore overwrites what an earlier one had kept for its backward: packs are differentiated
-one after the other, as `kondo.lm.backward` does, and whoever does not is told.
+one after the other, as `kondo.backward` does, and whoever does not is told.
 """
 
 import copy
@@ -42,23 +42,17 @@ Gradients = tuple[Tensor | None, ...]
 class Shape(NamedTuple):
     """What is fixed in a graph."""
 
-    tokens: int
-    """T."""
-    rows: int
-    """R, those of the padding and empty ones included."""
-    longest: int
-    """No row is longer."""
+    tokens: int  # T
+    rows: int  # R, those of the padding and empty ones included
+    longest: int  # no row is longer
 
 
 class Inputs(NamedTuple):
     """What a backbone reads of a pack."""
 
-    input_ids: Tensor
-    """int64 [1, T]."""
-    position_ids: Tensor
-    """int64 [1, T]."""
-    starts: Tensor
-    """int32 [R + 1]: where each row starts."""
+    input_ids: Tensor  # int64 [1, T]
+    position_ids: Tensor  # int64 [1, T]
+    starts: Tensor  # int32 [R + 1]: where each row starts
 
 
 def shape_of(num_tokens: int, num_rows: int, longest: int) -> Shape:
@@ -99,12 +93,7 @@ def fill(inputs: Inputs, pack: Pack) -> None:
 
 
 class Graphs:
-    """The graphs of one backbone.
-
-    Args:
-        backbone: whose parameters are differentiated.
-        run: runs it.
-    """
+    """The graphs of one backbone, whose parameters are differentiated and which `run` runs."""
 
     def __init__(self, backbone: nn.Module, run: Run):
         self._backbone, self._run = backbone, run
@@ -142,11 +131,9 @@ class Graphs:
         self._check(device)
         if len(self._recorded) >= MAX_GRAPHS:
             del self._recorded[next(iter(self._recorded))]
-        inputs = Inputs(
-            torch.zeros(1, shape.tokens, dtype=torch.int64, device=device),
-            torch.zeros(1, shape.tokens, dtype=torch.int64, device=device),
-            torch.zeros(shape.rows + 1, dtype=torch.int32, device=device),
-        )
+        ids = torch.zeros(1, shape.tokens, dtype=torch.int64, device=device)
+        starts = torch.zeros(shape.rows + 1, dtype=torch.int32, device=device)
+        inputs = Inputs(ids, ids.clone(), starts)
         fill(inputs, pack)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -174,7 +161,13 @@ class Graphs:
         found: dict[int, Tensor] = {}
         hooked: object = None
         for module in self._backbone.modules():
-            hooked = hooked or (module if _hooks_of(module) else None)
+            if (
+                module._forward_hooks
+                or module._forward_pre_hooks
+                or module._backward_hooks
+                or module._backward_pre_hooks
+            ):
+                hooked = hooked or module
             found |= {id(own): own for own in module._parameters.values() if own is not None}
         weights = list(found.values())
         if hooked is None and any(weight._backward_hooks for weight in weights):
@@ -198,18 +191,9 @@ class Graphs:
             raise RuntimeError(
                 "a pack that is replayed from a CUDA graph must be differentiated once, before the "
                 "next one is run: they share their memory. Differentiate each pack in turn, as "
-                "kondo.lm.backward does, or use CausalLM(..., graph_tokens=0)."
+                "kondo.backward does, or use CausalLM(..., graph_tokens=0)."
             )
         self._turn += 1
-
-
-def _hooks_of(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,13 +202,10 @@ class _Recorded:
 
     inputs: Inputs
     forward: torch.cuda.CUDAGraph
-    hidden: Tensor
-    """[1, T, D], detached."""
-    gradient: Tensor
-    """[1, T, D], of the hidden states."""
+    hidden: Tensor  # [1, T, D], detached
+    gradient: Tensor  # [1, T, D], of the hidden states
     backward: torch.cuda.CUDAGraph
-    gradients: Gradients
-    """Shared by all graphs of a model."""
+    gradients: Gradients  # shared by all graphs of a model
 
 
 def _record(

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 # One swap among fewer kept units moves the overlap by over 0.15, whatever the swap costs.
 _FEW_UNITS = 10
 
+_NUMBERS = ("steps", "checks", "failures", "exact_steps", "trusted")
+
 
 class Guarded:
     """Use a free screen while it agrees with the exact one, and the exact one while it does not.
@@ -118,7 +120,7 @@ class Guarded:
         return screen_log_probs(self._exact, rows) if known is None else known
 
     def _check(
-        self, rows: Any, cheap: Tensor, advantages: Tensor, mask: Tensor | None, gate: Any
+        self, rows: Any, cheap: Tensor, advantages: Tensor, mask: Tensor | None, gate: BaseGate
     ) -> Tensor | None:
         """Compare on a sample of the rows; return the exact log-probs if it was all of them."""
         size, index = cheap.shape[0], None
@@ -128,15 +130,12 @@ class Guarded:
             parts = nests.take(parts, index)
         rows, cheap, advantages, mask = parts
         exact = screen_log_probs(self._exact, rows)
-        found = agreement(
-            cheap,
-            exact,
-            advantages,
-            gate=_gate_of_rows(gate, rows, index),
-            mask=mask,
-            unit=self._unit,
-        )
-        self._judge(found)
+        facts = gate.row_facts(rows)
+        if facts is not None:
+            gate = gate.bind(facts)
+        elif index is not None:
+            gate = gate.take(index)
+        self._judge(agreement(cheap, exact, advantages, gate=gate, mask=mask, unit=self._unit))
         return exact if index is None else None
 
     def _judge(self, found: Agreement) -> None:
@@ -160,11 +159,7 @@ class Guarded:
     def state_dict(self) -> dict[str, Any]:
         """Return counters, the present verdict and the sample's random state."""
         return {
-            "steps": self.steps,
-            "checks": self.checks,
-            "failures": self.failures,
-            "exact_steps": self.exact_steps,
-            "trusted": self.trusted,
+            **{name: getattr(self, name) for name in _NUMBERS},
             "latest": None if self.latest is None else tuple(self.latest),
             "draws": self._draws.get_state(),
         }
@@ -177,15 +172,7 @@ class Guarded:
                 f"state must have the keys {sorted(expected)}, got {sorted(state)}; give what "
                 f"Guarded.state_dict() returned."
             )
-        for name in ("steps", "checks", "failures", "exact_steps", "trusted"):
+        for name in _NUMBERS:
             setattr(self, name, state[name])
         self.latest = None if state["latest"] is None else Agreement(*state["latest"])
         self._draws.set_state(state["draws"].cpu())
-
-
-def _gate_of_rows(gate: BaseGate, rows: Any, index: Tensor | None) -> BaseGate:
-    """Return the gate for the rows that are checked, which `index` names among the batch's."""
-    facts = gate.row_facts(rows)
-    if facts is not None:
-        return gate.bind(facts)
-    return gate if index is None else gate.take(index)

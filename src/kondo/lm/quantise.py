@@ -7,7 +7,7 @@ linear layers replaced. Only for screening: nothing here has a gradient.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -31,12 +31,9 @@ _LEAST_INT8_ROWS = 17
 class Quantisation(NamedTuple):
     """What became of the linear layers of a module."""
 
-    backend: Literal["torch", "torchao"]
-    """What computes the products."""
-    quantised: int
-    """Layers replaced."""
-    skipped: int
-    """Layers left as they were: their sizes do not fit the format (routers, small LoRA)."""
+    backend: Literal["torch", "torchao"]  # what computes the products
+    quantised: int  # layers replaced
+    skipped: int  # their sizes do not fit the format (routers, small LoRA)
 
 
 def quantise_linears(
@@ -48,11 +45,8 @@ def quantise_linears(
 ) -> Quantisation:
     """Replace the linear layers of `module` in place where their sizes fit; say how many did.
 
-    Args:
-        module: frozen; every `nn.Linear` below it whose sizes fit is replaced.
-        number: "int8" or "fp8" (e4m3).
-        skip: weight of a layer to leave alone, and not to count: the head.
-        backend: "torch" for `QuantisedLinear`, "torchao", or "auto": "torch".
+    The module is frozen. "fp8" is e4m3. The layer with the weight `skip`, the head, is left alone
+    and not counted. Backend "torch" is `QuantisedLinear`, and "auto" is "torch".
 
     Raises:
         ValueError: unknown options, no linear layer that fits, a device the format cannot do.
@@ -62,30 +56,40 @@ def quantise_linears(
         raise ValueError(f'number must be "int8" or "fp8", got {number!r}.')
     if backend not in ("auto", "torch", "torchao"):
         raise ValueError(f'backend must be "auto", "torch" or "torchao", got {backend!r}.')
-    layers = list(_linears(module, skip))
+    layers = [
+        (f"{path}.{name}" if path else name, parent, layer)
+        for path, parent in module.named_modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear) and layer.weight is not skip
+    ]
     if not layers:
         raise ValueError(
             f"the model must have nn.Linear layers outside its head to be quantised, got none in "
             f"{type(module).__name__} (GPT-2 has layers of its own kind); use another draft."
         )
-    fitting = [found for found in layers if _fits(found[2], _MULTIPLE[number])]
+    multiple = _MULTIPLE[number]
+    fitting = [
+        (name, parent, layer)
+        for name, parent, layer in layers
+        if layer.in_features % multiple == layer.out_features % multiple == 0
+    ]
     if not fitting:
         name, _, layer = layers[0]
         raise ValueError(
-            f"linear layers must have sizes that are multiples of {_MULTIPLE[number]} for this "
+            f"linear layers must have sizes that are multiples of {multiple} for this "
             f"format, got none of {len(layers)}, the first {layer.in_features} x "
             f"{layer.out_features} in {name}; use another draft."
         )
     if number == "fp8":
         _check_float8(fitting[0][2].weight.device)
+    skipped = len(layers) - len(fitting)
     if backend == "torchao":
         chosen = {id(layer) for _, _, layer in fitting}
         _by_torchao(module, number, lambda layer, _: id(layer) in chosen)
-    else:
-        for name, parent, layer in fitting:
-            setattr(parent, name.rpartition(".")[2], QuantisedLinear(layer, number))
-    used: Literal["torch", "torchao"] = "torchao" if backend == "torchao" else "torch"
-    return Quantisation(used, len(fitting), len(layers) - len(fitting))
+        return Quantisation("torchao", len(fitting), skipped)
+    for name, parent, layer in fitting:
+        setattr(parent, name.rpartition(".")[2], QuantisedLinear(layer, number))
+    return Quantisation("torch", len(fitting), skipped)
 
 
 class QuantisedLinear(nn.Module):
@@ -125,9 +129,21 @@ class QuantisedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b in x's dtype."""
         rows, scale = fused(quantise_rows, x.device)(x.reshape(-1, x.shape[-1]), self.number)
-        product = _float8_product if self.number == "fp8" else _int8_product
-        y = product(rows, scale, self.weight, self.scale, self.bias, x.dtype)
-        return y.view(*x.shape[:-1], -1)
+        product = self._float8_product if self.number == "fp8" else self._int8_product
+        return product(rows, scale, x.dtype).view(*x.shape[:-1], -1)
+
+    def _float8_product(self, rows: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        half = torch.bfloat16
+        bias = None if self.bias is None else self.bias.to(half)
+        return torch._scaled_mm(
+            rows, self.weight.t(), scale_a=scale, scale_b=self.scale, bias=bias, out_dtype=half
+        ).to(dtype)
+
+    def _int8_product(self, rows: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        missing = _LEAST_INT8_ROWS - rows.shape[0]
+        padded = nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
+        product = torch._int_mm(padded, self.weight.t())[: rows.shape[0]]
+        return fused(_scaled, product.device)(product, scale, self.scale, self.bias, dtype)
 
 
 def quantise_rows(x: Tensor, number: Format) -> tuple[Tensor, Tensor]:
@@ -137,35 +153,6 @@ def quantise_rows(x: Tensor, number: Format) -> tuple[Tensor, Tensor]:
     scale = wide.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / _LARGEST[number]
     scaled = wide / scale
     return (scaled.round() if number == "int8" else scaled).to(_DTYPES[number]), scale
-
-
-def _float8_product(
-    rows: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    bias = None if bias is None else bias.bfloat16()
-    product = torch._scaled_mm(
-        rows, weight.t(), scale_a=scale, scale_b=weight_scale, bias=bias, out_dtype=torch.bfloat16
-    )
-    return product.to(dtype)
-
-
-def _int8_product(
-    rows: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    missing = _LEAST_INT8_ROWS - rows.shape[0]
-    padded = nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
-    product = torch._int_mm(padded, weight.t())[: rows.shape[0]]
-    return fused(_scaled, product.device)(product, scale, weight_scale, bias, dtype)
 
 
 def _scaled(
@@ -207,21 +194,8 @@ def requantised(layer: nn.Linear, number: Format) -> nn.Linear:
     return cast(nn.Linear, holder[0])
 
 
-def _linears(module: nn.Module, skip: Tensor | None) -> Iterator[tuple[str, nn.Module, nn.Linear]]:
-    """Yield (name, parent, layer) of each linear layer but the one whose weight is `skip`."""
-    for path, parent in module.named_modules():
-        for name, layer in parent.named_children():
-            if isinstance(layer, nn.Linear) and layer.weight is not skip:
-                yield f"{path}.{name}" if path else name, parent, layer
-
-
-def _fits(layer: nn.Linear, multiple: int) -> bool:
-    return layer.in_features % multiple == 0 and layer.out_features % multiple == 0
-
-
 def _check_float8(device: torch.device) -> None:
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-    if not able:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
         raise ValueError(
             f'"fp8" needs a CUDA device of compute capability 8.9 or higher (Ada, Hopper), got '
             f'{device}; use "int8".'

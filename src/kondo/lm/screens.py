@@ -33,50 +33,63 @@ from kondo.lm.quantise import Format, LinearBackend, QuantisedLinear, quantise_l
 from kondo.lm.rows import TokenRows
 
 
-class Stale:
-    """A frozen copy of a policy, as it was at the latest `refresh`; made by `stale`."""
+class FrozenCopy:
+    """A copy of a policy, as it was at the latest `refresh`; made by `stale` or `quantised`."""
 
-    def __init__(self, lm: CausalLM, compile_options: dict[str, Any] | None = None):
-        self._lm = lm
-        self._frozen = _frozen_copy(lm)
-        _compile_alike(self._frozen, lm, compile_options)
-
-    def __call__(self, rows: Any) -> Tensor:
-        """Return the copy's log-probs, [N, S]."""
-        return self._frozen.log_prob(rows)
-
-    def refresh(self) -> None:
-        """Copy the policy's present weights and buffers, in place."""
-        _copy_weights(self._frozen, self._lm)
-
-
-class Quantised:
-    """A low-precision copy of a policy, as it was at the latest `refresh`; made by `quantised`."""
+    backend: str
+    quantised: int
+    skipped: int
 
     def __init__(
         self,
         lm: CausalLM,
-        number: Format,
-        backend: LinearBackend,
+        number: Format | None = None,
+        backend: LinearBackend = "auto",
         compile_options: dict[str, Any] | None = None,
     ):
         self._lm, self._number = lm, number
-        self._frozen = _frozen_copy(lm)
-        self.backend, self.quantised, self.skipped = quantise_linears(
-            self._frozen.module, number, skip=self._frozen.head.weight, backend=backend
-        )
-        _compile_alike(self._frozen, lm, compile_options)
+        self._frozen = copy.deepcopy(lm)
+        self._frozen.module.eval()
+        for parameter in parameters_of(self._frozen):
+            parameter.requires_grad_(False)
+        if number is not None:
+            self.backend, self.quantised, self.skipped = quantise_linears(
+                self._frozen.module, number, skip=self._frozen.head.weight, backend=backend
+            )
+        for name, theirs in lm.module.named_modules():  # a copy is not compiled
+            if theirs._compiled_call_impl is not None:
+                self._frozen.module.get_submodule(name).compile(**(compile_options or {}))
 
     def __call__(self, rows: Any) -> Tensor:
         """Return the copy's log-probs, [N, S]."""
         return self._frozen.log_prob(rows)
 
+    @torch.no_grad()
     def refresh(self) -> None:
-        """Copy and quantise the policy's present weights, in place."""
-        _copy_weights(self._frozen, self._lm, self._number)
+        """Copy the policy's present weights and buffers, in place; quantise where that is done."""
+        frozen, lm = self._frozen, self._lm
+        for name, theirs in lm.module.named_modules():
+            mine = frozen.module.get_submodule(name)
+            if isinstance(mine, QuantisedLinear):
+                assert isinstance(theirs, nn.Linear)
+                mine.refresh(theirs)
+                continue
+            for old, new in (
+                *zip(mine.parameters(False), theirs.parameters(False), strict=True),
+                *zip(mine.buffers(False), theirs.buffers(False), strict=True),
+            ):
+                if type(old.data) is type(new.data):
+                    old.copy_(new)
+                else:  # torchao's tensors stand in an nn.Linear
+                    assert self._number is not None
+                    assert isinstance(theirs, nn.Linear)
+                    mine.weight = requantised(theirs, self._number).weight
+        frozen.head.weight.copy_(lm.head.weight)  # a head may stand beside the module
+        if frozen.head.bias is not None and lm.head.bias is not None:
+            frozen.head.bias.copy_(lm.head.bias)
 
 
-def stale(lm: CausalLM, *, compile_options: dict[str, Any] | None = None) -> Stale:
+def stale(lm: CausalLM, *, compile_options: dict[str, Any] | None = None) -> FrozenCopy:
     """Return a frozen copy of `lm` as a screen; its `.refresh()` takes the present weights.
 
     It costs as much as the exact screen, but not on the learner's device or time: and it shows how
@@ -87,7 +100,7 @@ def stale(lm: CausalLM, *, compile_options: dict[str, Any] | None = None) -> Sta
         compile_options: layers that are compiled in `lm` (`layer.compile()`) are compiled in the
             copy, with these arguments of `nn.Module.compile`; a layer does not tell its own.
     """
-    return Stale(lm, compile_options)
+    return FrozenCopy(lm, compile_options=compile_options)
 
 
 def quantised(
@@ -96,7 +109,7 @@ def quantised(
     *,
     backend: LinearBackend = "auto",
     compile_options: dict[str, Any] | None = None,
-) -> Quantised:
+) -> FrozenCopy:
     """Return a copy of `lm` with int8 or float8 linear layers, to `.refresh()` as `lm` learns.
 
     The head and the embeddings keep their precision, and so do layers whose sizes do not fit the
@@ -108,39 +121,10 @@ def quantised(
         backend: "torch" for the layers of `kondo.lm.quantise`, "torchao", or "auto": "torch".
         compile_options: see `stale`.
     """
-    return Quantised(lm, number, backend, compile_options)
+    return FrozenCopy(lm, number, backend, compile_options)
 
 
-class Truncated:
-    """The policy's own first layers, final norm and head; made by `truncated`."""
-
-    def __init__(self, lm: CausalLM, num_layers: int):
-        self._lm = lm
-        self._owner, self._name = _find_layers(lm.module)
-        depth = len(getattr(self._owner, self._name))
-        if not 1 <= num_layers <= depth:
-            raise ValueError(
-                f"num_layers must lie between 1 and the model's {depth}, got {num_layers}."
-            )
-        self.num_layers = num_layers
-
-    def __call__(self, rows: Any) -> Tensor:
-        """Return log-probs read after `num_layers` layers, [N, S]."""
-        with self._first_layers():
-            return self._lm.log_prob(rows)
-
-    @contextmanager
-    def _first_layers(self) -> Iterator[None]:
-        layers: nn.ModuleList = getattr(self._owner, self._name)
-        # A list of its own: modules and weights are shared, so there is nothing to refresh.
-        self._owner._modules[self._name] = nn.ModuleList(layers[: self.num_layers])
-        try:
-            yield
-        finally:
-            self._owner._modules[self._name] = layers
-
-
-def truncated(lm: CausalLM, num_layers: int) -> Truncated:
+def truncated(lm: CausalLM, num_layers: int) -> LogProb:
     """Return an early exit of `lm` as a screen: its first layers, then its final norm and head.
 
     Weights are the policy's own: nothing is copied, and there is nothing to refresh. The policy
@@ -151,7 +135,23 @@ def truncated(lm: CausalLM, num_layers: int) -> Truncated:
             (`h`, `ln_f`).
         num_layers: how many layers to run, at least 1.
     """
-    return Truncated(lm, num_layers)
+    owner, name = _find_layers(lm.module)
+    depth = len(getattr(owner, name))
+    if not 1 <= num_layers <= depth:
+        raise ValueError(
+            f"num_layers must lie between 1 and the model's {depth}, got {num_layers}."
+        )
+
+    def log_prob(rows: Any) -> Tensor:
+        layers: nn.ModuleList = getattr(owner, name)
+        # A list of its own: modules and weights are shared.
+        owner._modules[name] = nn.ModuleList(layers[:num_layers])
+        try:
+            return lm.log_prob(rows)
+        finally:
+            owner._modules[name] = layers
+
+    return log_prob
 
 
 def draft(small: CausalLM, lm: CausalLM, *, vocab_size: int | None = None) -> LogProb:
@@ -237,14 +237,13 @@ def agreement(
         )
 
     def choose(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        own_gate, own_draws = copy.deepcopy(as_gate(gate)), _same_draws(generator)
         chosen = select(
             log_probs.to(exact_log_probs.device),
             advantages.to(exact_log_probs.device),
-            gate=own_gate,
+            gate=copy.deepcopy(as_gate(gate)),
             unit=unit,
             mask=mask,
-            generator=own_draws,
+            generator=_same_draws(generator),
         )
         return chosen.choice.keep, chosen.values
 
@@ -290,9 +289,8 @@ def gradient_cosine(
     """
     found = []
     for each in (screen, against):
-        own_gate = copy.deepcopy(gate)
         with fresh_gradients(lm) as gradients:
-            backward(lm, rows, advantages, gate=own_gate, unit=unit, screen=each)
+            backward(lm, rows, advantages, gate=copy.deepcopy(gate), unit=unit, screen=each)
             found.append(gradients())
     return cosine(*found)
 
@@ -318,55 +316,14 @@ def cosine(first: list[Tensor | None], second: list[Tensor | None]) -> float:
         for index, (x, y) in enumerate(((a, b), (a, a), (b, b))):
             if x is not None and y is not None:
                 sums[index] = sums[index].to(x.device) + (x.double() * y.double()).sum()
-    inner, length_first, length_second = (float(each) for each in sums)
-    if length_first == 0 or length_second == 0:
-        return math.nan
-    return inner / math.sqrt(length_first * length_second)
+    inner, *squares = (float(each) for each in sums)
+    return math.nan if 0 in squares else inner / math.sqrt(math.prod(squares))
 
 
 def parameters_of(lm: CausalLM) -> list[Tensor]:
     """Return the parameters of a policy, each once; its head may stand beside the module."""
     head = [part for part in (lm.head.weight, lm.head.bias) if part is not None]
     return list({id(part): part for part in (*lm.module.parameters(), *head)}.values())
-
-
-def _frozen_copy(lm: CausalLM) -> CausalLM:
-    frozen = copy.deepcopy(lm)
-    frozen.module.eval()
-    for parameter in parameters_of(frozen):
-        parameter.requires_grad_(False)
-    return frozen
-
-
-def _compile_alike(frozen: CausalLM, lm: CausalLM, options: dict[str, Any] | None) -> None:
-    """Compile the modules of a copy that are compiled in the original: a copy loses that."""
-    for name, theirs in lm.module.named_modules():
-        if theirs._compiled_call_impl is not None:
-            frozen.module.get_submodule(name).compile(**(options or {}))
-
-
-@torch.no_grad()
-def _copy_weights(frozen: CausalLM, lm: CausalLM, number: Format | None = None) -> None:
-    """Write the policy's present weights and buffers into its copy, quantised where that is."""
-    for name, theirs in lm.module.named_modules():
-        mine = frozen.module.get_submodule(name)
-        if isinstance(mine, QuantisedLinear):
-            assert isinstance(theirs, nn.Linear)
-            mine.refresh(theirs)
-            continue
-        for old, new in (
-            *zip(mine.parameters(False), theirs.parameters(False), strict=True),
-            *zip(mine.buffers(False), theirs.buffers(False), strict=True),
-        ):
-            if type(old.data) is type(new.data):
-                old.copy_(new)
-            else:  # torchao's tensors stand in an nn.Linear
-                assert number is not None
-                assert isinstance(theirs, nn.Linear)
-                mine.weight = requantised(theirs, number).weight
-    frozen.head.weight.copy_(lm.head.weight)  # a head may stand beside the module
-    if frozen.head.bias is not None and lm.head.bias is not None:
-        frozen.head.bias.copy_(lm.head.bias)
 
 
 def _same_draws(generator: torch.Generator | None) -> torch.Generator:

@@ -13,6 +13,8 @@ from torch import Tensor
 from kondo.integrations.trl.micro_steps import order_rows, part_of, widths_of
 from kondo.lm.rows import TokenRows
 
+OPTIONAL_LOG_PROBS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+
 
 def loss_mask(inputs: dict[str, Any]) -> Tensor:
     """Return the completion tokens that TRL's loss counts: bool [n, T]."""
@@ -32,11 +34,8 @@ def gated_inputs(
 ) -> dict[str, Tensor]:
     """Return what replaces TRL's inputs: skipped tokens have advantage, log-ratio and KL 0.
 
-    Args:
-        output: what TRL generated and scored.
-        keep: [n, T] bool.
-        weight: [n, T] float, factor of the advantage; 0 where not kept.
-        unit: "sequence" leaves one advantage per row, "token" makes it one per token.
+    `keep` is bool [n, T]; `weight`, [n, T], the factor of the advantage, 0 where not kept. Unit
+    "sequence" leaves one advantage per row, "token" makes it one per token.
     """
     advantages = output["advantages"]
     if unit == "token":
@@ -44,7 +43,7 @@ def gated_inputs(
     else:
         advantages = advantages * weight.amax(dim=1)  # one weight per row, 0 where it is skipped
     changed = {"advantages": advantages, "kondo_keep": keep}
-    for name in ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"):
+    for name in OPTIONAL_LOG_PROBS:
         if name in output:
             changed[name] = torch.where(keep, output[name], 0.0)
     return changed
@@ -64,11 +63,7 @@ def planned(
 ) -> list[dict[str, Any]]:
     """Return micro-steps of `size` rows each, kept rows in the last ones of each optimizer step.
 
-    Args:
-        batch: [n, ...] each.
-        active: per optimizer step, how many of its micro-steps run.
-        steps: micro-steps of an optimizer step.
-        size: rows of a micro-step.
+    An optimizer step has `steps` micro-steps, of which as many run as `active` says for it.
     """
     widths, block = widths_of(batch["kondo_keep"]), steps * size
     lengths = batch["completion_mask"].sum(dim=1).tolist()

@@ -22,12 +22,9 @@ from torch import Tensor
 class Part:
     """What one process runs in one micro-step."""
 
-    rows: list[int]
-    """Rows of the micro-step that enter the forward: the kept ones, or one filler."""
-    width: int
-    """Completion tokens of those rows that enter it; nothing is kept after them."""
-    idle: bool
-    """No process has a kept row in this micro-step: nothing runs."""
+    rows: list[int]  # rows of the micro-step that enter the forward: the kept ones, or one filler
+    width: int  # completion tokens of those rows that enter it; nothing is kept after them
+    idle: bool  # no process has a kept row in this micro-step: nothing runs
 
 
 def steps_needed(num_kept: int, rows_per_step: int) -> int:
@@ -38,14 +35,9 @@ def steps_needed(num_kept: int, rows_per_step: int) -> int:
 def order_rows(widths: Sequence[int], *, steps: int, active: int) -> list[int]:
     """Return the order of the rows of one optimizer step: kept rows last, by width.
 
-    Args:
-        widths: one per row: completion tokens up to the last kept one; 0 for a skipped row.
-        steps: micro-steps the rows are split into, in equal parts.
-        active: of these, the last ones that may hold kept rows.
-
-    Returns:
-        A permutation of the rows. Kept rows are dealt evenly to the active micro-steps, those of
-        similar width together, which wastes the least padding.
+    A width is a row's completion tokens up to its last kept one; 0 for a skipped row. The rows are
+    split into `steps` micro-steps of equal size. Kept rows are dealt evenly to the last `active`
+    ones, those of similar width together, which wastes the least padding.
 
     Example:
         >>> order_rows([5, 0, 0, 0, 3, 0, 0, 4, 0], steps=3, active=2)
@@ -70,12 +62,9 @@ def _cut(rank: int, kept: Sequence[int], active: int) -> int:
 
 
 def part_of(widths: Sequence[int], lengths: Sequence[int], *, idle: bool) -> Part:
-    """Return what a process runs in a micro-step with these rows.
+    """Return what a process runs in a micro-step with rows of these widths; see `order_rows`.
 
-    Args:
-        widths: as for `order_rows`.
-        lengths: completion tokens of each row.
-        idle: no process has a kept row here.
+    `lengths` counts all completion tokens of each row. Idle: no process has a kept row here.
 
     Example:
         >>> part_of([0, 2, 0, 3], [4, 4, 4, 4], idle=False)

@@ -12,24 +12,16 @@ import torch
 from torch import Tensor
 
 from kondo.engine import rows
+from kondo.integrations.trl.grpo_inputs import OPTIONAL_LOG_PROBS
 from kondo.ranks.communicator import Ranks
 from kondo.ranks.rebalance import move
 
 # What is 0 in a skipped row.
-_ZEROED = (
-    "advantages",
-    "kondo_keep",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-)
+_ZEROED = ("advantages", "kondo_keep", *OPTIONAL_LOG_PROBS)
 # What TRL pads on the right, to the longest completion of the process; prompts it pads on the left.
 _PER_TOKEN = (
-    *_ZEROED,
-    "completion_ids",
-    "completion_mask",
-    "importance_sampling_ratio",
-    "tool_mask",
+    *(*_ZEROED, "completion_ids", "completion_mask"),
+    *("importance_sampling_ratio", "tool_mask"),
 )
 
 
@@ -37,14 +29,10 @@ def in_turn(widths: Sequence[Sequence[int]], *, block: int) -> list[Tensor]:
     """Return the process that trains each kept row: within a block, in turn by width.
 
     `kondo.ranks.rebalance.deal` evens out cost. Here the number of rows counts: a micro-step holds
-    a fixed number of them, and all processes run as many micro-steps.
-
-    Args:
-        widths: per process and row, completion tokens up to the last kept one; 0 for a skipped row.
-        block: rows of one optimizer step; rows of different ones are not mixed.
-
-    Returns:
-        Per process, int64: destinations of its kept rows, in the order of the rows.
+    a fixed number of them, and all processes run as many micro-steps. A width is a row's completion
+    tokens up to the last kept one, 0 for a skipped row; a block holds the rows of one optimizer
+    step, and rows of different ones are not mixed. Returns, per process, int64: the destinations of
+    its kept rows, in the order of the rows.
 
     Example:
         >>> in_turn([[3, 0, 5, 4], [0, 0, 0, 0]], block=4)
@@ -73,12 +61,9 @@ def exchange(
 ) -> dict[str, Tensor]:
     """Return this process's rows after kept rows have moved, within each block of rows.
 
-    Args:
-        batch: TRL's inputs, [n, ...] each; 0-d ones pass through.
-        widths: as for `in_turn`, of all processes and all n rows.
-        block: as for `in_turn`.
-        ranks: the processes; every one of them calls.
-        per_row: names of [n, 1] tensors with one value per row, which are not padded.
+    The batch holds TRL's inputs, [n, ...] each; 0-d ones pass through. `widths` and `block` are
+    those of `in_turn`, of all processes and all n rows. Every process calls. `per_row` names [n, 1]
+    tensors with one value per row, which are not padded.
     """
     if not any(map(any, widths)):
         return batch

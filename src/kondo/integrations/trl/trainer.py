@@ -35,13 +35,7 @@ from kondo.engine.select import Selection, select
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer
 from kondo.integrations.trl.config import KondoGRPOConfig
-from kondo.integrations.trl.grpo_inputs import (
-    gated_inputs,
-    joined,
-    loss_mask,
-    planned,
-    token_rows,
-)
+from kondo.integrations.trl.grpo_inputs import gated_inputs, joined, loss_mask, planned, token_rows
 from kondo.integrations.trl.micro_steps import Part, steps_needed, widths_of
 from kondo.integrations.trl.row_exchange import exchange
 from kondo.ranks.communicator import Ranks
@@ -54,16 +48,16 @@ _STATE_FILE = "kondo_state.pt"
 # the last one. Elsewhere (FSDP) each has at least a filler.
 _MAY_IDLE = ("NO", "MULTI_CPU", "MULTI_GPU")
 
+_COUNTED = ("tokens_seen", "rows_seen", "tokens_trained", "rows_trained")
+
 
 @dataclasses.dataclass
 class _Window:
     """What happened since the last optimizer step."""
 
     clock: StageClock
-    trained: bool = False
-    """Whether any micro-step ran a forward and backward."""
-    counts: Tensor | int = 0
-    """[4]: tokens and rows seen, tokens and rows trained, on this process; prompts included."""
+    trained: bool = False  # whether any micro-step ran a forward and backward
+    counts: Tensor | int = 0  # [4]: see `_COUNTED`; of this process, prompts included
 
 
 # TRL calls itself typed, but hardly is: to mypy, it is Any, and so is what it returns.
@@ -153,13 +147,10 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         quiet = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        width, batch_size = output["completion_ids"].shape[1], self.args.per_device_train_batch_size
         with torch.no_grad(), quiet:
             return self._get_per_token_logps_and_entropies(
-                self.model,
-                ids,
-                mask,
-                output["completion_ids"].shape[1],
-                batch_size=self.args.per_device_train_batch_size,
+                self.model, ids, mask, width, batch_size=batch_size
             )[0]
 
     def _select(self, log_probs: Tensor | None, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -181,39 +172,28 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             known = self._gather(whole(log_probs.float())).cpu()
         if gate is None:
             gate = Prechosen(counted if self.args.kondo_unit == "token" else counted.any(dim=1))
-        self._check_signal(gate)
-        chosen = select(
-            known,
-            kondo.advantage.group_mean(
-                self._gate_rewards, self.num_generations, skip_nan=True
-            ).cpu(),
-            gate=gate,
-            unit=self.args.kondo_unit,
-            mask=counted,
-            generator=self._draws,
-        )
-        eta = self.args.delight_eta or 1.0
-        numbers = kondo.diagnostics(
-            chosen.values,
-            chosen.choice,
-            mask=chosen.unit_mask,
-            eta=eta,
-            name=value_name(gate.signal),
-        )
-        for name, value in numbers.items():
-            self._log(name, value)
-        keep, weight = self._local_decision(chosen, mask.shape[0])
-        columns = slice(prompt, prompt + mask.shape[1])
-        return keep[:, columns], weight[:, columns]
-
-    def _check_signal(self, gate: kondo.BaseGate) -> None:
-        """Refuse to weigh by values that are not delight."""
-        eta = self.args.delight_eta
+        eta, groups = self.args.delight_eta, self.num_generations
         if eta is not None and gate.signal is not kondo.delight:
             raise ValueError(
                 f"delight_eta must be None for a gate by another signal than delight, got {eta} "
                 f"and {gate!r}; it weighs what is trained by delight."
             )
+        chosen = select(
+            known,
+            kondo.advantage.group_mean(self._gate_rewards, groups, skip_nan=True).cpu(),
+            gate=gate,
+            unit=self.args.kondo_unit,
+            mask=counted,
+            generator=self._draws,
+        )
+        signal, units = value_name(gate.signal), chosen.unit_mask
+        for name, value in kondo.diagnostics(
+            chosen.values, chosen.choice, mask=units, eta=eta or 1.0, name=signal
+        ).items():
+            self._log(name, value)
+        keep, weight = self._local_decision(chosen, mask.shape[0])
+        columns = slice(prompt, prompt + mask.shape[1])
+        return keep[:, columns], weight[:, columns]
 
     def _gather(self, values: Tensor) -> Tensor:
         """Gather [n, T] of every process, T being each process's own, into [N, largest T]."""
@@ -258,13 +238,9 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         mine = torch.tensor(widths_of(batch["kondo_keep"]), device=self.accelerator.device)
         widths = self.accelerator.gather(mine).view(-1, mine.numel()).tolist()
         if self._deals:
-            batch = exchange(
-                batch,
-                widths,
-                block=block,
-                ranks=Ranks(),
-                per_row=self._per_row_inputs(),
-            )
+            by_row = self.use_vllm and self.vllm_importance_sampling_mode.startswith("sequence")
+            per_row = ("importance_sampling_ratio",) if by_row else ()
+            batch = exchange(batch, widths, block=block, ranks=Ranks(), per_row=per_row)
         active = [
             self._active_steps([own[start : start + block] for own in widths], size, steps)
             for start in range(0, mine.numel(), block)
@@ -284,10 +260,6 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         if self.accelerator.distributed_type.value in _MAY_IDLE:
             return steps_needed(most, size)
         return steps if most else 0
-
-    def _per_row_inputs(self) -> tuple[str, ...]:
-        by_row = self.use_vllm and self.vllm_importance_sampling_mode.startswith("sequence")
-        return ("importance_sampling_ratio",) if by_row else ()
 
     # Loss, forward and backward
 
@@ -357,15 +329,10 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
 
     def _count(self, inputs: dict[str, Any], rows: list[int], width: int) -> None:
         prompt, completion = inputs["prompt_mask"], inputs["completion_mask"]
-        numbers = (
-            inputs["kondo_seen"],
-            prompt.shape[0],
-            prompt[rows].sum() + completion[rows, :width].sum(),
-            len(rows),
-        )
-        self._window.counts = self._window.counts + torch.stack(
-            [torch.as_tensor(number, device=prompt.device) for number in numbers]
-        )
+        trained = prompt[rows].sum() + completion[rows, :width].sum()
+        numbers = (inputs["kondo_seen"], prompt.shape[0], trained, len(rows))
+        tensors = [torch.as_tensor(number, device=prompt.device) for number in numbers]
+        self._window.counts = self._window.counts + torch.stack(tensors)
 
     def _undilute_metrics(self, inputs: dict[str, Any]) -> None:
         """Make TRL's mean entropy and KL those of the trained tokens, not of zeros for the rest."""
@@ -384,9 +351,8 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             _leave_out_step(self.optimizer)
         # TRL logs means since the last log; of a total only the latest makes sense.
         self._metrics["train"]["kondo/empty_steps"] = [self.empty_steps]
-        names = ("tokens_seen", "rows_seen", "tokens_trained", "rows_trained")
         counts = self.accelerator.reduce(window.counts, reduction="sum").tolist()
-        for name, count in zip(names, counts, strict=True):
+        for name, count in zip(_COUNTED, counts, strict=True):
             self._log(name, count)
         spent = window.clock.seconds()
         for stage in ("screen", "select", "forward", "backward"):
@@ -453,7 +419,6 @@ def _leave_out_step(optimizer: Any) -> None:
 
     The Trainer then leaves the learning-rate schedule alone too.
     """
-
     step = optimizer.step  # a learning-rate schedule has wrapped it
 
     def skip(closure: Any = None) -> None:

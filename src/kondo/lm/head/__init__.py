@@ -99,9 +99,9 @@ def token_entropy(
     how = prepare(hidden, head, temperature, chunk, check)
     entropy = torch.empty(hidden.shape[0], dtype=how.wide, device=hidden.device)
     with how.no_autocast():
-        weight, bias = how.cast(head.weight), how.cast(head.bias)
+        head = how.cast_head(head)
         for part in how.chunks(hidden.shape[0]):
-            probs = chunk_logits(how.cast(hidden[part]), weight, bias, how.at(part)).softmax(dim=1)
+            probs = chunk_logits(how.cast(hidden[part]), head, how.at(part)).softmax(dim=1)
             entropy[part] = torch.special.entr(probs, out=probs).sum(dim=1)
             del probs  # before the next chunk's logits exist
     return entropy

@@ -22,7 +22,7 @@ takes three. A head that learns takes four in pieces, and three as a single chun
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -38,15 +38,15 @@ MAX_BLOCK = 8192
 
 def torch_log_probs(hidden: Tensor, head: Head, targets: Tensor, how: How) -> Tensor:
     """Return log-probs [K], with a graph only where something asks for one."""
-    inputs = (hidden, head.weight, head.bias)
-    if wants_graph(hidden, head):
-        found: Tensor = _TokenLogProbs.apply(*inputs, targets, how)  # type: ignore[no-untyped-call]
-        return found
-    return _forward(*inputs, targets, how).log_probs
+    if not wants_graph(hidden, head):
+        return _forward(hidden, head, targets, how).log_probs
+    inputs = (hidden, head.weight, head.bias, targets, how)
+    found: Tensor = _TokenLogProbs.apply(*inputs)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """`_forward` and `_backward`, made known to autograd."""
+    """`_forward`, and the gradients of hidden, weight and bias."""
 
     @staticmethod
     def forward(
@@ -57,7 +57,7 @@ class _TokenLogProbs(torch.autograd.Function):
         # What exists once anyway, a single chunk, may stay: it saves a product with the weight.
         one_chunk = 0 < hidden.shape[0] <= how.chunk
         ctx.saves = "delta_w" if frozen else "delta" if one_chunk else "inputs"
-        known = _forward(hidden, weight, bias, targets, how, wants=ctx.saves)
+        known = _forward(hidden, Head(weight, bias), targets, how, wants=ctx.saves)
         if ctx.saves == "delta_w":
             ctx.save_for_backward(known.delta_w)
         elif ctx.saves == "delta":
@@ -70,147 +70,101 @@ class _TokenLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         how: How = ctx.how
-        factor = -grad.unsqueeze(1) * how.slope
+        factor = -grad.unsqueeze(1) * how.slope  # -g s / T, [K, 1]
         if ctx.saves == "delta_w":
             (delta_w,) = ctx.saved_tensors
             return (delta_w * factor).to(ctx.hidden_dtype), None, None, None, None
         hidden, weight, bias, *known = ctx.saved_tensors
-        parts = list(how.chunks(hidden.shape[0]))
-        deltas: Iterator[Tensor] = (
-            iter(known)
-            if ctx.saves == "delta"
-            else _recomputed_deltas(hidden, weight, bias, *known, how=how, parts=parts)
-        )
-        wanted = ctx.needs_input_grad[:3]
-        return *_backward(hidden, weight, bias, deltas, factor, how, parts, wanted), None, None
+        head, parts = Head(weight, bias), list(how.chunks(hidden.shape[0]))
+        deltas = iter(known) if ctx.saves == "delta" else _deltas(hidden, head, *known, how=how)
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        # One chunk is no sum: its product may be rounded as it is written.
+        sum_dtype = weight.dtype if len(parts) == 1 else how.wide
+        d_hidden = torch.empty_like(hidden) if for_hidden else None
+        d_weight = torch.empty_like(weight, dtype=sum_dtype) if for_weight else None
+        d_bias = weight.new_zeros(weight.shape[0], dtype=how.wide) if for_bias else None
+        with how.no_autocast():
+            low_weight = how.cast(weight)
+            for part in parts:
+                delta = next(deltas)
+                if d_hidden is not None:
+                    d_hidden[part] = (delta @ low_weight) * factor[part]
+                if d_weight is not None:
+                    rows = how.cast(how.cast(hidden[part]) * factor[part])
+                    _add_product(d_weight, delta.T, rows, beta=float(part.start > 0))
+                if d_bias is not None:
+                    _add_product(d_bias.unsqueeze(1), delta.T, how.cast(factor[part]))
+                del delta  # before the next chunk's logits exist
+        if d_weight is not None and not parts:
+            d_weight.zero_()
+        d_weight = None if d_weight is None else d_weight.to(weight.dtype)
+        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), None, None
 
 
 class _Known(NamedTuple):
     """What a forward knows of K tokens."""
 
-    log_probs: Tensor
-    """[K]."""
-    log_sums: Tensor
-    """[K]: log sum exp(logits)."""
-    delta: Tensor | None
-    """[K, V], of a single chunk."""
-    delta_w: Tensor | None
-    """[K, D]: delta W."""
+    log_probs: Tensor  # [K]
+    log_sums: Tensor  # [K]: log sum exp(logits)
+    delta: Tensor | None  # [K, V], of a single chunk
+    delta_w: Tensor | None  # [K, D]: delta W
 
 
-def _forward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    how: How,
-    *,
-    wants: str = "",
-) -> _Known:
+def _forward(hidden: Tensor, head: Head, targets: Tensor, how: How, wants: str = "") -> _Known:
     """Return log-probs, log-sum-exps and, if wanted, "delta" or "delta_w"."""
     num_tokens, width = hidden.shape
     log_probs = torch.empty(num_tokens, dtype=how.wide, device=hidden.device)
     log_sums = torch.empty_like(log_probs)
-    delta: Tensor | None = None
-    delta_w = weight.new_empty(num_tokens, width, dtype=how.dtype) if wants == "delta_w" else None
+    delta = delta_w = None
+    if wants == "delta_w":
+        delta_w = hidden.new_empty(num_tokens, width, dtype=how.dtype)
     with how.no_autocast():
-        weight, bias = how.cast(weight), how.cast(bias)
+        head = how.cast_head(head)
         for part in how.chunks(num_tokens):
             here, target = how.at(part), targets[part].unsqueeze(1)
-            logits = chunk_logits(how.cast(hidden[part]), weight, bias, here)
+            logits = chunk_logits(how.cast(hidden[part]), head, here)
             log_probs[part], log_sums[part] = _at_target(logits, target)
             if wants.startswith("delta"):
                 delta = _delta(logits, target, log_probs[part], log_sums[part], here)
             del logits
             if delta is not None and delta_w is not None:
-                torch.mm(delta, weight, out=delta_w[part])
+                torch.mm(delta, head.weight, out=delta_w[part])
                 delta = None  # before the next chunk's logits exist
     return _Known(log_probs, log_sums, delta, delta_w)
 
 
-def _recomputed_deltas(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    log_probs: Tensor,
-    log_sums: Tensor,
-    *,
-    how: How,
-    parts: Sequence[slice],
+def _deltas(
+    hidden: Tensor, head: Head, targets: Tensor, log_probs: Tensor, log_sums: Tensor, *, how: How
 ) -> Iterator[Tensor]:
     """Yield each chunk's softmax - onehot, from logits computed anew; autocast must be off."""
-    weight, bias = how.cast(weight), how.cast(bias)
-    for part in parts:
-        here = how.at(part)
-        yield _delta(  # no names: neither logits nor delta outlive their turn
-            chunk_logits(how.cast(hidden[part]), weight, bias, here),
-            targets[part].unsqueeze(1),
-            log_probs[part],
-            log_sums[part],
+    head = how.cast_head(head)
+    for part in how.chunks(hidden.shape[0]):
+        here, target = how.at(part), targets[part].unsqueeze(1)
+        # No names: neither logits nor delta outlive their turn.
+        yield _delta(
+            chunk_logits(how.cast(hidden[part]), head, here),
+            *(target, log_probs[part], log_sums[part]),
             here,
         )
 
 
-def _backward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    deltas: Iterator[Tensor],
-    factor: Tensor,
-    how: How,
-    parts: Sequence[slice],
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of hidden, weight and bias, given -g s / T as factor [K, 1]."""
-    for_hidden, for_weight, for_bias = wanted
-    # One chunk is no sum: its product may be rounded as it is written.
-    sum_dtype = weight.dtype if len(parts) == 1 else how.wide
-    d_hidden = torch.empty_like(hidden) if for_hidden else None
-    d_weight = torch.empty_like(weight, dtype=sum_dtype) if for_weight else None
-    d_bias = weight.new_zeros(weight.shape[0], dtype=how.wide) if for_bias else None
-    with how.no_autocast():
-        low_weight = how.cast(weight)
-        for part in parts:
-            delta = next(deltas)
-            if d_hidden is not None:
-                d_hidden[part] = (delta @ low_weight) * factor[part]
-            if d_weight is not None:
-                rows = how.cast(how.cast(hidden[part]) * factor[part])
-                _add_product(d_weight, delta.T, rows, beta=float(part.start > 0))
-            if d_bias is not None:
-                _add_product(d_bias.unsqueeze(1), delta.T, how.cast(factor[part]))
-            del delta  # before the next chunk's logits exist
-    if d_weight is not None and not parts:
-        d_weight.zero_()
-    return (
-        d_hidden,
-        None if d_weight is None else d_weight.to(weight.dtype),
-        None if d_bias is None or bias is None else d_bias.to(bias.dtype),
-    )
-
-
-def chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+def chunk_logits(hidden: Tensor, head: Head, how: How) -> Tensor:
     """Return logits / T, [n, V] in the wide dtype."""
     if how.soft_cap is None:
-        return _scaled_linear(hidden, weight, bias, how.slope, how.wide)
-    raw = _scaled_linear(hidden, weight, bias, how.scale / how.soft_cap, how.wide)
+        return _scaled_linear(hidden, head, how.slope, how.wide)
+    raw = _scaled_linear(hidden, head, how.scale / how.soft_cap, how.wide)
     return raw.tanh_().mul_(how.top)
 
 
 def _scaled_linear(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    factor: float | Tensor,
-    dtype: torch.dtype,
+    hidden: Tensor, head: Head, factor: float | Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Return factor * (hidden @ weight.T + bias); a number costs no pass over [n, V]."""
     number = factor if isinstance(factor, float) else 1.0
-    result = hidden.new_empty(hidden.shape[0], weight.shape[0], dtype=dtype)
-    _add_product(result, hidden, weight.T, alpha=number, beta=0.0)
-    if bias is not None:
-        result.add_(bias, alpha=number)
+    result = hidden.new_empty(hidden.shape[0], head.weight.shape[0], dtype=dtype)
+    _add_product(result, hidden, head.weight.T, alpha=number, beta=0.0)
+    if head.bias is not None:
+        result.add_(head.bias, alpha=number)
     return result.mul_(factor) if isinstance(factor, Tensor) else result
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,11 +54,9 @@ class How:
 
     scale: float
     soft_cap: float | None
-    temperature: float | Tensor
-    """A number, or [K, 1]."""
+    temperature: float | Tensor  # A number, or [K, 1]
     chunk: int
-    dtype: torch.dtype
-    """Of matrix products."""
+    dtype: torch.dtype  # of matrix products
     device: torch.device
 
     @property
@@ -89,13 +87,14 @@ class How:
         for piece in range(pieces):
             yield slice(num_tokens * piece // pieces, num_tokens * (piece + 1) // pieces)
 
-    @overload
-    def cast(self, value: Tensor) -> Tensor: ...
-    @overload
-    def cast(self, value: None) -> None: ...
-    def cast(self, value: Tensor | None) -> Tensor | None:
+    def cast(self, value: Tensor) -> Tensor:
         """Return `value` as matrix products take it."""
-        return None if value is None else value.to(self.dtype)
+        return value.to(self.dtype)
+
+    def cast_head(self, head: Head) -> Head:
+        """Return the head as matrix products take it."""
+        bias = None if head.bias is None else self.cast(head.bias)
+        return head._replace(weight=self.cast(head.weight), bias=bias)
 
     def no_autocast(self) -> torch.autocast:
         """Casts are written out here; autocast would repeat them in every chunk."""
