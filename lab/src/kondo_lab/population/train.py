@@ -192,7 +192,7 @@ class Population:
             ),
         )
         self.draws = Draws([member.seed for member in self.members], device)
-        fresh = program.initialise(self.draws)
+        fresh = program.network.initialise(self.draws)
         self.parameters: Parameters = {
             name: value.to(dtype).contiguous() for name, value in fresh.items()
         }
