@@ -41,13 +41,9 @@ def losses(eta: float) -> dict[str, Loss]:
 
 
 def sampled_gradient(logits: Tensor, actions: Tensor, loss: Loss, baseline: float) -> Tensor:
-    """Return [P, K]: the direction of ascent for a batch, -grad of the mean loss.
+    """Return [P, K]: the direction of ascent for actions [P, n], -grad of the mean loss.
 
-    Args:
-        logits: [P, K]
-        actions: [P, n]; arm 0 is rewarded with 1.
-        loss: per unit, of log-probs and advantages.
-        baseline: b of U = R - b.
+    Arm 0 is rewarded with 1; the advantage is U = R - b, b the baseline.
     """
     logits = logits.detach().requires_grad_()
     log_probs = logits.log_softmax(dim=1).gather(1, actions)
