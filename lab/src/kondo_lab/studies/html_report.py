@@ -130,20 +130,18 @@ def _small_badge(result: Result) -> str:
 
 def _frontier(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return one choice per study, task and target, with its series; JSON has no NaN."""
-    choices = []
-    for result in results:
-        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    choices: dict[tuple[int, str, str], dict[str, Any]] = {}
+    for number, result in enumerate(results):
         for point in result.frontier:
-            numbers = (float, int)
-            plain = {
-                name: value if not isinstance(value, numbers) or math.isfinite(value) else None
-                for name, value in point._asdict().items()
-            }
-            groups.setdefault((point.task, point.target), []).append(plain)
-        for (task, target), points in groups.items():
-            choice = {"task": task, "target": target, "study": result.manifest["study"]}
-            choices.append(choice | {"small": result.small, "points": points})
-    return choices
+            about = {"task": point.task, "target": point.target, "study": result.manifest["study"]}
+            choice = choices.setdefault(
+                (number, point.task, point.target),
+                about | {"small": result.small, "points": []},
+            )
+            values = point._asdict().items()
+            lost = {k: None for k, v in values if isinstance(v, float) and not math.isfinite(v)}
+            choice["points"].append(point._asdict() | lost)
+    return list(choices.values())
 
 
 def _embedded(value: Any) -> str:

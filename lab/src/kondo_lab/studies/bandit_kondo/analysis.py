@@ -98,17 +98,16 @@ def _line(series: str, metric: str, p: float, theory: float, found: Estimate) ->
 
 def _success_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     """With log(1/delta)/p samples a success is there 1 - delta of the time, for log(1/delta)."""
-    lines = []
+    lines, wait = [], math.log(1 / settings.miss)
     for p in settings.success_probs:
-        size = math.ceil(math.log(1 / settings.miss) / p)
+        size = math.ceil(wait / p)
         theory = {
             "share of batches with cosine 1": 1 - (1 - p) ** size,
             "backward passes": p * size,
         }
         for metric, expected in theory.items():
             found = statistics.final(records, "first-success", GATE, metric, setting=p)
-            series = f"{GATE}, {math.log(1 / settings.miss):.3g} / p samples"
-            lines.append(_line(series, metric, p, expected, found))
+            lines.append(_line(f"{GATE}, {wait:.3g} / p samples", metric, p, expected, found))
     return lines
 
 
