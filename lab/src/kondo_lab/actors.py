@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,15 @@ def digits(*, batch: int = 1000, width: int = 256) -> Setup:
     """Return handwritten digits as a bandit, with an MLP."""
     return Setup(
         name="digits",
-        make_task=partial(_digits_task, batch),
+        make_task=partial(_seeded, DigitsBandit, {"batch": batch}),
         make_policy=partial(_digits_policy, width),
         samples=batch,
         limits={"images": (0, 1), "actions": (0, NUM_DIGITS - 1)},
     )
 
 
-def _digits_task(batch: int, seed: int) -> DigitsBandit:
-    return DigitsBandit(batch=batch, seed=seed)
+def _seeded(make: Callable[..., Task], options: Mapping[str, int], seed: int) -> Task:
+    return make(seed=seed, **options)
 
 
 def _digits_policy(width: int, seed: int) -> MLP:
@@ -37,24 +37,14 @@ def reversal(
     *, length: int = 10, num_tokens: int = 2, num_prompts: int = 100, num_answers: int = 10
 ) -> Setup:
     """Return token reversal, with a small transformer."""
+    shape = {"length": length, "num_tokens": num_tokens}
+    batch = {"num_prompts": num_prompts, "num_answers": num_answers}
     return Setup(
         name="reversal",
-        make_task=partial(_reversal_task, length, num_tokens, num_prompts, num_answers),
+        make_task=partial(_seeded, Reversal, shape | batch),
         make_policy=partial(_reversal_policy, length, num_tokens),
         samples=num_prompts * num_answers,
         limits={"prompts": (0, num_tokens - 1), "answers": (0, num_tokens - 1)},
-    )
-
-
-def _reversal_task(
-    length: int, num_tokens: int, num_prompts: int, num_answers: int, seed: int
-) -> Reversal:
-    return Reversal(
-        length=length,
-        num_tokens=num_tokens,
-        num_prompts=num_prompts,
-        num_answers=num_answers,
-        seed=seed,
     )
 
 

@@ -6,6 +6,7 @@ runs, so that `kondo --help` stays quick.
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +32,8 @@ MNIST = "KONDO_MNIST"
 
 def add_commands(commands: Commands) -> None:
     """Add the laboratory's commands to the command line."""
-    _add_demo(commands)
-    _add_list(commands)
-    _add_run(commands)
-    _add_plot(commands)
-    _add_report(commands)
+    for add in (_add_demo, _add_list, _add_run, _add_plot, _add_report):
+        add(commands)
 
 
 def _add_demo(commands: Commands) -> None:
@@ -59,8 +57,9 @@ def _add_demo(commands: Commands) -> None:
         help="folder for the results (default: %(default)s); if it already holds some, a numbered "
         "folder beside it is used",
     )
+    least = partial(whole, least=0)
     demo.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="first seed (default: %(default)s)"
+        "--seed", type=least, default=0, metavar="N", help="first seed (default: %(default)s)"
     )
     demo.add_argument(
         "--quick", action="store_true", help="a few steps only: a trial whose numbers mean nothing"
@@ -99,12 +98,9 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _add_list(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "list",
-        help="name the studies and what each should show",
-        description="Name the studies, the figures of the papers they repeat, and their claims.",
-        allow_abbrev=False,
-    )
+    text = "Name the studies, the figures of the papers they repeat, and their claims."
+    summary = "name the studies and what each should show"
+    parser = commands.add_parser("list", help=summary, description=text, allow_abbrev=False)
     parser.set_defaults(run=_list)
 
 
@@ -278,10 +274,11 @@ def _add_report(commands: Commands) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from kondo_lab import progress
-    from kondo_lab.studies import html_report, runner
+    from kondo_lab.studies import html_report
+    from kondo_lab.studies.result_folder import HEADLINE, MANIFEST
 
-    found = [path.parent for root in (RESULTS, RUNS) for path in root.glob(f"*/{runner.MANIFEST}")]
-    runs = [folder for folder in sorted(found) if (folder / runner.HEADLINE).exists()]
+    found = [path.parent for root in (RESULTS, RUNS) for path in root.glob(f"*/{MANIFEST}")]
+    runs = [folder for folder in sorted(found) if (folder / HEADLINE).exists()]
     folders = options.folders or runs
     if not folders:
         return fail(options, f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")
@@ -317,7 +314,3 @@ def _show(console: "Console", analysis: "Analysis") -> None:
 def _say(console: "Console", *lines: str) -> None:
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _seed(text: str) -> int:
-    return whole(text, least=0)

@@ -15,8 +15,6 @@ import torch
 import kondo
 from kondo_lab.worker_pool import usable_cores
 
-MANIFEST = "manifest.json"
-
 
 def write_manifest(path: Path, content: dict[str, Any]) -> None:
     """Write what made the results, as JSON."""

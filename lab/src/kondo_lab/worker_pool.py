@@ -56,15 +56,9 @@ def spread(
 ) -> list[ResultT]:
     """Run `job` on all seeds in `num_workers` processes, or right here if it is one.
 
-    Args:
-        job: picklable where there are several workers.
-        seeds: dealt out to the workers in turn.
-        num_workers: at most one per seed.
-        stopped: asked now and then; once it is true the jobs are told to stop.
-        on_update: called with the worker's number and what it sent.
-
-    Returns:
-        One result per worker.
+    Seeds are dealt out in turn; each worker gives one result. The job must be picklable where there
+    are several. `on_update` gets the worker's number and what it sent. Once stopped() is true, the
+    jobs are told to stop.
 
     Raises:
         RuntimeError: a worker failed; its traceback is in the message.

@@ -38,7 +38,7 @@ def leaves(parameters):
 
 def test_mlps_are_their_single_twins_with_gradients():
     program = toys.bandit_program()
-    parameters = leaves(doubled(program.initialise(Draws(range(MEMBERS)))))
+    parameters = leaves(doubled(program.network.initialise(Draws(range(MEMBERS)))))
     generator = torch.Generator().manual_seed(2)
     inputs = torch.rand(MEMBERS, 7, 5, generator=generator, dtype=torch.float64)
     factor = torch.randn(MEMBERS, 7, 4, generator=generator, dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_mlps_are_their_single_twins_with_gradients():
 
 def test_shared_inputs_give_the_logits_of_repeated_ones():
     program = toys.bandit_program()
-    parameters = doubled(program.initialise(Draws(range(MEMBERS))))
+    parameters = doubled(program.network.initialise(Draws(range(MEMBERS))))
     inputs = torch.rand(7, 5, generator=torch.Generator().manual_seed(2))  # float32, as images are
     repeated = program.network.logits(parameters, inputs.expand(MEMBERS, 7, 5))
     assert_close(program.network.shared_logits(parameters, inputs), repeated)

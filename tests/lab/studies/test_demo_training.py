@@ -93,20 +93,6 @@ def test_dense_methods_are_not_charged_for_choosing_and_gated_ones_are():
     assert all(value > 0 for value in gated.records[0][3:])
 
 
-def test_learner_seconds_are_gate_forward_and_backward():
-    record = StepRecord(
-        error=0.5,
-        samples=10,
-        backward_passes=1,
-        sampling=100.0,
-        gate=1.0,
-        forward=2.0,
-        backward=4.0,
-        optimiser=50.0,
-    )
-    assert record.learner_seconds == 7.0
-
-
 def test_runs_repeat_exactly():
     errors = []
     for _ in range(2):

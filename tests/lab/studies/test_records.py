@@ -6,7 +6,7 @@ import pytest
 
 from kondo_lab import provenance
 from kondo_lab.part import Record
-from kondo_lab.studies import records
+from kondo_lab.studies import records, statistics
 from kondo_lab.studies.study import FrontierPoint, Headline
 
 
@@ -95,7 +95,8 @@ def test_a_write_takes_the_place_of_the_old_file_at_its_end(tmp_path):
 
 def test_curves_are_means_over_seeds(tmp_path):
     made = [record(seed=seed, value=float(seed), forward=10 * seed) for seed in (1, 2, 3)]
-    records.write_curves(tmp_path / "curves.csv.gz", records.frame(made, part="a"))
+    table = statistics.over_seeds(records.frame(made, part="a"))
+    records.write(tmp_path / "curves.csv.gz", table)
     assert gzip.decompress((tmp_path / "curves.csv.gz").read_bytes()).decode() == (
         "part,series,setting,step,metric,mean,se,seeds,forward,backward\n"
         "a,PG,,10,error,2,0.57735,3,20,30\n"
@@ -104,13 +105,13 @@ def test_curves_are_means_over_seeds(tmp_path):
 
 def test_headline_and_frontier_leave_empty_what_there_is_none_of(tmp_path):
     lines = [Headline("Fig 1, left", "PG", "error", "", None, 0.12345678, None, 3, "")]
-    records.write_headline(tmp_path / "headline.csv", lines)
+    records.write_rows(tmp_path / "headline.csv", Headline, lines)
     assert (tmp_path / "headline.csv").read_text() == (
         "figure,series,metric,x,paper,ours,se,seeds,verdict\n"
         '"Fig 1, left",PG,error,,,0.123457,,3,\n'
     )
     points = [FrontierPoint("digits", "DG", math.nan, "5% error", math.nan, math.nan, 0, 3, 0.5)]
-    records.write_frontier(tmp_path / "frontier.csv", points)
+    records.write_rows(tmp_path / "frontier.csv", FrontierPoint, points)
     assert (tmp_path / "frontier.csv").read_text() == (
         "task,series,rate,target,forward,backward,reached,seeds,final_error\n"
         "digits,DG,,5% error,,,0,3,0.5\n"

@@ -30,10 +30,7 @@ KINDS = ("discovery", "random", "bug")
 def make(program: Program, members: Sequence[Member], parameters: Parameters) -> "Actors | None":
     """Return who acts for the members; None where all of them act themselves.
 
-    Args:
-        program: of the population.
-        members: P of them.
-        parameters: [P, ...] each, fresh: what stale actors begin with.
+    `parameters` are fresh: what stale actors begin with.
     """
     frictions = [member.frictions for member in members]
     if all(friction == Frictions() for friction in frictions):

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from kondo.core import losses
 from kondo.core.contract import BaseGate, name_of
@@ -182,3 +183,12 @@ class Member:
     """What the study sweeps, written into its records."""
     frictions: Frictions = Frictions()
     """Between it and its experience; by default it acts itself."""
+
+
+def each_seed(compared: Mapping[str, Update], num_seeds: int, **options: Any) -> list[Member]:
+    """Return every compared update, by series, with every seed from 0 on; `options` of Member."""
+    return [
+        Member(series=series, seed=seed, update=update, **options)
+        for series, update in compared.items()
+        for seed in range(num_seeds)
+    ]

@@ -125,15 +125,9 @@ class StackedTransformer:
         return parameters
 
     def log_prob(self, parameters: Parameters, prompts: Tensor, answers: Tensor) -> Tensor:
-        """Return log pi(answer token | what precedes it), differentiable.
+        """Return log pi(answer token | what precedes it), [P, G, A, Ha], differentiable.
 
-        Args:
-            parameters: of P members.
-            prompts: [P, G, Hp] int64.
-            answers: [P, G, A, Ha] int64.
-
-        Returns:
-            [P, G, A, Ha].
+        Prompts are [P, G, Hp] int64, answers [P, G, A, Ha] int64.
         """
         members, groups, repeats, length = answers.shape
         prompt_length = prompts.shape[-1]
@@ -157,12 +151,8 @@ class StackedTransformer:
     def sample(self, parameters: Parameters, prompts: Tensor, uniform: Tensor) -> Sampled:
         """Draw answers, keys and values of past positions cached.
 
-        The token is argmax(logits + Gumbel noise), an exact draw from the softmax.
-
-        Args:
-            parameters: of P members.
-            prompts: [P, G, Hp] int64.
-            uniform: [P, G, A, Ha, M] in (0, 1).
+        The token is argmax(logits + Gumbel noise), an exact draw from the softmax, where the noise
+        is made of `uniform`, [P, G, A, Ha, M] in (0, 1). Prompts are [P, G, Hp] int64.
         """
         members, groups, repeats, length, _ = uniform.shape
         prompt_length = self.prompt_length

@@ -10,7 +10,7 @@ each); log-probs, advantages and soft weights are [P, N, T], hard gates choose a
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ Screen = Callable[[Rolled, Tensor], Tensor]
 """(experience, step) -> log-probs [p, N, T] to decide by instead of the policy's own."""
 
 
+Program: TypeAlias = "BanditProgram | SequenceProgram"
+"""A task and its networks: all that the training loop knows of either."""
+
+
 class Decision(NamedTuple):
     """What a group's gate decided."""
 
@@ -49,62 +53,6 @@ class Decision(NamedTuple):
     """[p] int64, rows a backward pass is paid for."""
 
 
-class Program(Protocol):
-    """What the training loop needs of a task and its network."""
-
-    num_rows: int
-    """N, rows per step: what `forward` counts in the records."""
-
-    def initialise(self, draws: Draws) -> Parameters:
-        """Return fresh parameters."""
-
-    num_choices: int
-    """Actions, or tokens, to choose from."""
-
-    def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
-        """Draw inputs and actions; no rewards yet."""
-
-    def pay(self, rolled: Rolled) -> Tensor:
-        """Return the rewards of what was done."""
-
-    def actions(self, rolled: Rolled) -> Tensor:
-        """Return what was done, [P, N, T] int64."""
-
-    def with_actions(self, rolled: Rolled, actions: Tensor) -> Rolled:
-        """Return the same experience with other actions [P, N, T], their log-probs left as is."""
-
-    def right(self, rolled: Rolled) -> Tensor:
-        """Return what would have been right, [P, N, T] int64."""
-
-    def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
-        """Return what `act` says of the policy, of these parameters for what was done."""
-
-    def advantages(self, update: Update, rolled: Rolled) -> Tensor:
-        """Return reward minus baseline, [p, N, T]."""
-
-    def noisy_log_probs(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Tensor:
-        """Return log-probs [p, N, T] as a screen with Gaussian noise on its logits sees them."""
-
-    def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
-        """Return log-probs [p, N, T] of what was sampled, under any parameters."""
-
-    def outputs(self, parameters: Parameters, rolled: Rolled, rows: Tensor | None) -> Tensor:
-        """Return what losses are made of, of the rows [p, C] or of all; differentiable."""
-
-    def loss(
-        self,
-        update: Update,
-        outputs: Tensor,
-        rolled: Rolled,
-        decision: Decision,
-        rows: Tensor | None,
-    ) -> Tensor:
-        """Return the sum over members of each one's loss on these rows."""
-
-    def evaluate(self, parameters: Parameters) -> dict[str, Tensor]:
-        """Return held-out metrics, name -> [P]; empty where every input is fresh."""
-
-
 def decide(
     program: Program,
     update: Update,
@@ -115,16 +63,10 @@ def decide(
     *,
     screen: Screen | None = None,
 ) -> Decision:
-    """Return the decision of the members that share `update`.
+    """Return the decision of the members that share `update`, whose experience `rolled` is.
 
-    Args:
-        program: gives advantages and noisy log-probs.
-        update: of the members.
-        gate: their own copy of its gate, with what it remembers.
-        rolled: experience of these members.
-        draws: of these members.
-        step: 0-d int64.
-        screen: a draft to decide by; None decides by the policy itself.
+    `gate` is their own copy of the update's, with what it remembers. `screen` is a draft to decide
+    by; None decides by the policy itself.
     """
     advantages = program.advantages(update, rolled)
     log_probs = rolled["log_probs"]
@@ -139,8 +81,11 @@ def decide(
     values = unchecked(gate.signal)(log_probs, advantages)
     if not update.trains_all_rows:
         values = _of_rows(gate.signal, values, draws, step)
-    if update.delight_noise:
-        values = _add_noise(values, update.delight_noise, draws, step)
+    if update.delight_noise:  # in standard deviations of the member's own values
+        flat = values.flatten(1)
+        drawn = draws.normal("delight noise", step, flat.shape[1])
+        noise = update.delight_noise * flat.std(dim=1, keepdim=True) * drawn
+        values = (flat + noise).view(values.shape)
     flat = values.flatten(1)
     uniform = draws.uniform("gate", step, num_rows) if gate.draws else None
     chosen = gate.choose(flat, torch.ones_like(flat, dtype=torch.bool), uniform)
@@ -158,13 +103,6 @@ def _of_rows(signal: Signal, values: Tensor, draws: Draws, step: Tensor) -> Tens
     if signal is signals.uniform:
         return draws.uniform("priority", step, values.shape[1])
     return values.sum(dim=2) if needs_log_probs(signal) else values.mean(dim=2)
-
-
-def _add_noise(chi: Tensor, noise: float, draws: Draws, step: Tensor) -> Tensor:
-    """Add Gaussian noise whose standard deviation is a multiple of the member's own chi's."""
-    flat = chi.flatten(1)
-    drawn = draws.normal("delight noise", step, flat.shape[1])
-    return (flat + noise * flat.std(dim=1, keepdim=True) * drawn).view(chi.shape)
 
 
 def _gather(values: Tensor, rows: Tensor) -> Tensor:
@@ -218,13 +156,9 @@ class BanditProgram:
         self.num_choices = task.num_actions
         self.network = StackedMLP(task.num_inputs, task.num_actions, width=width)
 
-    def initialise(self, draws: Draws) -> Parameters:
-        """Return fresh parameters."""
-        return self.network.initialise(draws)
-
     @torch.no_grad()
     def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
-        """Show images and draw actions."""
+        """Show images and draw actions; no rewards yet."""
         inputs, labels = self.task.draw(draws, step, self.num_rows)
         distribution = self.network.logits(parameters, inputs).log_softmax(dim=-1)
         uniform = draws.uniform("actions", step, self.num_rows, self.samples)
@@ -255,7 +189,7 @@ class BanditProgram:
 
     @torch.no_grad()
     def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
-        """Return the distribution over actions, and the log-probs of those taken."""
+        """Return what `act` says of the policy, of these parameters for what was done."""
         distribution = self.outputs(parameters, rolled, None)
         log_probs = distribution.gather(2, rolled["actions"])
         return {"distribution": distribution, "log_probs": log_probs}
@@ -274,18 +208,21 @@ class BanditProgram:
                 return rewards
 
     def noisy_log_probs(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Tensor:
-        """Return log-probs of the actions under logits with noise."""
+        """Return log-probs of the actions under logits with Gaussian noise."""
         logits = rolled["distribution"]  # log-probs are logits up to a constant
         drawn = draws.normal("logit noise", step, *logits.shape[1:])
         noisy = (logits + noise * drawn).log_softmax(dim=-1)
         return noisy.gather(2, rolled["actions"])
 
     def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
-        """Return log-probs of the actions taken."""
+        """Return log-probs of the actions taken, under any parameters."""
         return self.outputs(parameters, rolled, None).gather(2, rolled["actions"])
 
     def outputs(self, parameters: Parameters, rolled: Rolled, rows: Tensor | None) -> Tensor:
-        """Return the log-probs of every action, [p, C, K]."""
+        """Return the log-probs of every action, [p, C, K], of the rows [p, C] or of all.
+
+        Differentiable, and what `loss` is made of.
+        """
         inputs = rolled["inputs"] if rows is None else _gather(rolled["inputs"], rows)
         return self.network.logits(parameters, inputs).log_softmax(dim=-1)
 
@@ -297,7 +234,7 @@ class BanditProgram:
         decision: Decision,
         rows: Tensor | None,
     ) -> Tensor:
-        """Return the loss of the actions taken, or of the labels."""
+        """Return the sum over members of the loss of the actions taken, or of the labels."""
         if is_of_labels(update.loss):
             labels = rolled["labels"] if rows is None else _gather(rolled["labels"], rows)
             return update.loss(outputs.gather(2, labels)).sum() / self.num_rows
@@ -327,10 +264,6 @@ class SequenceProgram:
         self.num_prompts, self.num_answers = num_prompts, num_answers
         self.num_rows = num_prompts * num_answers
         self.num_choices = task.num_tokens
-
-    def initialise(self, draws: Draws) -> Parameters:
-        """Return fresh parameters."""
-        return self.network.initialise(draws)
 
     @torch.no_grad()
     def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:

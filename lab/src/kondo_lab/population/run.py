@@ -23,22 +23,6 @@ Probe = Callable[[Any], dict[str, Tensor]]
 """Measures something of a population at an evaluated step: metric -> [P]."""
 
 
-class Named(Protocol):
-    """What a record says of a member."""
-
-    @property
-    def series(self) -> str:
-        """The line in the figure it belongs to."""
-
-    @property
-    def seed(self) -> int:
-        """Of its weights, inputs and actions."""
-
-    @property
-    def setting(self) -> float:
-        """What the study sweeps."""
-
-
 class Trainable(Protocol):
     """What the loop needs from a population."""
 
@@ -50,8 +34,8 @@ class Trainable(Protocol):
     """Made so far."""
 
     @property
-    def members(self) -> Sequence[Named]:
-        """P of them."""
+    def members(self) -> Sequence[Any]:
+        """P of them, each with its series, seed and setting."""
 
     @property
     def num_rows(self) -> int:
@@ -128,11 +112,12 @@ def train(
     histories = _resume(several, context)
     if several[0].num_steps == 0 and 0 in evaluate_at:
         histories = [[_measure(population, True, probe)] for population in several]
-    if context.device.type == "cuda":
+    cuda = context.device.type == "cuda"
+    if cuda:
         # A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier
         # parts must be gone before new ones are recorded, not whenever Python finds the time.
         gc.collect()
-    streams = [_stream(context.device) if each.overlaps else None for each in several]
+    streams = [new_stream(context.device) if each.overlaps and cuda else None for each in several]
     done, saved_at = several[0].num_steps, time.monotonic()
     while done < num_steps:
         for population, stream in zip(several, streams, strict=True):
@@ -194,31 +179,18 @@ def _measure(population: Trainable, evaluated: bool, probe: Probe | None) -> dic
 
 
 def records(
-    part: str, members: Sequence[Named], num_rows: int, history: Sequence[dict[str, Any]]
+    part: str, members: Sequence[Any], num_rows: int, history: Sequence[dict[str, Any]]
 ) -> Iterator[Record]:
-    """Yield what was measured of a population.
+    """Yield what was measured of P members that see `num_rows` samples a step.
 
-    Args:
-        part: of the study.
-        members: P of them.
-        num_rows: samples of a step and member.
-        history: per logged step its "step", "backward" [P], and "values" by metric, each [P].
+    `history` has, per logged step, its "step", "backward" [P], and "values" by metric, each [P].
     """
     for entry in history:
         step, paid = entry["step"], entry["backward"]
         for metric, values in entry["values"].items():
             for member, value, backward in zip(members, values, paid, strict=True):
-                yield Record(
-                    part=part,
-                    series=member.series,
-                    setting=member.setting,
-                    seed=member.seed,
-                    step=step,
-                    forward=step * num_rows,
-                    backward=backward,
-                    metric=metric,
-                    value=value,
-                )
+                place = (member.series, member.setting, member.seed, step)
+                yield Record(part, *place, step * num_rows, backward, metric, value)
 
 
 def _note(metric: str, histories: Sequence[Sequence[dict[str, Any]]]) -> str:
@@ -226,10 +198,6 @@ def _note(metric: str, histories: Sequence[Sequence[dict[str, Any]]]) -> str:
     last = [history[-1]["values"].get(metric, []) for history in histories if history]
     found = [value for values in last for value in values]
     return f"mean {metric} {100 * sum(found) / len(found):.1f}%" if found else ""
-
-
-def _stream(device: torch.device) -> "torch.cuda.Stream | None":
-    return new_stream(device) if device.type == "cuda" else None
 
 
 def _on(stream: "torch.cuda.Stream | None") -> AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ step can be captured in a CUDA graph.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,26 +28,13 @@ DRAFT_SEED = 1_000_003
 """Added to a member's seed: a draft must not begin as a part of the policy's own weights."""
 
 
-class Draft(Protocol):
-    """A draft screen of p members, with what it remembers."""
-
-    def __call__(self, rolled: Rolled, step: Tensor) -> Tensor:
-        """Return log-probs [p, N, T] of what the policy sampled, and learn if the draft does."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that the next call depends on."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-
-
-def make(program: Program, members: Sequence[Member], parameters: Parameters) -> Draft | None:
+def make(
+    program: Program, members: Sequence[Member], parameters: Parameters
+) -> "Stale | Quantised | Narrow | None":
     """Return the draft of members that share an update program; None where the policy screens.
 
-    Args:
-        program: of the population.
-        members: p of them.
-        parameters: [p, ...] each; views that follow the policy as it learns.
+    A draft is a function of (experience, step) that gives log-probs [p, N, T] of what the policy
+    sampled, and learns if the draft does. `parameters` are views that follow the policy.
     """
     update = members[0].update
     numbers = [member.update.draft for member in members]

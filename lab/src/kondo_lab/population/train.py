@@ -107,19 +107,14 @@ class _Group:
         mine = {name: value[self.members] for name, value in rolled.items()}
         rows = None if self.order is None else self.order[:, :num_rows]
         outputs = program.outputs(self.leaves, mine, rows)
-        start = self.members.start
-        losses = [
-            program.loss(
-                loss_of or rule.update,
-                outputs[rule.members.start - start : rule.members.stop - start],
-                {name: value[rule.members] for name, value in rolled.items()},
-                decision,
-                None
-                if rows is None
-                else rows[rule.members.start - start : rule.members.stop - start],
-            )
-            for rule, decision in zip(self.rules, self.decisions, strict=True)
-        ]
+        losses = []
+        for rule, decision in zip(self.rules, self.decisions, strict=True):
+            start = rule.members.start - self.members.start
+            own = slice(start, start + rule.members.stop - rule.members.start)
+            experience = {name: value[own] for name, value in mine.items()}
+            of_rule = None if rows is None else rows[own]
+            update = loss_of or rule.update
+            losses.append(program.loss(update, outputs[own], experience, decision, of_rule))
         return torch.autograd.grad(torch.stack(losses).sum(), list(self.leaves.values()))
 
     def _train(self, population: "Population", num_rows: int) -> None:
@@ -192,7 +187,7 @@ class Population:
             ),
         )
         self.draws = Draws([member.seed for member in self.members], device)
-        fresh = program.initialise(self.draws)
+        fresh = program.network.initialise(self.draws)
         self.parameters: Parameters = {
             name: value.to(dtype).contiguous() for name, value in fresh.items()
         }
@@ -258,13 +253,15 @@ class Population:
         Captured programs read this step's experience where it lies, so it must not be lost. A
         rolling gate remembers what it decides on, hence cannot look aside.
         """
-        rules = [rule for group in self.groups for rule in group.rules]
-        if any(rule.gate is not None and rule.gate.remembers for rule in rules):
-            raise ValueError("a population with a rolling gate cannot look aside; it remembers.")
-        if any(rule.screen is not None for rule in rules):
-            raise ValueError("a population with a draft screen cannot look aside; it remembers.")
-        if self._past is not None:
-            raise ValueError("a population with stale actors cannot look aside; they remember.")
+        rolling = any(rule.gate is not None and rule.gate.remembers for rule in self._rules)
+        drafted = any(rule.screen is not None for rule in self._rules)
+        for has_it, what, who in (
+            (rolling, "a rolling gate", "it remembers"),
+            (drafted, "a draft screen", "it remembers"),
+            (self._past is not None, "stale actors", "they remember"),
+        ):
+            if has_it:
+                raise ValueError(f"a population with {what} cannot look aside; {who}.")
         rolled = self.rolled
         decided = [(group.decisions, group.order) for group in self.groups]
         try:
@@ -304,16 +301,8 @@ class Population:
             "parameters": self.parameters,
             "counters": [self._step, self._error, self._backward],
             "optimisers": [group.optimiser.state_dict() for group in self.groups],
-            "gates": [
-                {} if rule.gate is None else rule.gate.state_dict()
-                for group in self.groups
-                for rule in group.rules
-            ],
-            "screens": [
-                None if rule.screen is None else rule.screen.state_dict()
-                for group in self.groups
-                for rule in group.rules
-            ],
+            "gates": [rule.gate.state_dict() if rule.gate else {} for rule in self._rules],
+            "screens": [rule.screen.state_dict() if rule.screen else None for rule in self._rules],
             "past": None if self._past is None else self._past.rings,
         }
 
@@ -329,16 +318,18 @@ class Population:
             group.optimiser.load_state_dict(adam)
             group.forget_programs()
         self._begin = Captured(self._begin_step, self.device)
-        rules = [rule for group in self.groups for rule in group.rules]
-        for rule, saved in zip(rules, state["gates"], strict=True):
+        for rule, gate, screen in zip(self._rules, state["gates"], state["screens"], strict=True):
             if rule.gate is not None:
-                rule.gate.load_state_dict(saved)
-        for rule, saved in zip(rules, state["screens"], strict=True):
+                rule.gate.load_state_dict(gate)
             if rule.screen is not None:
-                rule.screen.load_state_dict(saved)
+                rule.screen.load_state_dict(screen)
         if self._past is not None:
             for name, ring in self._past.rings.items():
                 ring.copy_(state["past"][name])
+
+    @property
+    def _rules(self) -> list[_Rule]:
+        return [rule for group in self.groups for rule in group.rules]
 
     @property
     def _past(self) -> frictions.Snapshots | None:

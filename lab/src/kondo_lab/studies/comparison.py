@@ -1,14 +1,14 @@
 """What several analyses do: a table of the paper's numbers beside ours, and finals by setting."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from kondo_lab.studies import statistics
-from kondo_lab.studies.study import Estimate, Headline, headline
+from kondo_lab.studies.study import Estimate, Headline, headline, ordering
 
 
 def against_paper(
@@ -33,6 +33,30 @@ def against_paper(
     return lines
 
 
+def beats(
+    figure: str,
+    metric: str,
+    x: float | str,
+    winners: Iterable[str],
+    others: Iterable[str],
+    ours: Mapping[str, Estimate] | Mapping[str, float],
+) -> list[Headline]:
+    """Return whether each winner of the paper is below each of the others, as `ordering` lines."""
+    pairs = itertools.product(others, winners)
+    return [ordering(figure, metric, x, paper=[w, other], ours=ours) for other, w in pairs]
+
+
+def ends(
+    records: pd.DataFrame,
+    part: str,
+    names: Iterable[str],
+    metric: str = "online error",
+    setting: float | None = None,
+) -> dict[str, Estimate]:
+    """Return series -> the number at the end of the run."""
+    return {n: statistics.final(records, part, n, metric, setting=setting) for n in names}
+
+
 def settings_of(records: pd.DataFrame, part: str, series: str) -> list[float]:
     """Return the settings a series was run at, in order."""
     own = records[(records["part"] == part) & (records["series"] == series)]
@@ -47,6 +71,14 @@ def finals(
         setting: statistics.final(records, part, series, metric, setting=setting)
         for setting in settings_of(records, part, series)
     }
+
+
+def means(
+    records: pd.DataFrame, part: str, series: str, metric: str, settings: Iterable[float]
+) -> list[float]:
+    """Return the mean over seeds at the end of the run, at each of these settings."""
+    final = statistics.final
+    return [final(records, part, series, metric, setting=setting).mean for setting in settings]
 
 
 def tolerated(errors: Mapping[float, Estimate], factor: float) -> float:

@@ -10,7 +10,7 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -92,15 +92,16 @@ def _small_note(results: Sequence[Result]) -> str:
 
 
 def _tiles(results: Sequence[Result]) -> str:
-    counts = _verdicts(line for result in results for line in result.headline)
+    counts: Counter[str] = Counter(line.verdict for result in results for line in result.headline)
+    labels = {
+        "matches": "match the paper",
+        "differs": "differ from the paper",
+        "": "have no paper number",
+    }
     return "\n".join(
-        f'<div class="tile {_kind(verdict)}"><span class="count" data-verdict="{verdict}">'
+        f'<div class="tile {verdict or "none"}"><span class="count" data-verdict="{verdict}">'
         f"{counts[verdict]}</span> <span>{label}</span></div>"
-        for verdict, label in {
-            "matches": "match the paper",
-            "differs": "differ from the paper",
-            "": "have no paper number",
-        }.items()
+        for verdict, label in labels.items()
     )
 
 
@@ -113,9 +114,9 @@ def _contents_line(result: Result, anchor: str) -> str:
 
 
 def _chips(lines: Sequence[Headline]) -> str:
-    counts = _verdicts(lines)
+    counts: Counter[str] = Counter(line.verdict for line in lines)
     chips = [
-        f'<span class="verdict {_kind(verdict)}">{counts[verdict]} '
+        f'<span class="verdict {verdict or "none"}">{counts[verdict]} '
         f"{one if counts[verdict] == 1 else several}</span>"
         for verdict, (one, several) in VERDICTS.items()
         if counts[verdict]
@@ -123,40 +124,24 @@ def _chips(lines: Sequence[Headline]) -> str:
     return f'<span class="chips">{" ".join(chips)}</span>'
 
 
-def _verdicts(lines: Iterable[Headline]) -> Counter[str]:
-    return Counter(line.verdict for line in lines)
-
-
-def _kind(verdict: str) -> str:
-    return verdict or "none"
-
-
 def _small_badge(result: Result) -> str:
     return '<span class="badge">small run</span> ' if result.small else ""
 
 
 def _frontier(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return one choice per study, task and target, with its series."""
-    choices = []
-    for result in results:
-        targets = dict.fromkeys((point.task, point.target) for point in result.frontier)
-        for task, target in targets:
-            points = [p._asdict() for p in result.frontier if (p.task, p.target) == (task, target)]
-            choices.append(
-                {
-                    "task": task,
-                    "target": target,
-                    "study": result.manifest["study"],
-                    "small": result.small,
-                    "points": [{k: _finite(v) for k, v in point.items()} for point in points],
-                }
+    """Return one choice per study, task and target, with its series; JSON has no NaN."""
+    choices: dict[tuple[int, str, str], dict[str, Any]] = {}
+    for number, result in enumerate(results):
+        for point in result.frontier:
+            about = {"task": point.task, "target": point.target, "study": result.manifest["study"]}
+            choice = choices.setdefault(
+                (number, point.task, point.target),
+                about | {"small": result.small, "points": []},
             )
-    return choices
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            values = point._asdict().items()
+            lost = {k: None for k, v in values if isinstance(v, float) and not math.isfinite(v)}
+            choice["points"].append(point._asdict() | lost)
+    return list(choices.values())
 
 
 def _embedded(value: Any) -> str:
@@ -172,6 +157,7 @@ def _embedded(value: Any) -> str:
 
 def _study(result: Result, anchor: str) -> str:
     manifest = result.manifest
+    figures = "".join(_figure(path, result) for path in result.figures)
     return Template(_asset("study.html")).substitute(
         anchor=anchor,
         title=_text(manifest["title"]),
@@ -180,7 +166,7 @@ def _study(result: Result, anchor: str) -> str:
         paper=_text(manifest["paper"]),
         claim=_text(manifest["claim"]),
         warnings=_warnings(result),
-        figures=_figures(result),
+        figures=f'<div class="figures">{figures}</div>' if figures else "",
         chips=_chips(result.headline),
         table=_table(result.headline),
         findings=_section("Findings", manifest["findings"]),
@@ -202,17 +188,11 @@ def _warnings(result: Result) -> str:
     return "\n".join(f'<p class="note warn">{warning}</p>' for warning in warnings)
 
 
-def _figures(result: Result) -> str:
-    if not result.figures:
-        return ""
-    return f'<div class="figures">{"".join(_figure(path, result) for path in result.figures)}</div>'
-
-
 def _figure(path: Path, result: Result) -> str:
     name = path.stem.replace("-", " ").replace("_", " ")
     alt = _text(f"{result.manifest['title']}: figure {name}")
     image = path.read_bytes()
-    width, height = _size(image)
+    width, height = struct.unpack(">II", image[16:24])  # the first numbers of a PNG's first chunk
     # Panels side by side would be too small in half the page.
     kind = "wide" if width > 1.9 * height else "plain"
     return (
@@ -221,12 +201,6 @@ def _figure(path: Path, result: Result) -> str:
         f'src="data:image/png;base64,{base64.b64encode(image).decode()}"></button>'
         f"<figcaption>{_text(name)}</figcaption></figure>"
     )
-
-
-def _size(image: bytes) -> tuple[int, int]:
-    """Return width and height of a PNG: the first two numbers of its first chunk."""
-    width, height = struct.unpack(">II", image[16:24])
-    return width, height
 
 
 def _table(lines: Sequence[Headline]) -> str:
@@ -244,7 +218,7 @@ def _table(lines: Sequence[Headline]) -> str:
     return (
         '<div class="scroll" role="region" aria-label="Paper and ours" tabindex="0">'
         f'<table class="comparison"><thead><tr>{head}</tr></thead>\n{bodies}</table></div>\n'
-        + ("" if _verdicts(lines)["differs"] else nothing)
+        + ("" if any(line.verdict == "differs" for line in lines) else nothing)
     )
 
 
@@ -260,7 +234,7 @@ def _body(figure: str, metric: str, lines: Sequence[Headline]) -> str:
 
 
 def _row(line: Headline) -> str:
-    kind = _kind(line.verdict)
+    kind = line.verdict or "none"
     cells = (
         _place(line.x),
         "" if line.paper is None else _number(line.paper),

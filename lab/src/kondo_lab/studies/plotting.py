@@ -1,7 +1,7 @@
 """One style for the figures of all studies: what a series looks like, axes, and the file."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo_lab.provenance import atomically
+from kondo_lab.studies import statistics
 from kondo_lab.studies.study import Estimate
 
 Axis = Literal["step", "forward", "backward"]
@@ -68,6 +69,14 @@ def by_setting(ax: Axes, found: Mapping[float, Estimate], label: str, *, colour:
     ax.errorbar(xs, means, errors, color=colour, label=label, marker="o", markersize=3.5)
 
 
+def sweep(
+    ax: Axes, found: Mapping[str, Mapping[float, Estimate]], colours: Iterable[Any] = WHEEL
+) -> None:
+    """Draw series -> {setting: estimate}, each as `by_setting` does."""
+    for (name, values), colour in zip(found.items(), colours, strict=False):
+        by_setting(ax, values, name, colour=colour)
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """Draw in the laboratory's style inside. An analysis is run in it."""
@@ -102,6 +111,37 @@ def line(
         curve[x], curve["mean"], **{"color": colour, "linestyle": dash, "label": series} | options
     )
     band(ax, curve[x], curve["mean"], curve["se"], colour=drawn[0].get_color())
+
+
+def curves(
+    ax: Axes,
+    records: pd.DataFrame,
+    part: str,
+    names: Sequence[str],
+    metric: str,
+    *,
+    x: Axis = "step",
+    setting: float | None = None,
+    colours: Iterable[Any] = WHEEL,
+    known: Mapping[str, Mapping[float, float]] | None = None,
+    **options: Any,
+) -> None:
+    """Draw the curves of several series, and the paper's numbers as crosses.
+
+    Args:
+        colours: one per series, in order.
+        known: series -> {x: value}, read off the paper.
+        options: of `line`.
+    """
+    for name, colour in zip(names, colours, strict=False):
+        own = statistics.curve(records, part, name, metric, setting=setting)
+        line(ax, own, name, names, x=x, **{"color": colour, "linestyle": "-"} | options)
+        crosses(ax, (known or {}).get(name, {}), color=colour)
+
+
+def crosses(ax: Axes, points: Mapping[Any, float], **options: Any) -> None:
+    """Draw x -> value as read off the paper."""
+    ax.plot(list(points), list(points.values()), "x", **options)
 
 
 def band(ax: Axes, xs: Any, means: Any, errors: Any, *, colour: Any) -> None:

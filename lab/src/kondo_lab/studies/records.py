@@ -3,7 +3,7 @@
 import csv
 import gzip
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pandas as pd
 
 from kondo_lab.part import Record
 from kondo_lab.provenance import atomically
-from kondo_lab.studies import statistics
 from kondo_lab.studies.study import FrontierPoint, Headline
 
 DTYPES = {
@@ -74,25 +73,11 @@ def read(path: Path) -> pd.DataFrame:
     )
 
 
-def write_curves(path: Path, table: pd.DataFrame) -> None:
-    """Write the mean over seeds at every step, compressed like the records."""
-    write(path, statistics.over_seeds(table))
-
-
-def write_headline(path: Path, lines: Sequence[Headline]) -> None:
-    """Write headline.csv; what there is none of stays empty."""
-    _write_rows(path, Headline._fields, lines)
-
-
-def write_frontier(path: Path, points: Sequence[FrontierPoint]) -> None:
-    """Write frontier.csv; what there is none of stays empty."""
-    _write_rows(path, FrontierPoint._fields, points)
-
-
-def _write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_rows(path: Path, made: type[Headline | FrontierPoint], rows: Iterable[Any]) -> None:
+    """Write headline.csv or frontier.csv; what there is none of stays empty."""
     with atomically(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
+        writer.writerow(made._fields)
         writer.writerows([_cell(value) for value in row] for row in rows)
 
 

@@ -66,8 +66,8 @@ def read(folder: Path) -> Result:
     lines = _lines(folder / FRONTIER) if (folder / FRONTIER).is_file() else []
     return Result(
         manifest=_manifest(folder / MANIFEST),
-        headline=[_headline(where, line) for where, line in _lines(folder / HEADLINE)],
-        frontier=[_point(where, line) for where, line in lines],
+        headline=[_row(Headline, where, line) for where, line in _lines(folder / HEADLINE)],
+        frontier=[_row(FrontierPoint, where, line) for where, line in lines],
         figures=sorted(folder.glob("*.png"), key=_natural),
     )
 
@@ -93,6 +93,8 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 _COLUMNS = {HEADLINE: Headline._fields, FRONTIER: FrontierPoint._fields}
+_COUNTS, _OPTIONAL = ("seeds", "reached"), ("paper", "se")
+_NUMBERS = ("rate", "forward", "backward", "final_error", "ours", *_COUNTS, *_OPTIONAL)
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, str]]]:
@@ -109,44 +111,24 @@ def _lines(path: Path) -> list[tuple[str, dict[str, str]]]:
     return lines
 
 
-def _headline(where: str, line: dict[str, str]) -> Headline:
-    if line["verdict"] not in get_args(Verdict):
+def _row(made: Any, where: str, line: dict[str, str]) -> Any:
+    """Return a line as a Headline or FrontierPoint; files leave empty what there is none of."""
+    if line.get("verdict", "") not in get_args(Verdict):
         raise ValueError(
             f"folders: {where}: verdict is {line['verdict']!r}; expected matches, differs or "
             "nothing. Run the study again."
         )
-    texts: dict[str, Any] = dict(line)
-    return Headline(
-        **texts
-        | {
-            "paper": _number(where, line, "paper") if line["paper"] else None,
-            "ours": _number_or_nan(where, line, "ours"),
-            "se": _number(where, line, "se") if line["se"] else None,
-            "seeds": int(_number(where, line, "seeds")),
-        }
-    )
-
-
-def _point(where: str, line: dict[str, str]) -> FrontierPoint:
-    numbers = {
-        name: _number_or_nan(where, line, name)
-        for name in ("rate", "forward", "backward", "final_error")
-    }
-    counts = {name: int(_number(where, line, name)) for name in ("reached", "seeds")}
-    texts = {name: line[name] for name in ("task", "series", "target")}
-    values: dict[str, Any] = texts | numbers | counts
-    return FrontierPoint(**values)
-
-
-def _number_or_nan(where: str, line: dict[str, str], name: str) -> float:
-    # Files leave empty what there is none of.
-    return _number(where, line, name) if line[name] else math.nan
-
-
-def _number(where: str, line: dict[str, str], name: str) -> float:
-    try:
-        return float(line[name])
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"folders: {where}: {name} is {line[name]!r}; expected a number. Run the study again."
-        ) from error
+    values: dict[str, Any] = dict(line)
+    for name in (name for name in _NUMBERS if name in line):
+        if line[name] == "" and name not in _COUNTS:
+            values[name] = None if name in _OPTIONAL else math.nan
+            continue
+        try:
+            number = float(line[name])
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"folders: {where}: {name} is {line[name]!r}; expected a number. Run the study "
+                "again."
+            ) from error
+        values[name] = int(number) if name in _COUNTS else number
+    return made(**values)

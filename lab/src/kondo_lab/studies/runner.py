@@ -26,15 +26,12 @@ from rich.console import Console
 
 from kondo_lab import progress, provenance
 from kondo_lab.part import Context, Part, Stopped
-from kondo_lab.studies import plotting, records
-from kondo_lab.studies.study import Analysis, Size, Study
+from kondo_lab.studies import plotting, records, statistics
+from kondo_lab.studies.result_folder import CURVES, FRONTIER, HEADLINE, MANIFEST
+from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, Size, Study
 from kondo_lab.worker_pool import stop_on_interrupt
 
-MANIFEST = provenance.MANIFEST
 RECORDS = "records.csv.gz"
-CURVES = "curves.csv.gz"
-HEADLINE = "headline.csv"
-FRONTIER = "frontier.csv"
 PARTS = "parts"
 # What must be the same for a run to be resumed.
 _IDENTITY = ("study", "version", "size", "settings", "device")
@@ -225,12 +222,12 @@ def _analyse(
         pictures = {folder / f"{name}.png": figure for name, figure in analysis.figures.items()}
         for path, figure in pictures.items():
             plotting.save(figure, path)
-    records.write_curves(folder / CURVES, table)
-    records.write_headline(folder / HEADLINE, analysis.headline)
+    records.write(folder / CURVES, statistics.over_seeds(table))
+    records.write_rows(folder / HEADLINE, Headline, analysis.headline)
     written = [folder / CURVES, folder / HEADLINE, *pictures]
     stale = {folder / name for name in manifest["figures"]} | {folder / FRONTIER}
     if analysis.frontier:
-        records.write_frontier(folder / FRONTIER, analysis.frontier)
+        records.write_rows(folder / FRONTIER, FrontierPoint, analysis.frontier)
         written.append(folder / FRONTIER)
     for path in stale - set(written):
         path.unlink(missing_ok=True)

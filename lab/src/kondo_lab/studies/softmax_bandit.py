@@ -6,12 +6,12 @@ R = 1{A = y*}, p = pi(y*), K - 1 wrong arms of equal probability and a constant 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from kondo_lab.part import Context, Record
+from kondo_lab.part import Context, Record, Stopped
 from kondo_lab.worker_pool import one_thread
 
 
@@ -23,6 +23,30 @@ def on_one_thread(run: Callable[[Context], Iterable[Record]]) -> Callable[[Conte
             return list(run(context))
 
     return alone
+
+
+def report(context: Context, share: float, note: str) -> None:
+    """Say how far a part has come; raise Stopped where the user asked for it."""
+    if context.stopped():
+        raise Stopped  # nothing to save: a part takes seconds
+    context.progress(share, note)
+
+
+def by_seed(
+    part: str,
+    series: str,
+    setting: float,
+    measured: Mapping[str, Tensor],
+    *,
+    step: int = 0,
+    forward: int = 0,
+    backward: int | Tensor = 0,
+) -> Iterator[Record]:
+    """Yield the records of measured numbers, metric -> [seeds]; `backward` may be [seeds] too."""
+    for metric, values in measured.items():
+        for seed, value in enumerate(values.tolist()):
+            paid = int(backward[seed]) if isinstance(backward, Tensor) else backward
+            yield Record(part, series, setting, seed, step, forward, paid, metric, value)
 
 
 def peaked(p: float, num_arms: int) -> Tensor:

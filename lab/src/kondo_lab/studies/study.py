@@ -23,14 +23,7 @@ Size = Literal["small", "full"]
 
 
 def sized(size: Size, full: SettingsT, small: SettingsT, **seeds: int | None) -> SettingsT:
-    """Return the settings of a size, with the numbers of seeds that are given, by field.
-
-    Args:
-        size: which of the two.
-        full: settings of the full size.
-        small: settings of the small one.
-        seeds: field -> number; None leaves what the settings have.
-    """
+    """Return the settings of a size; `seeds` (field -> number) replaces what is not None."""
     chosen = full if size == "full" else small
     given = {name: number for name, number in seeds.items() if number is not None}
     return dataclasses.replace(chosen, **given)
@@ -92,14 +85,20 @@ def headline(
 
 
 def ordering(
-    figure: str, metric: str, x: float | str, *, paper: Sequence[str], ours: Mapping[str, float]
+    figure: str,
+    metric: str,
+    x: float | str,
+    *,
+    paper: Sequence[str],
+    ours: Mapping[str, Estimate] | Mapping[str, float],
 ) -> Headline:
     """Return a line that says whether `ours` rises in the order of the paper's series, best first.
 
     The share of pairs in the paper's order stands where a number does: 1 is the same order.
     """
+    means = {n: v.mean if isinstance(v, Estimate) else v for n, v in ours.items()}
     pairs = [(a, b) for i, a in enumerate(paper) for b in paper[i + 1 :]]
-    same = sum(ours[a] <= ours[b] for a, b in pairs) / len(pairs)
+    same = sum(means[a] <= means[b] for a, b in pairs) / len(pairs)
     verdict: Verdict = "matches" if same == 1.0 else "differs"
     name = " < ".join(paper)
     return Headline(figure, name, f"order of {metric}", x, 1.0, same, None, 1, verdict)
@@ -129,10 +128,10 @@ class FrontierPoint(NamedTuple):
 class Analysis:
     """What is read out of the records."""
 
-    headline: list[Headline]
-    figures: "dict[str, Figure]"
+    headline: list[Headline] = dataclasses.field(default_factory=list)
+    figures: "dict[str, Figure]" = dataclasses.field(default_factory=dict)
     """File name without suffix -> figure."""
-    findings: list[str]
+    findings: list[str] = dataclasses.field(default_factory=list)
     """Sentences with measured numbers in them, for the terminal, the report and the docs."""
     frontier: list[FrontierPoint] = dataclasses.field(default_factory=list)
 

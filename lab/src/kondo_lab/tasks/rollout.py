@@ -1,12 +1,10 @@
 """What a task gives to the training loop."""
 
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from kondo.engine.select import Unit
-
-PolicyT = TypeVar("PolicyT", contravariant=True)
 
 
 class Rollout(NamedTuple):
@@ -22,14 +20,14 @@ class Rollout(NamedTuple):
     """[N] float, centred only."""
 
 
-class Task(Protocol[PolicyT]):
+class Task(Protocol):
     """A source of experience for one kind of policy, with its own generators."""
 
     unit: Unit
     """What a gate keeps or skips here."""
 
-    def rollout(self, policy: PolicyT) -> Rollout:
+    def rollout(self, policy: Any) -> Rollout:
         """Draw inputs, let the policy act, return rewards and advantages."""
 
-    def held_out_error(self, policy: PolicyT) -> float | None:
+    def held_out_error(self, policy: Any) -> float | None:
         """Return the error of the policy's greedy actions on held-out inputs, if there are any."""

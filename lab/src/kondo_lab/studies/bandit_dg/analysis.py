@@ -1,5 +1,7 @@
 """Closed form beside Monte Carlo, the two figures of the paper, and where eta may stand."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -7,11 +9,21 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
-from kondo_lab.studies.bandit_dg.run import CE, DG, ERROR, GAP, PG, POOLED_GAP
+from kondo_lab.studies.bandit_dg.run import (
+    ALONG,
+    CE,
+    DG,
+    ERROR,
+    GAP,
+    OFF,
+    PG,
+    PG_CLOSER,
+    POOLED_GAP,
+)
 from kondo_lab.studies.bandit_dg.settings import Settings
+from kondo_lab.studies.comparison import finals, means
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
-ALONG, OFF = "length along the true gradient", "perpendicular variance"
 GAP_TO_PG = "1 - cosine to the true gradient"
 GAP_TO_CE = "1 - cosine to the CE gradient"
 COLOURS = {PG: "#5a5a5a", DG: "#0072b2", CE: "#009e73"}
@@ -20,28 +32,28 @@ WHEEL = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
-    there = set(records["part"])
-    lines: list[Headline] = []
-    findings: list[str] = []
-    figures: dict[str, Figure] = {}
+    there, found = set(records["part"]), Analysis()
+    lines, figures, eta = found.headline, found.figures, settings.eta
     if "gap" in there:
         lines += _gap_lines(records, settings)
         figures["prop1-cosine-gap"] = _gap_figure(records, settings)
     if "single" in there:
-        lines += _single_lines(records, settings)
-        figures["fig5-one-context"] = _curves(records, "single", (PG, DG), settings.eta, GAP_TO_PG)
-        findings.append(_single_finding(records, settings))
+        orders = {ERROR: [DG, PG], GAP: [DG, PG]}
+        steps = [settings.single_steps // 3, settings.single_steps]
+        lines += _figure_lines(records, "single", "DG Fig 5", orders, steps, eta)
+        figures["fig5-one-context"] = _curves(records, "single", (PG, DG), eta, GAP_TO_PG)
+        found.findings.append(_single_finding(records, settings))
     if "table" in there:
-        lines += _table_lines(records, settings)
-        figures["fig6-many-contexts"] = _curves(
-            records, "table", (PG, DG, CE), settings.eta, GAP_TO_CE
-        )
+        orders = {ERROR: [CE, DG, PG], GAP: [DG, PG]}
+        steps = [settings.table_steps // 10, settings.table_steps]
+        lines += _figure_lines(records, "table", "DG Fig 6", orders, steps, eta)
+        figures["fig6-many-contexts"] = _curves(records, "table", (PG, DG, CE), eta, GAP_TO_CE)
     if "search" in there:
         lines += _search_lines(records, settings)
-        findings.append(_search_finding(records, settings))
+        found.findings.append(_search_finding(records, settings))
     if {"table", "search"} <= there:
         figures["prop2-eta"] = _eta_figure(records, settings)
-    return Analysis(headline=lines, figures=figures, findings=findings)
+    return found
 
 
 def theory(settings: Settings, error: float) -> dict[str, float]:
@@ -55,14 +67,11 @@ def theory(settings: Settings, error: float) -> dict[str, float]:
 
 def ratio(records: pd.DataFrame, metric: str, error: float) -> Estimate:
     """Return DG / PG of a number at one policy: mean over mean, error from the ratios by seed."""
-    by_seed = {
-        name: statistics.select(records, "gap", name, metric, setting=error).set_index("seed")[
-            "value"
-        ]
+    dg, pg = (
+        statistics.select(records, "gap", name, metric, setting=error).set_index("seed")["value"]
         for name in (DG, PG)
-    }
-    spread = statistics.estimate((by_seed[DG] / by_seed[PG]).tolist())
-    return spread._replace(mean=float(by_seed[DG].mean() / by_seed[PG].mean()))
+    )
+    return statistics.estimate((dg / pg).tolist())._replace(mean=float(dg.mean() / pg.mean()))
 
 
 def _gap_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
@@ -92,28 +101,13 @@ def _figure_lines(
 ) -> list[Headline]:
     """Return each series' number at each step, and whether they end in the paper's order."""
     lines = []
+    at = partial(statistics.at, records, part, setting=eta)
     for metric, order in orders.items():
         for step in steps:
-            found = {
-                name: statistics.at(records, part, name, metric, step, setting=eta)
-                for name in order
-            }
+            found = {name: at(name, metric, step) for name in order}
             lines += [headline(figure, name, metric, step, value) for name, value in found.items()]
-        means = {name: value.mean for name, value in found.items()}
-        lines.append(ordering(figure, metric, steps[-1], paper=order, ours=means))
+        lines.append(ordering(figure, metric, steps[-1], paper=order, ours=found))
     return lines
-
-
-def _single_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    steps = [settings.single_steps // 3, settings.single_steps]
-    orders = {ERROR: [DG, PG], GAP: [DG, PG]}
-    return _figure_lines(records, "single", "DG Fig 5", orders, steps, settings.eta)
-
-
-def _table_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    steps = [settings.table_steps // 10, settings.table_steps]
-    orders = {ERROR: [CE, DG, PG], GAP: [DG, PG]}
-    return _figure_lines(records, "table", "DG Fig 6", orders, steps, settings.eta)
 
 
 def _single_finding(records: pd.DataFrame, settings: Settings) -> str:
@@ -132,24 +126,19 @@ def _single_finding(records: pd.DataFrame, settings: Settings) -> str:
 def _largest_share(records: pd.DataFrame, eta: float) -> float:
     """Return the share of sets where PG was closer to CE, of the worst number of contexts."""
     chosen = records[
-        (records["metric"] == "share of sets where PG is closer")
-        & np.isclose(records["setting"], eta, rtol=1e-5)
+        (records["metric"] == PG_CLOSER) & np.isclose(records["setting"], eta, rtol=1e-5)
     ]
     return float(chosen.groupby("series")["value"].mean().max())
 
 
 def _search_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    return [
-        headline(
-            "DG Prop 2" if eta > 0.5 else "beyond the paper",
-            "DG, PG",
-            "share of drawn sets of contexts where PG is closer to CE",
-            f"eta={eta:g}",
-            Estimate(_largest_share(records, eta), seeds=settings.search_seeds),
-            paper=0.0 if eta > 0.5 else None,
-        )
-        for eta in settings.search_etas
-    ]
+    metric = "share of drawn sets of contexts where PG is closer to CE"
+    lines = []
+    for eta in settings.search_etas:
+        figure, known = ("DG Prop 2", 0.0) if eta > 0.5 else ("beyond the paper", None)
+        ours = Estimate(_largest_share(records, eta), seeds=settings.search_seeds)
+        lines.append(headline(figure, "DG, PG", metric, f"eta={eta:g}", ours, paper=known))
+    return lines
 
 
 def _search_finding(records: pd.DataFrame, settings: Settings) -> str:
@@ -166,22 +155,13 @@ def _gap_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 1, width=5.2, height=3.6)
     ax = axes[0, 0]
     errors = np.geomspace(min(settings.gap_errors), max(settings.gap_errors), 100)
-    for colour, (metric, name) in zip(
-        WHEEL,
-        {
-            POOLED_GAP: "cosine gap, (w-/c)^2",
-            ALONG: "length, c",
-            OFF: "perp. variance, w-^2",
-        }.items(),
-        strict=False,
-    ):
+    names = {POOLED_GAP: "cosine gap, (w-/c)^2", ALONG: "length, c", OFF: "perp. variance, w-^2"}
+    for colour, (metric, name) in zip(WHEEL, names.items(), strict=False):
         ax.plot(errors, [theory(settings, e)[metric] for e in errors], color=colour, label=name)
         found = [ratio(records, metric, error).mean for error in settings.gap_errors]
         ax.plot(settings.gap_errors, found, "o", color=colour)
-    ax.set(xscale="log", yscale="log")
-    ax.set_title(f"DG over PG, K={settings.arms} (dots: measured)")
-    ax.set_xlabel("error of the policy, 1 - p")
-    ax.set_ylabel("DG / PG")
+    ax.set(xscale="log", yscale="log", title=f"DG over PG, K={settings.arms} (dots: measured)")
+    ax.set(xlabel="error of the policy, 1 - p", ylabel="DG / PG")
     ax.legend(fontsize=8)
     return figure
 
@@ -209,31 +189,23 @@ def _eta_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 
 
 def _draw_lead(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
+    etas = settings.search_etas
     for colour, contexts in zip(WHEEL, settings.search_contexts, strict=False):
-        shares = [
-            statistics.final(
-                records, "search", f"N={contexts}", "share of sets where PG is closer", setting=eta
-            ).mean
-            for eta in settings.search_etas
-        ]
-        ax.plot(settings.search_etas, shares, "o-", color=colour, label=f"N = {contexts}")
+        shares = means(records, "search", f"N={contexts}", PG_CLOSER, etas)
+        ax.plot(etas, shares, "o-", color=colour, label=f"N = {contexts}")
     ax.axvline(0.5, color="#5a5a5a", linestyle="--", linewidth=1)
-    ax.set_xscale("log")
-    ax.set_title("where DG is not closer to CE")
-    ax.set_xlabel("eta (dashes: 1/2)")
+    ax.set(xscale="log", title="where DG is not closer to CE", xlabel="eta (dashes: 1/2)")
     ax.set_ylabel("share of sets of N contexts")
     ax.legend(fontsize=8)
 
 
 def _draw_etas(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
-    found = [
-        statistics.final(records, "table", DG, ERROR, setting=eta) for eta in settings.table_etas
-    ]
-    means, errors = [f.mean for f in found], [f.se for f in found]
-    ax.errorbar(settings.table_etas, means, errors, fmt="o-", color=COLOURS[DG], label=DG)
+    found = finals(records, "table", DG, ERROR)
+    shown, errors = [f.mean for f in found.values()], [f.se for f in found.values()]
+    ax.errorbar(list(found), shown, errors, fmt="o-", color=COLOURS[DG], label=DG)
     for name in (PG, CE):
         level = statistics.final(records, "table", name, ERROR).mean
         ax.axhline(level, color=COLOURS[name], linestyle="--", label=name)
-    ax.set(xscale="log", yscale="log")
-    ax.set(title=f"table: error after {settings.table_steps} steps", xlabel="eta", ylabel="error")
+    ax.set(xscale="log", yscale="log", xlabel="eta", ylabel="error")
+    ax.set_title(f"table: error after {settings.table_steps} steps")
     ax.legend(fontsize=8)

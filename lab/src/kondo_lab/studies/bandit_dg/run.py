@@ -8,12 +8,14 @@ from torch import Tensor
 
 import kondo
 from kondo_lab.draws import Draws
-from kondo_lab.part import Context, Part, Record, Stopped
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_dg.settings import Settings
 
 PG, DG, CE = "PG", "DG", "CE"
 GAP, ERROR = "1 - cosine", "error"
+ALONG, OFF = "length along the true gradient", "perpendicular variance"
+PG_CLOSER = "share of sets where PG is closer"
 POOLED_GAP = "1 - cosine of the large batch"
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -39,13 +41,9 @@ def losses(eta: float) -> dict[str, Loss]:
 
 
 def sampled_gradient(logits: Tensor, actions: Tensor, loss: Loss, baseline: float) -> Tensor:
-    """Return [P, K]: the direction of ascent for a batch, -grad of the mean loss.
+    """Return [P, K]: the direction of ascent for actions [P, n], -grad of the mean loss.
 
-    Args:
-        logits: [P, K]
-        actions: [P, n]; arm 0 is rewarded with 1.
-        loss: per unit, of log-probs and advantages.
-        baseline: b of U = R - b.
+    Arm 0 is rewarded with 1; the advantage is U = R - b, b the baseline.
     """
     logits = logits.detach().requires_grad_()
     log_probs = logits.log_softmax(dim=1).gather(1, actions)
@@ -82,18 +80,12 @@ def label_gradient(logits: Tensor) -> Tensor:
     return torch.autograd.grad(logits.log_softmax(dim=-1)[..., 0].sum(), logits)[0]
 
 
-def _report(context: Context, share: float, note: str) -> None:
-    if context.stopped():
-        raise Stopped  # nothing to save: a part takes seconds
-    context.progress(share, note)
-
-
 def _gap(settings: Settings, context: Context) -> Iterator[Record]:
     """Proposition 1 at fixed policies: cosine gap and moments of PG and DG on the same batches."""
     draws = Draws(range(settings.seeds), context.device)
     size = settings.gap_batches * settings.batch
     for done, error in enumerate(settings.gap_errors):
-        _report(context, done / len(settings.gap_errors), f"error {error:g}")
+        bandit.report(context, done / len(settings.gap_errors), f"error {error:g}")
         probs = bandit.peaked(1 - error, settings.arms).to(context.device)
         logits = probs.log().expand(settings.seeds * settings.gap_batches, -1)
         uniform = draws.uniform(f"gap/{error}", 0, size).view(-1, settings.batch)
@@ -108,12 +100,13 @@ def _gap(settings: Settings, context: Context) -> Iterator[Record]:
             measured = {
                 GAP: bandit.cosine_gap(found, true),
                 POOLED_GAP: bandit.cosine_gap(pooled, true),
-                "length along the true gradient": along,
-                "perpendicular variance": off,
+                ALONG: along,
+                OFF: off,
             }
-            for metric, values in measured.items():
-                for seed, value in enumerate(values.view(settings.seeds, -1).mean(1).tolist()):
-                    yield _record("gap", name, error, seed, 0, size, metric, value)
+            means = {
+                key: values.view(settings.seeds, -1).mean(1) for key, values in measured.items()
+            }
+            yield from bandit.by_seed("gap", name, error, means, forward=size, backward=size)
 
 
 def _single(settings: Settings, context: Context) -> Iterator[Record]:
@@ -124,17 +117,22 @@ def _single(settings: Settings, context: Context) -> Iterator[Record]:
         logits = torch.zeros(settings.seeds, settings.arms, dtype=torch.float64)
         logits = logits.to(context.device)
         for step in range(settings.single_steps + 1):
-            _report(context, step / settings.single_steps, name)
+            bandit.report(context, step / settings.single_steps, name)
             uniform = draws.uniform("single", step, settings.batch)
             actions = bandit.draw_actions(logits.softmax(dim=1), uniform)
             found = sampled_gradient(logits, actions, loss, settings.baseline)
             if step in shown:
                 error = 1 - logits.softmax(dim=1)[:, 0]
                 gap = bandit.cosine_gap(found, true_gradient(logits))
-                for metric, values in ((ERROR, error), (GAP, gap)):
-                    for seed, value in enumerate(values.tolist()):
-                        seen = step * settings.batch
-                        yield _record("single", name, settings.eta, seed, step, seen, metric, value)
+                yield from bandit.by_seed(
+                    "single",
+                    name,
+                    settings.eta,
+                    {ERROR: error, GAP: gap},
+                    step=step,
+                    forward=step * settings.batch,
+                    backward=step * settings.batch,
+                )
             logits = logits + settings.step_length * found / found.norm(dim=1, keepdim=True)
 
 
@@ -152,14 +150,13 @@ def _table(settings: Settings, context: Context) -> Iterator[Record]:
     for done, ((name, eta), direction) in enumerate(directions.items()):
         logits = start
         for step in range(settings.table_steps + 1):
-            _report(context, (done + step / settings.table_steps) / len(directions), name)
+            bandit.report(context, (done + step / settings.table_steps) / len(directions), name)
             found = direction(logits)
             if step in shown:
                 error = 1 - logits.softmax(dim=-1)[..., 0].mean(dim=1)
                 gap = bandit.cosine_gap(found.flatten(1), label_gradient(logits).flatten(1))
-                for metric, values in ((ERROR, error), (GAP, gap)):
-                    for seed, value in enumerate(values.tolist()):
-                        yield _record("table", name, eta, seed, step, 0, metric, value)
+                measured = {ERROR: error, GAP: gap}
+                yield from bandit.by_seed("table", name, eta, measured, step=step)
             length = found.flatten(1).norm(dim=1).view(-1, 1, 1)
             logits = logits + settings.step_length * found / length
 
@@ -173,7 +170,7 @@ def _search(settings: Settings, context: Context) -> Iterator[Record]:
     draws = Draws(range(settings.search_seeds), context.device)
     cells = [(n, eta) for n in settings.search_contexts for eta in settings.search_etas]
     for done, (contexts, eta) in enumerate(cells):
-        _report(context, done / len(cells), f"{contexts} contexts, eta = {eta:g}")
+        bandit.report(context, done / len(cells), f"{contexts} contexts, eta = {eta:g}")
         shape = (settings.search_populations, contexts)
         power = 8 ** (2 * draws.uniform(f"power/{contexts}", 0, shape[0], 1).double() - 1)
         p = draws.uniform(f"success/{contexts}", 0, *shape).double() ** power
@@ -182,12 +179,10 @@ def _search(settings: Settings, context: Context) -> Iterator[Record]:
             p, squared
         )
         measured = {
-            "share of sets where PG is closer": (closer < -1e-12).double().mean(dim=1),
+            PG_CLOSER: (closer < -1e-12).double().mean(dim=1),
             "smallest lead of DG": closer.min(dim=1).values,
         }
-        for metric, values in measured.items():
-            for seed, value in enumerate(values.tolist()):
-                yield _record("search", f"N={contexts}", eta, seed, 0, 0, metric, value)
+        yield from bandit.by_seed("search", f"N={contexts}", eta, measured)
 
 
 def _cosine_of_weights(weights: Tensor, squared: Tensor) -> Tensor:
@@ -199,17 +194,3 @@ def _cosine_of_weights(weights: Tensor, squared: Tensor) -> Tensor:
 def _spaced(steps: int, count: int) -> set[int]:
     """Return about `count` steps from 0 to the last, evenly spaced."""
     return {round(i * steps / count) for i in range(count + 1)}
-
-
-def _record(
-    part: str,
-    series: str,
-    setting: float,
-    seed: int,
-    step: int,
-    passes: int,
-    metric: str,
-    value: float,
-) -> Record:
-    """Dense methods pay a backward pass for every sample; exact gradients sample nothing."""
-    return Record(part, series, setting, seed, step, passes, passes, metric, value)

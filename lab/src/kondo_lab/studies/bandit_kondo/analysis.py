@@ -11,6 +11,7 @@ from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.run import GATE, PG, PG_FITTED
 from kondo_lab.studies.bandit_kondo.settings import Settings
+from kondo_lab.studies.comparison import means
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 BATCH = 100
@@ -23,25 +24,23 @@ COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
-    there = set(records["part"])
-    lines: list[Headline] = []
-    findings: list[str] = []
-    figures: dict[str, Figure] = {}
+    there, found = set(records["part"]), Analysis()
+    lines, figures = found.headline, found.figures
     if "ranking" in there:
         lines += _ranking_lines(records, settings)
         figures["prop2-mixing-threshold"] = _ranking_figure(records, settings)
-        findings.append(_ranking_finding(settings))
+        found.findings.append(_ranking_finding(settings))
     if "moments" in there:
         lines += _moment_lines(records, settings)
     if "first-success" in there:
         lines += _success_lines(records, settings)
     if "cosine" in there:
         lines += _cosine_lines(records, settings)
-        findings.append(_cosine_finding(records, settings))
+        found.findings.append(_cosine_finding(records, settings))
         figures["prop1-cosine"] = _cosine_figure(records, settings)
     if {"moments", "cosine", "first-success"} <= there:
         figures["prop1-variance-and-passes"] = _gradient_figure(records, settings)
-    return Analysis(headline=lines, figures=figures, findings=findings)
+    return found
 
 
 def _ranking_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
@@ -99,17 +98,16 @@ def _line(series: str, metric: str, p: float, theory: float, found: Estimate) ->
 
 def _success_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     """With log(1/delta)/p samples a success is there 1 - delta of the time, for log(1/delta)."""
-    lines = []
+    lines, wait = [], math.log(1 / settings.miss)
     for p in settings.success_probs:
-        size = math.ceil(math.log(1 / settings.miss) / p)
+        size = math.ceil(wait / p)
         theory = {
             "share of batches with cosine 1": 1 - (1 - p) ** size,
             "backward passes": p * size,
         }
         for metric, expected in theory.items():
             found = statistics.final(records, "first-success", GATE, metric, setting=p)
-            series = f"{GATE}, {math.log(1 / settings.miss):.3g} / p samples"
-            lines.append(_line(series, metric, p, expected, found))
+            lines.append(_line(f"{GATE}, {wait:.3g} / p samples", metric, p, expected, found))
     return lines
 
 
@@ -143,28 +141,27 @@ def _exponent(records: pd.DataFrame, series: str, settings: Settings) -> float:
 
 def _cosine_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     lines = []
+    to_target = f"passes to cosine {settings.cosine_target:g}"
     for p in settings.cosine_probs:
         needed = passes_needed(records, PG, p, settings.cosine_target)
-        theory = bandit.pg_cosine_gap(p, settings.cosine_arms, settings.baseline, 1.0) / (
-            1 - settings.cosine_target
-        )
-        if math.isnan(needed):
-            continue
-        metric = f"backward passes to cosine {settings.cosine_target:g}"
-        ours = Estimate(needed, seeds=settings.cosine_seeds)
-        lines.append(headline("Kondo Prop 1", PG, metric, p, ours, paper=theory))
-    for name, expected in ((PG, 2.0), (PG_FITTED, None)):
-        lines.append(
-            headline(
-                "Kondo Prop 1" if expected else "beyond the paper",
-                name,
-                f"exponent of 1/p in the passes to cosine {settings.cosine_target:g}",
-                "",
-                Estimate(_exponent(records, name, settings), seeds=settings.cosine_seeds),
-                paper=expected,
+        if not math.isnan(needed):
+            ours = Estimate(needed, seeds=settings.cosine_seeds)
+            lines.append(
+                _line(PG, f"backward {to_target}", p, _passes_by_theory(p, settings), ours)
             )
-        )
+    metric = f"exponent of 1/p in the {to_target}"
+    for figure, name, expected in (
+        ("Kondo Prop 1", PG, 2.0),
+        ("beyond the paper", PG_FITTED, None),
+    ):
+        ours = Estimate(_exponent(records, name, settings), seeds=settings.cosine_seeds)
+        lines.append(headline(figure, name, metric, "", ours, paper=expected))
     return lines
+
+
+def _passes_by_theory(p: float, settings: Settings) -> float:
+    gap = bandit.pg_cosine_gap(p, settings.cosine_arms, settings.baseline, 1.0)
+    return gap / (1 - settings.cosine_target)
 
 
 def _cosine_finding(records: pd.DataFrame, settings: Settings) -> str:
@@ -184,91 +181,64 @@ def _gradient_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     return figure
 
 
-def _cosine_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 1, width=5.4, height=3.6)
-    _draw_cosine(axes[0, 0], records, settings)
-    return figure
-
-
 def _draw_variance(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
-    ps = np.linspace(0.005, 0.995, 100)
+    ps, measured = np.linspace(0.005, 0.995, 100), settings.moment_probs
     for colour, num_arms in zip(COLOURS, settings.moment_arms, strict=False):
         theory = [bandit.perpendicular_variance(p, num_arms, settings.baseline) for p in ps]
         ax.plot(ps, theory, color=colour, label=f"PG, K={num_arms}, closed form")
         for name, marker in ((PG, "o"), (GATE, "^")):
-            found = [
-                statistics.final(
-                    records, "moments", f"{name}, K={num_arms}", VARIANCE, setting=p
-                ).mean
-                for p in settings.moment_probs
-            ]
-            label = f"{name}, K={num_arms}, measured"
-            ax.plot(settings.moment_probs, found, marker, color=colour, label=label)
-    ax.set_title("variance off the true direction")
-    ax.set_xlabel("p, probability of the correct arm")
+            series = f"{name}, K={num_arms}"
+            found = means(records, "moments", series, VARIANCE, measured)
+            ax.plot(measured, found, marker, color=colour, label=f"{series}, measured")
+    ax.set(title="variance off the true direction", xlabel="p, probability of the correct arm")
     ax.set_ylabel("perpendicular variance per sample")
     ax.legend(fontsize=7)
 
 
-def _draw_cosine(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
+def _cosine_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    figure, axes = plotting.grid(1, 1, width=5.4, height=3.6)
+    ax, arms, baseline = axes[0, 0], settings.cosine_arms, settings.baseline
     for colour, p in zip(COLOURS, settings.cosine_probs, strict=False):
         curve = statistics.curve(records, "cosine", PG, "1 - cosine", setting=p)
         ax.plot(curve["backward"], curve["mean"], color=colour, label=f"PG, p = {p:g}")
-        theory = [
-            bandit.pg_cosine_gap(p, settings.cosine_arms, settings.baseline, n)
-            for n in curve["step"]
-        ]
+        theory = [bandit.pg_cosine_gap(p, arms, baseline, n) for n in curve["step"]]
         ax.plot(curve["step"], theory, ":", color=colour, linewidth=1)
     ax.axvline(1, color="#5a5a5a", linestyle="--", label=f"{GATE}: 0 from here")
-    ax.set(xscale="log", yscale="log", ylim=(1e-5, 1.5))
+    ax.set(xscale="log", yscale="log", ylim=(1e-5, 1.5), xlabel="backward passes")
     ax.set_title("PG's mean gradient (dots: closed form)")
-    ax.set_xlabel("backward passes")
     ax.set_ylabel("1 - cosine to the true gradient")
     ax.legend(fontsize=7)
+    return figure
 
 
 def _draw_passes(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
-    ps = np.geomspace(min(settings.cosine_probs), max(settings.cosine_probs), 50)
-    theory = [
-        bandit.pg_cosine_gap(p, settings.cosine_arms, settings.baseline, 1.0)
-        / (1 - settings.cosine_target)
-        for p in ps
-    ]
+    probs, target = settings.cosine_probs, settings.cosine_target
+    ps = np.geomspace(min(probs), max(probs), 50)
+    theory = [_passes_by_theory(p, settings) for p in ps]
     ax.plot(ps, theory, color=COLOURS[0], label=f"{PG}, closed form")
     for colour, name in ((COLOURS[0], PG), (COLOURS[1], PG_FITTED)):
-        found = [
-            passes_needed(records, name, p, settings.cosine_target) for p in settings.cosine_probs
-        ]
-        ax.plot(settings.cosine_probs, found, "o", color=colour, label=f"{name}, measured")
-    gate = [
-        statistics.final(records, "first-success", GATE, "backward passes", setting=p).mean
-        for p in settings.success_probs
-    ]
+        found = [passes_needed(records, name, p, target) for p in probs]
+        ax.plot(probs, found, "o", color=colour, label=f"{name}, measured")
+    gate = means(records, "first-success", GATE, "backward passes", settings.success_probs)
     label = f"{GATE}, cosine 1 in {100 * (1 - settings.miss):g}% of batches"
     ax.plot(settings.success_probs, gate, "^", color=COLOURS[2], label=label)
-    ax.set(xscale="log", yscale="log")
-    ax.set_title(f"passes to cosine {settings.cosine_target:g}")
-    ax.set_xlabel("p, probability of the correct arm")
-    ax.set_ylabel("backward passes")
+    ax.set(xscale="log", yscale="log", title=f"passes to cosine {target:g}")
+    ax.set(xlabel="p, probability of the correct arm", ylabel="backward passes")
     ax.legend(fontsize=7, loc="upper right")
 
 
 def _ranking_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 1, width=5.4, height=3.8)
-    ax = axes[0, 0]
+    ax, probs = axes[0, 0], settings.ranking_probs
     ps = 1 - np.geomspace(0.5, 1e-3, 100)
     for colour, num_arms in zip(COLOURS, settings.ranking_arms, strict=False):
         theory = [bandit.mixing_threshold(p, num_arms) for p in ps]
         ax.plot(1 - ps, theory, color=colour, label=f"K = {num_arms}, closed form")
-        found = [
-            statistics.final(records, "ranking", f"K={num_arms}", "alpha*", setting=p).mean
-            for p in settings.ranking_probs
-        ]
-        ax.plot(1 - np.array(settings.ranking_probs), found, "o", color=colour)
-    ax.set(xscale="log", ylim=(-0.02, 1.0))
+        found = means(records, "ranking", f"K={num_arms}", "alpha*", probs)
+        ax.plot(1 - np.array(probs), found, "o", color=colour)
+    ax.set(xscale="log", ylim=(-0.02, 1.0), ylabel="alpha*")
     ax.invert_xaxis()
     ax.set_title("smallest alpha that ranks successes first (dots: searched)")
     ax.set_xlabel("1 - p: the policy improves to the right")
-    ax.set_ylabel("alpha*")
     ax.legend(fontsize=8)
     return figure

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kondo
 from kondo_lab.draws import Draws
-from kondo_lab.part import Context, Part, Record, Stopped
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.settings import Settings
 
@@ -57,39 +57,21 @@ def _gated(batch: Batch, advantages: Tensor) -> Tensor:
     return kondo.Gate(price=0.0)(kondo.delight(batch.log_probs, advantages)).weight
 
 
-def _report(context: Context, done: int, total: int, note: str) -> None:
-    if context.stopped():
-        raise Stopped  # nothing to save: a part takes seconds
-    context.progress(done / total, note)
-
-
 def _moments(settings: Settings, context: Context) -> Iterator[Record]:
     """Per-sample moments of the gradient, with and without the gate."""
     draws = Draws(range(settings.seeds), context.device)
     cells = [(p, k) for p in settings.moment_probs for k in settings.moment_arms]
     n = settings.moment_samples
     for done, (p, num_arms) in enumerate(cells):
-        _report(context, done, len(cells), f"p = {p:g}, K = {num_arms}")
+        bandit.report(context, done / len(cells), f"p = {p:g}, K = {num_arms}")
         batch = _draw(p, num_arms, draws.uniform(f"moments/{p}/{num_arms}", 0, n))
         advantages = _advantages(batch, settings.baseline)
         kept = _gated(batch, advantages)
         for name, weight in ((PG, torch.ones_like(kept)), (GATE, kept)):
             measured = _measure_moments(batch, advantages * weight)
             measured["kept share"] = (weight > 0).double().mean(dim=1)
-            backward = (weight > 0).sum(dim=1)
-            for metric, values in measured.items():
-                for seed, value in enumerate(values.tolist()):
-                    yield Record(
-                        part="moments",
-                        series=f"{name}, K={num_arms}",
-                        setting=p,
-                        seed=seed,
-                        step=0,
-                        forward=n,
-                        backward=int(backward[seed]),
-                        metric=metric,
-                        value=value,
-                    )
+            series, paid = f"{name}, K={num_arms}", (weight > 0).sum(dim=1)
+            yield from bandit.by_seed("moments", series, p, measured, forward=n, backward=paid)
 
 
 def _measure_moments(batch: Batch, coefficients: Tensor) -> dict[str, Tensor]:
@@ -113,7 +95,7 @@ def _cosine(settings: Settings, context: Context) -> Iterator[Record]:
     draws = Draws(range(settings.cosine_seeds), context.device)
     ends = [2**j for j in range(1, settings.cosine_samples.bit_length())]
     for done, p in enumerate(settings.cosine_probs):
-        _report(context, done, len(settings.cosine_probs), f"p = {p:g}")
+        bandit.report(context, done / len(settings.cosine_probs), f"p = {p:g}")
         uniform = draws.uniform(f"cosine/{p}", 0, settings.cosine_samples)
         batch = _draw(p, settings.cosine_arms, uniform)
         advantages = _advantages(batch, settings.baseline)
@@ -126,20 +108,12 @@ def _cosine(settings: Settings, context: Context) -> Iterator[Record]:
         for name, coefficients in series.items():
             for end in ends:
                 mean = bandit.gradient(coefficients[:, :end], batch.actions[:, :end], batch.probs)
-                gap = bandit.cosine_gap(mean, true)
+                gap = {"1 - cosine": bandit.cosine_gap(mean, true)}
                 paid = (coefficients[:, :end] != 0).sum(dim=1)
-                for seed in range(settings.cosine_seeds):
-                    yield Record(
-                        part="cosine",
-                        series=name,
-                        setting=p,
-                        seed=seed,
-                        step=end,  # samples averaged: what this part counts instead of updates
-                        forward=end,
-                        backward=int(paid[seed]),
-                        metric="1 - cosine",
-                        value=float(gap[seed]),
-                    )
+                # The step is the number of samples averaged: there are no updates.
+                yield from bandit.by_seed(
+                    "cosine", name, p, gap, step=end, forward=end, backward=paid
+                )
 
 
 def _first_success(settings: Settings, context: Context) -> Iterator[Record]:
@@ -147,57 +121,41 @@ def _first_success(settings: Settings, context: Context) -> Iterator[Record]:
     draws = Draws(range(settings.seeds), context.device)
     num_arms = settings.cosine_arms
     for done, p in enumerate(settings.success_probs):
-        _report(context, done, len(settings.success_probs), f"p = {p:g}")
+        bandit.report(context, done / len(settings.success_probs), f"p = {p:g}")
         size = math.ceil(math.log(1 / settings.miss) / p)
-        uniform = draws.uniform(f"first-success/{p}", 0, settings.success_batches * size)
+        seen = settings.success_batches * size
+        uniform = draws.uniform(f"first-success/{p}", 0, seen)
         batch = _draw(p, num_arms, uniform.view(-1, size))
         coefficients = _advantages(batch, settings.baseline)
         coefficients = coefficients * _gated(batch, coefficients)
         mean = bandit.gradient(coefficients, batch.actions, batch.probs)
         true = torch.eye(num_arms)[0].double() - batch.probs[0]
-        exact = (bandit.cosine_gap(mean, true) < 1e-12).double()
-        paid = (coefficients != 0).double().sum(dim=1)
-        measured = {"share of batches with cosine 1": exact, "backward passes": paid}
-        for metric, values in measured.items():
-            for seed, value in enumerate(values.view(settings.seeds, -1).mean(dim=1).tolist()):
-                yield Record(
-                    part="first-success",
-                    series=GATE,
-                    setting=p,
-                    seed=seed,
-                    step=0,
-                    forward=size * settings.success_batches,
-                    backward=int(paid.view(settings.seeds, -1)[seed].sum()),
-                    metric=metric,
-                    value=value,
-                )
+        exact = (bandit.cosine_gap(mean, true) < 1e-12).double().view(settings.seeds, -1)
+        paid = (coefficients != 0).double().sum(dim=1).view(settings.seeds, -1)
+        measured = {
+            "share of batches with cosine 1": exact.mean(dim=1),
+            "backward passes": paid.mean(dim=1),
+        }
+        total = paid.sum(dim=1)
+        yield from bandit.by_seed("first-success", GATE, p, measured, forward=seen, backward=total)
 
 
 def _ranking(settings: Settings, context: Context) -> Iterator[Record]:
     """Search the alpha from which on the additive priority keeps the successes of a batch."""
     draws = Draws(range(settings.ranking_seeds), context.device)
     cells = [(p, k) for p in settings.ranking_probs for k in settings.ranking_arms]
+    size = settings.ranking_samples
     for done, (p, num_arms) in enumerate(cells):
-        _report(context, done, len(cells), f"p = {p:g}, K = {num_arms}")
-        uniform = draws.uniform(f"ranking/{p}/{num_arms}", 0, settings.ranking_samples)
-        batch = _draw(p, num_arms, uniform)
+        bandit.report(context, done / len(cells), f"p = {p:g}, K = {num_arms}")
+        batch = _draw(p, num_arms, draws.uniform(f"ranking/{p}/{num_arms}", 0, size))
         for seed in range(settings.ranking_seeds):
             log_probs, success = batch.log_probs[seed], batch.actions[seed] == 0
             threshold, wrong = _search_threshold(
                 log_probs, success, settings.baseline, settings.ranking_halvings
             )
+            paid = int(success.sum())
             for metric, value in (("alpha*", threshold), ("failures delight keeps", wrong)):
-                yield Record(
-                    part="ranking",
-                    series=f"K={num_arms}",
-                    setting=p,
-                    seed=seed,
-                    step=0,
-                    forward=settings.ranking_samples,
-                    backward=int(success.sum()),
-                    metric=metric,
-                    value=value,
-                )
+                yield Record("ranking", f"K={num_arms}", p, seed, 0, size, paid, metric, value)
 
 
 def _search_threshold(

@@ -2,58 +2,52 @@
 
 import dataclasses
 
-from kondo_lab.studies.study import Size
+from kondo_lab.studies.study import Size, sized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
     """All that can change the results."""
 
-    seeds: int
+    seeds: int = 30
     baseline: float = 0.5
     """b of U = R - b."""
 
     moment_probs: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 0.5, 0.9)
     moment_arms: tuple[int, ...] = (10, 100)
-    moment_samples: int
+    moment_samples: int = 200_000
     """Samples a seed draws to estimate moments."""
 
     cosine_probs: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     cosine_arms: int = 10
-    cosine_seeds: int
+    cosine_seeds: int = 100
     """More than elsewhere: 1 - cos varies by half from seed to seed."""
-    cosine_samples: int
+    cosine_samples: int = 2**16
     """Samples of the longest mean gradient."""
     cosine_target: float = 0.95
 
     success_probs: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 0.5)
-    success_batches: int
+    success_batches: int = 2000
     miss: float = 0.05
     """delta: how often a batch of log(1 / delta) / p samples may lack a success."""
 
     ranking_probs: tuple[float, ...] = (0.5, 0.9, 0.99)
     ranking_arms: tuple[int, ...] = (2, 10, 100, 1000)
     ranking_samples: int = 2000
-    ranking_seeds: int
+    ranking_seeds: int = 10
     ranking_halvings: int = 40
+
+
+SMALL = Settings(
+    seeds=8,
+    moment_samples=20_000,
+    cosine_seeds=8,
+    cosine_samples=2**13,
+    success_batches=100,
+    ranking_seeds=2,
+)
 
 
 def settings(size: Size, seeds: int | None) -> Settings:
     """Return the settings of a size."""
-    if size == "small":
-        return Settings(
-            seeds=seeds or 8,
-            moment_samples=20_000,
-            cosine_seeds=seeds or 8,
-            cosine_samples=2**13,
-            success_batches=100,
-            ranking_seeds=2,
-        )
-    return Settings(
-        seeds=seeds or 30,
-        moment_samples=200_000,
-        cosine_seeds=seeds or 100,
-        cosine_samples=2**16,
-        success_batches=2000,
-        ranking_seeds=10,
-    )
+    return sized(size, Settings(), SMALL, seeds=seeds, cosine_seeds=seeds)

@@ -53,23 +53,20 @@ def rows(records: pd.DataFrame, settings: Settings, task: str) -> list[Row]:
     """Return a row per method, the baseline PG first."""
     found = []
     for method in compared(settings):
-        last = statistics.curve(records, task, method.name, ONLINE).iloc[-1]
-        own = records[(records["part"] == task) & (records["series"] == method.name)]
-        tested = TEST in set(own["metric"])
-
-        def final(metric: str, series: str = method.name) -> Estimate:
-            return statistics.final(records, task, series, metric)
-
+        name = method.name
+        last = statistics.curve(records, task, name, ONLINE).iloc[-1]
+        metrics = records[(records["part"] == task) & (records["series"] == name)]["metric"]
+        final = {metric: statistics.final(records, task, name, metric) for metric in set(metrics)}
         found.append(
             Row(
-                method=method.name,
+                method=name,
                 dense=method.dense,
                 steps=int(last["step"]),
                 samples=float(last["forward"]),
                 backward_passes=float(last["backward"]),
-                error=final(ONLINE),
-                test_error=final(TEST) if tested else None,
-                seconds={stage: final(f"seconds {stage}").mean for stage in STAGES},
+                error=final[ONLINE],
+                test_error=final.get(TEST),
+                seconds={stage: final[f"seconds {stage}"].mean for stage in STAGES},
             )
         )
     return found
@@ -92,21 +89,19 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
 
 
 def _lines(task: str, table: Sequence[Row]) -> list[Headline]:
-    baseline = table[0]
-    lines = []
+    baseline, lines = table[0], []
     for row in table:
-        numbers: dict[str, Estimate | float] = {"final error": row.error}
-        if row.test_error is not None:
-            numbers[TEST] = row.test_error
-        numbers |= {
-            "backward passes": row.backward_passes,
-            "learner speed-up": row.speed_up(baseline),
-            "loop speed-up": row.loop_speed_up(baseline),
+        seeds = row.error.seeds
+        numbers = {
+            "final error": row.error,
+            TEST: row.test_error,
+            "backward passes": Estimate(row.backward_passes, seeds=seeds),
+            "learner speed-up": Estimate(row.speed_up(baseline), seeds=seeds),
+            "loop speed-up": Estimate(row.loop_speed_up(baseline), seeds=seeds),
         }
         for metric, value in numbers.items():
-            if not isinstance(value, Estimate):
-                value = Estimate(value, seeds=row.error.seeds)
-            lines.append(headline(task, row.method, metric, row.samples, value))
+            if value is not None:
+                lines.append(headline(task, row.method, metric, row.samples, value))
     return lines
 
 

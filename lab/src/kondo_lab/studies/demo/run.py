@@ -13,7 +13,7 @@ from kondo_lab import methods, seeds, worker_pool
 from kondo_lab.methods import Method
 from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.policies import MLP, Transformer
-from kondo_lab.studies.demo.settings import Settings
+from kondo_lab.studies.demo.settings import DigitsSettings, ReversalSettings, Settings
 from kondo_lab.studies.demo.training import (
     StepRecord,
     TrainingRun,
@@ -23,6 +23,7 @@ from kondo_lab.studies.demo.training import (
     window,
 )
 from kondo_lab.tasks import digits, reversal
+from kondo_lab.tasks.rollout import Task
 
 ONLINE, TEST = "online error", "test error"
 STAGES = ("sampling", "gate", "forward", "backward", "optimiser")
@@ -35,17 +36,30 @@ def compared(settings: Settings) -> list[Method]:
     return [methods.PG, methods.DG, methods.dg_k(settings.rate)]
 
 
-def digits_run(settings: Settings, method: Method, seed: int) -> TrainingRun[MLP]:
-    """Return a fresh run on the digits."""
-    chosen = settings.digits
-    policy = MLP(
-        digits.NUM_PIXELS,
-        digits.NUM_DIGITS,
-        width=chosen.width,
-        generator=seeds.generator(seed, "digits weights"),
-    )
+def make_run(settings: Settings, task: str, method: Method, seed: int) -> TrainingRun:
+    """Return a fresh run on a task."""
+    chosen: DigitsSettings | ReversalSettings
+    policy: MLP | Transformer
+    source: Task
+    weights = seeds.generator(seed, f"{task} weights")
+    if task == "digits":
+        chosen = settings.digits
+        sizes = (digits.NUM_PIXELS, digits.NUM_DIGITS)
+        policy = MLP(*sizes, width=chosen.width, generator=weights)
+        source = digits.DigitsBandit(batch=chosen.batch, seed=seed)
+    else:
+        chosen = settings.reversal
+        length, size = chosen.length, chosen.num_tokens
+        policy = Transformer(prompt_length=length, num_tokens=size, generator=weights)
+        source = reversal.Reversal(
+            length=length,
+            num_tokens=size,
+            num_prompts=chosen.num_prompts,
+            num_answers=chosen.num_answers,
+            seed=seed,
+        )
     return TrainingRun(
-        digits.DigitsBandit(batch=chosen.batch, seed=seed),
+        source,
         policy,
         method=method,
         seed=seed,
@@ -54,35 +68,8 @@ def digits_run(settings: Settings, method: Method, seed: int) -> TrainingRun[MLP
     )
 
 
-def reversal_run(settings: Settings, method: Method, seed: int) -> TrainingRun[Transformer]:
-    """Return a fresh run on token reversal."""
-    chosen = settings.reversal
-    policy = Transformer(
-        prompt_length=chosen.length,
-        num_tokens=chosen.num_tokens,
-        generator=seeds.generator(seed, "reversal weights"),
-    )
-    task = reversal.Reversal(
-        length=chosen.length,
-        num_tokens=chosen.num_tokens,
-        num_prompts=chosen.num_prompts,
-        num_answers=chosen.num_answers,
-        seed=seed,
-    )
-    return TrainingRun(
-        task,
-        policy,
-        method=method,
-        seed=seed,
-        num_steps=chosen.num_steps,
-        learning_rate=chosen.learning_rate,
-    )
-
-
-TASKS: dict[str, Callable[[Settings, Method, int], TrainingRun[Any]]] = {
-    "digits": digits_run,
-    "reversal": reversal_run,
-}
+TASKS = {"digits": 1.0, "reversal": 6.0}
+"""And their shares of the work."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,8 +86,7 @@ class RunResult:
 
 def parts(settings: Settings) -> list[Part]:
     """Return one part per task."""
-    work = {"digits": 1.0, "reversal": 6.0}
-    return [Part(name=task, run=partial(_train, settings, task), work=work[task]) for task in TASKS]
+    return [Part(name=n, run=partial(_train, settings, n), work=w) for n, w in TASKS.items()]
 
 
 def _train(settings: Settings, task: str, context: Context) -> list[Record]:
@@ -142,7 +128,7 @@ def train_seeds(
 ) -> list[RunResult]:
     """Train every method for these seeds, side by side; the job of a worker."""
     makers = [
-        partial(TASKS[task], settings, method, seed)
+        partial(make_run, settings, task, method, seed)
         for seed in seed_list
         for method in compared(settings)
     ]
@@ -177,19 +163,10 @@ def run_records(task: str, run: RunResult) -> Iterator[Record]:
     width = window(num_steps)
     for step in sorted({num_steps * (point + 1) // num_points for point in range(num_points)}):
         made = run.steps[:step]
+        seen, paid = sum(one.samples for one in made), sum(one.backward_passes for one in made)
         values = {ONLINE: mean_error(made, width)}
         values |= {f"seconds {s}": math.fsum(getattr(one, s) for one in made) for s in STAGES}
         if step == num_steps and run.test_error is not None:
             values[TEST] = run.test_error
         for metric, value in values.items():
-            yield Record(
-                part=task,
-                series=run.method,
-                setting=math.nan,
-                seed=run.seed,
-                step=step,
-                forward=sum(one.samples for one in made),
-                backward=sum(one.backward_passes for one in made),
-                metric=metric,
-                value=value,
-            )
+            yield Record(task, run.method, math.nan, run.seed, step, seen, paid, metric, value)

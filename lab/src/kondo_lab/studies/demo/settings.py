@@ -10,7 +10,6 @@ class DigitsSettings:
     """Digits as a bandit."""
 
     num_steps: int = 300
-    """Updates."""
     batch: int = 1000
     """Images per update; the papers use 100."""
     width: int = 256
@@ -24,15 +23,14 @@ class ReversalSettings:
     """Token reversal, rewarded up to the first error."""
 
     num_steps: int = 600
-    """Updates; the papers make 10,000."""
+    """The papers make 10,000."""
     length: int = 10
-    """Tokens of a prompt, H."""
+    """H."""
     num_tokens: int = 2
-    """Vocabulary, M."""
+    """M."""
     num_prompts: int = 10
-    """Prompts per update."""
     num_answers: int = 10
-    """Answers sampled for each prompt."""
+    """Per prompt."""
     learning_rate: float = 2e-4
     """Of Adam; the papers use 1e-4 and more steps."""
 

@@ -5,80 +5,50 @@
 
 The sampler's log-probs are those of the current weights, so they are the screen: it is exact here
 and costs no forward. Dense methods get the same tensor and so are charged no screening forward
-either; choosing units is not charged to them at all (see `StepRecord.learner_seconds`).
+either; choosing units is not charged to them at all (see `StepRecord.gate`).
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 import kondo
 from kondo_lab.methods import Method
+from kondo_lab.policies import MLP, Transformer
 from kondo_lab.tasks.rollout import Task
-
-
-class Policy(Protocol):
-    """What the loop needs from a policy."""
-
-    def log_prob(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return differentiable log-probs of the rows' actions."""
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Yield what is trained."""
-
-
-PolicyT = TypeVar("PolicyT", bound=Policy)
 
 # Errors are means over this share of a run's steps.
 WINDOW_SHARE = 0.05
 
 
 class StepRecord(NamedTuple):
-    """What one step did and cost."""
+    """What one step did and cost; times in seconds."""
 
     error: float
     """1 - mean reward of the samples drawn in this step."""
     samples: int
-    """Samples drawn."""
     backward_passes: int
     """Samples a backward pass was paid for."""
     sampling: float
-    """Seconds to draw inputs, sample, reward and baseline."""
+    """To draw inputs, sample, reward and baseline."""
     gate: float
-    """Seconds to choose and gather units: screen + select + compact. 0 for dense methods."""
+    """To choose and gather units: screen + select + compact. 0 for dense methods."""
     forward: float
-    """Seconds of forwards with a graph."""
+    """Forwards with a graph."""
     backward: float
-    """Seconds of backwards."""
     optimiser: float
-    """Seconds of Adam."""
-
-    @property
-    def learner_seconds(self) -> float:
-        """What the gate is meant to save: gate + forward + backward."""
-        return self.gate + self.forward + self.backward
 
 
-class TrainingRun(Generic[PolicyT]):
-    """One policy, one task, one method, one seed.
-
-    Args:
-        task: gives experience to the policy.
-        policy: trained in place.
-        method: the update.
-        seed: names the run.
-        num_steps: updates to make.
-        learning_rate: of Adam, with its default betas.
-    """
+class TrainingRun:
+    """One policy, trained in place on one task by one method with Adam; `seed` names the run."""
 
     def __init__(
         self,
-        task: Task[PolicyT],
-        policy: PolicyT,
+        task: Task,
+        policy: MLP | Transformer,
         *,
         method: Method,
         seed: int,
@@ -111,15 +81,16 @@ class TrainingRun(Generic[PolicyT]):
             self._optimiser.step()
         stepped = time.perf_counter()
         spent = report.seconds
+        # A dense loop chooses nothing. The engine's bookkeeping would be a cost that only our
+        # baseline pays, and would flatter the gate.
+        chosen = 0.0 if self.method.dense else spent["screen"] + spent["select"] + spent["compact"]
         self.records.append(
             StepRecord(
                 error=1 - float(rollout.rewards.mean()),
                 samples=report.rows_seen,
                 backward_passes=report.rows_trained,
                 sampling=sampled - start,
-                # A dense loop chooses nothing. The engine's bookkeeping would be a cost that only
-                # our baseline pays, and would flatter the gate.
-                gate=0.0 if self.method.dense else _sum(spent, "screen", "select", "compact"),
+                gate=chosen,
                 forward=spent["forward"],
                 backward=spent["backward"],
                 optimiser=stepped - updated,
@@ -132,7 +103,7 @@ class TrainingRun(Generic[PolicyT]):
 
 
 def interleave(
-    runs: Sequence[TrainingRun[Any]], *, rounds: int, stopped: Callable[[], bool]
+    runs: Sequence[TrainingRun], *, rounds: int, stopped: Callable[[], bool]
 ) -> Iterator[int]:
     """Advance all runs side by side, one share of their steps per round; yield rounds done.
 
@@ -150,7 +121,7 @@ def interleave(
         yield done
 
 
-def warm_up(make_runs: Iterable[Callable[[], TrainingRun[Any]]], *, num_steps: int = 2) -> None:
+def warm_up(make_runs: Iterable[Callable[[], TrainingRun]], *, num_steps: int = 2) -> None:
     """Pay for lazy initialisation outside the measured runs, on runs that are thrown away."""
     for make_run in make_runs:
         run = make_run()
@@ -166,7 +137,3 @@ def window(num_steps: int) -> int:
 def mean_error(records: Sequence[StepRecord], width: int) -> float:
     """Return the mean error of the last `width` records."""
     return statistics.fmean(record.error for record in records[-width:])
-
-
-def _sum(spent: dict[str, float], *stages: str) -> float:
-    return sum(spent[stage] for stage in stages)

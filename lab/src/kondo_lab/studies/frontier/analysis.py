@@ -35,7 +35,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         Task(settings.images, TEST, settings.image_target),
         Task(REVERSAL, ONLINE, settings.reversal_target),
     )
-    found = Analysis(headline=[], figures={}, findings=[], frontier=[])
+    found = Analysis()
     for task in tasks:
         if task.part not in set(records["part"]):
             continue
@@ -43,25 +43,15 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         found.headline.extend(_lines(task, points))
         found.findings.extend(_findings(task, points))
         found.figures[task.part] = drawing.figure(task, points, COST_RATIOS)
-        found.frontier.extend(_frontier(task, point) for point in points)
+        for point in points:
+            place = (task.part, point.line.series, point.line.rate, task.label, *point.reach.mean)
+            counts = (point.reach.reached, point.reach.seeds)
+            found.frontier.append(FrontierPoint(*place, *counts, point.error.mean))
         if task.part == "mnist":
             found.headline.extend(_paper_mnist(records, task, points))
         elif settings.images == "mnist":  # the full size
             found.headline.extend(_paper_reversal(records))
     return found
-
-
-def _frontier(task: Task, point: Point) -> FrontierPoint:
-    return FrontierPoint(
-        task.part,
-        point.line.series,
-        point.line.rate,
-        task.label,
-        *point.reach.mean,
-        point.reach.reached,
-        point.reach.seeds,
-        point.error.mean,
-    )
 
 
 def _lines(task: Task, points: Sequence[Point]) -> list[Headline]:
@@ -88,20 +78,17 @@ def _cheapest(points: Sequence[Point], ratio: float) -> Point | None:
 
 def _paper_mnist(records: pd.DataFrame, task: Task, points: Sequence[Point]) -> list[Headline]:
     known = {point.line.series: point for point in points}
-    found = []
+    found, seen = [], "1M forward passes"
     for series, paper in PAPER_ONLINE.items():
         ours = statistics.final(records, task.part, series, ONLINE)
-        found.append(
-            headline("Kondo Fig 1", series, ONLINE, "1M forward passes", ours, paper=paper)
-        )
+        found.append(headline("Kondo Fig 1", series, ONLINE, seen, ours, paper=paper))
+    metric = f"speed-up over PG to {task.label}"
     for series, by_ratio in PAPER_SPEED_UP.items():
         for ratio, paper in by_ratio.items():
             gain = known["PG"].cost(ratio) / known[series].cost(ratio)
-            if math.isnan(gain):
-                continue
-            metric = f"speed-up over PG to {task.label}"
-            own = Estimate(gain, seeds=known[series].reach.reached)
-            found.append(headline("Kondo Fig 3", series, metric, f"c = {ratio}", own, paper=paper))
+            if not math.isnan(gain):
+                own, at = Estimate(gain, seeds=known[series].reach.reached), f"c = {ratio}"
+                found.append(headline("Kondo Fig 3", series, metric, at, own, paper=paper))
     return found
 
 

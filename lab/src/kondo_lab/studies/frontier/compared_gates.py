@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kondo.core import signals
 from kondo.core.gates import Gate
-from kondo_lab.population.member import Member, Update
+from kondo_lab.population.member import Member, Update, each_seed
 from kondo_lab.studies import updates
 from kondo_lab.studies.frontier.settings import Settings
 
@@ -39,10 +39,7 @@ class Line(NamedTuple):
 
 def lines(settings: Settings) -> list[Line]:
     """Return every gate of the study."""
-    found = [
-        Line("PG", "PG", 1.0, updates.PG),
-        Line("DG", "DG", 1.0, updates.DG),
-    ]
+    found = [Line("PG", "PG", 1.0, updates.PG), Line("DG", "DG", 1.0, updates.DG)]
     for rate in settings.rates:
         found += [
             _rated(DG_K, rate, updates.kondo(rate)),
@@ -66,17 +63,11 @@ def lines(settings: Settings) -> list[Line]:
 
 def members(settings: Settings, *, learning_rate: float) -> list[Member]:
     """Return every gate with every seed."""
-    return [
-        Member(
-            series=line.series,
-            seed=seed,
-            learning_rate=learning_rate,
-            update=line.update,
-            setting=line.setting,
-        )
-        for line in lines(settings)
-        for seed in range(settings.num_seeds)
-    ]
+    found = []
+    for line in lines(settings):
+        options = {"learning_rate": learning_rate, "setting": line.setting}
+        found += each_seed({line.series: line.update}, settings.num_seeds, **options)
+    return found
 
 
 def _rated(family: str, rate: float, update: Update) -> Line:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.comparison import beats, ends, finals, means
 from kondo_lab.studies.gambling import bandit, rules
-from kondo_lab.studies.gambling.run import FINAL, base_rules, few_rules
+from kondo_lab.studies.gambling.rules import Rule
+from kondo_lab.studies.gambling.run import FINAL, LUCKY, base_rules, few_rules
 from kondo_lab.studies.gambling.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 SHOWN = (1.0, 10.0)
 """sigma / Delta of the headline."""
 HELD, LOST = 0.1, 0.5
 """A rule held if it never ended above the one, and was lost if it ended above the other."""
 PLACES = {"two-arms": "one noisy arm", "equal-noise": "equal noise"}
+TRIED = {"mitigations": "noisy arm is worse", "good-gamble": "noisy arm is better"}
 FEW = 10
 """A share is not compared where fewer lucky draws are expected in all: none says nothing."""
 DASHES = ("-", "--", ":", "-.")
@@ -30,39 +33,36 @@ Weight = Callable[[np.ndarray], np.ndarray]
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
-    there = set(records["part"])
-    lines: list[Headline] = []
-    findings: list[str] = []
-    figures: dict[str, Figure] = {}
+    there, found = set(records["part"]), Analysis()
+    lines, figures = found.headline, found.figures
     if "luck" in there:
         lines += _luck_lines(records, settings)
     for part in PLACES:
         if part in there:
-            names = [rule.name for rule in base_rules(settings)]
-            lines += _final_lines(records, part, names)
+            lines += _final_lines(records, part, _names(base_rules(settings)), SHOWN)
     if set(PLACES) <= there:
         lines += _claim_lines(records, settings)
-        findings.append(_rest_finding(records, settings))
+        found.findings.append(_rest_finding(records, settings))
     if {"luck", *PLACES} <= there:
         figures["noise-sweep"] = _sweep_figure(records, settings)
     many = [f"many-arms-{gamblers}" for gamblers in settings.gamblers]
     if set(many) <= there:
         for part in many:
-            lines += _final_lines(records, part, [rule.name for rule in few_rules()], SHOWN[1:])
+            lines += _final_lines(records, part, _names(few_rules()))
         figures["many-arms"] = _many_figure(records, settings)
-    if {"mitigations", "good-gamble"} <= there:
-        for part in ("mitigations", "good-gamble"):
-            names = [rule.name for rule in rules.mitigations()]
-            lines += _final_lines(records, part, names, ratios=SHOWN[1:])
+    if set(TRIED) <= there:
+        for part in TRIED:
+            lines += _final_lines(records, part, _names(rules.mitigations()))
         figures["mitigations"] = _mitigation_figure(records, settings)
-        findings += _mitigation_findings(records, settings)
+        found.findings.extend(_mitigation_findings(records, settings))
     if "optimisers" in there:
-        lines += _final_lines(records, "optimisers", _series(records, "optimisers"), SHOWN[1:])
-    return Analysis(headline=lines, figures=figures, findings=findings)
+        names = records[records["part"] == "optimisers"]["series"].unique()
+        lines += _final_lines(records, "optimisers", names)
+    return found
 
 
-def _series(records: pd.DataFrame, part: str) -> list[str]:
-    return list(records[records["part"] == part]["series"].unique())
+def _names(of_rules: Iterable[Rule]) -> list[str]:
+    return [rule.name for rule in of_rules]
 
 
 def _luck_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
@@ -72,15 +72,14 @@ def _luck_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             theory = bandit.luck(p, ratio)
             if 0 < theory * settings.luck_samples * settings.seeds < FEW:
                 continue
-            metric = "share of lucky draws"
-            found = statistics.final(records, "luck", f"p={p:g}", metric, setting=ratio)
-            what = "Pr(U > 0 | bad arm)"
-            lines.append(headline("Kondo Prop 3", f"p={p:g}", what, ratio, found, paper=theory))
+            name, metric = f"p={p:g}", "Pr(U > 0 | bad arm)"
+            found = statistics.final(records, "luck", name, LUCKY, setting=ratio)
+            lines.append(headline("Kondo Prop 3", name, metric, ratio, found, paper=theory))
     return lines
 
 
 def _final_lines(
-    records: pd.DataFrame, part: str, names: list[str], ratios: tuple[float, ...] = SHOWN
+    records: pd.DataFrame, part: str, names: Iterable[str], ratios: Iterable[float] = SHOWN[1:]
 ) -> list[Headline]:
     figure = "Kondo Prop 3" if part in PLACES else "beyond the paper"
     lines = []
@@ -93,33 +92,24 @@ def _final_lines(
 
 def _claim_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     """Return the paper's two statements in words, as numbers."""
-    ratio = SHOWN[-1]
-    gate = rules.priced(0.0).name
-    ends = {
-        name: statistics.final(records, "two-arms", name, FINAL, setting=ratio).mean
-        for name in ("PG", "DG", gate)
-    }
-    metric = f"{FINAL}, two-arms"
-    lines = [
-        ordering("Kondo Prop 3", metric, ratio, paper=["PG", other], ours=ends)
-        for other in ("DG", gate)
-    ]
-    lead = {
-        ratio: _difference(records, "equal-noise", "DG", "PG", ratio) for ratio in settings.ratios
-    }
+    top, others = SHOWN[-1], ("DG", rules.priced(0.0).name)
+    found = ends(records, "two-arms", ("PG", *others), FINAL, top)
+    lines = beats("Kondo Prop 3", f"{FINAL}, two-arms", top, ["PG"], others, found)
+    lead = {ratio: _difference(records, "DG", "PG", ratio) for ratio in settings.ratios}
     worst = max(lead, key=lambda ratio: lead[ratio].mean)
     what = f"{FINAL}, equal-noise, largest of the sweep"
-    lines.append(headline("Kondo Prop 3", "DG - PG", what, worst, lead[worst], paper=0.0))
-    return lines
+    return [*lines, headline("Kondo Prop 3", "DG - PG", what, worst, lead[worst], paper=0.0)]
 
 
-def _difference(records: pd.DataFrame, part: str, one: str, other: str, ratio: float) -> Estimate:
-    """Return one less other, paired by seed."""
-    values = [
-        statistics.select(records, part, name, FINAL, setting=ratio).set_index("seed")["value"]
+def _difference(records: pd.DataFrame, one: str, other: str, ratio: float) -> Estimate:
+    """Return one less other under equal noise, paired by seed."""
+    own, its = (
+        statistics.select(records, "equal-noise", name, FINAL, setting=ratio).set_index("seed")[
+            "value"
+        ]
         for name in (one, other)
-    ]
-    return statistics.estimate((values[0] - values[1]).tolist())
+    )
+    return statistics.estimate((own - its).tolist())
 
 
 def weights(settings: Settings) -> dict[str, Weight]:
@@ -169,23 +159,17 @@ def _rest_finding(records: pd.DataFrame, settings: Settings) -> str:
 def _ends(records: pd.DataFrame, settings: Settings) -> dict[str, dict[str, list[float]]]:
     """Return rule -> part -> mean final number at each of the few ratios."""
     return {
-        rule.name: {
-            part: [
-                statistics.final(records, part, rule.name, FINAL, setting=ratio).mean
-                for ratio in settings.few_ratios
-            ]
-            for part in ("mitigations", "good-gamble")
-        }
-        for rule in rules.mitigations()
+        name: {part: means(records, part, name, FINAL, settings.few_ratios) for part in TRIED}
+        for name in _names(rules.mitigations())
     }
 
 
 def _mitigation_findings(records: pd.DataFrame, settings: Settings) -> list[str]:
-    ends = _ends(records, settings)
-    worst = {name: max(max(values) for values in parts.values()) for name, parts in ends.items()}
+    tried = _ends(records, settings)
+    worst = {name: max(max(values) for values in parts.values()) for name, parts in tried.items()}
     at = settings.few_ratios.index(SHOWN[-1])
     held = [f"{name} ({end:.3f})" for name, end in worst.items() if end <= HELD]
-    lost = [name for name, parts in ends.items() if parts["mitigations"][at] > LOST]
+    lost = [name for name, parts in tried.items() if parts["mitigations"][at] > LOST]
     top = max(settings.few_ratios)
     return [
         f"At most {100 * HELD:g}% bad arms at every sigma / Delta up to {top:g}, whether the noisy "
@@ -195,36 +179,33 @@ def _mitigation_findings(records: pd.DataFrame, settings: Settings) -> list[str]
 
 
 def _style(name: str, settings: Settings) -> dict[str, Any]:
-    prices = [rules.priced(price).name for price in settings.prices]
-    if name in prices:
-        return {"color": "#d55e00", "linestyle": DASHES[prices.index(name) % len(DASHES)]}
-    rates = [rules.rated(rate).name for rate in settings.rates]
-    if name in rates:
-        return {"color": "#009e73", "linestyle": DASHES[rates.index(name) % len(DASHES)]}
+    families = {
+        "#d55e00": [rules.priced(price).name for price in settings.prices],
+        "#009e73": [rules.rated(rate).name for rate in settings.rates],
+    }
+    for colour, names in families.items():
+        if name in names:
+            return {"color": colour, "linestyle": DASHES[names.index(name) % len(DASHES)]}
     return {"color": {"PG": "#5a5a5a", "DG": "#0072b2"}[name], "linestyle": "-"}
 
 
 def _draw_ends(
     ax: Axes, records: pd.DataFrame, settings: Settings, part: str, names: list[str]
 ) -> None:
-    chosen = records[(records["part"] == part) & (records["metric"] == FINAL)]
-    ratios = sorted(chosen["setting"].unique())
     for name in names:
-        found = [statistics.final(records, part, name, FINAL, setting=ratio) for ratio in ratios]
-        means, errors = [f.mean for f in found], [f.se for f in found]
-        drawn = ax.plot(ratios, means, label=name, **_style(name, settings))
-        plotting.band(ax, ratios, means, errors, colour=drawn[0].get_color())
+        found = finals(records, part, name, FINAL)
+        shown, errors = [f.mean for f in found.values()], [f.se for f in found.values()]
+        drawn = ax.plot(list(found), shown, label=name, **_style(name, settings))
+        plotting.band(ax, list(found), shown, errors, colour=drawn[0].get_color())
     ax.set_xscale("symlog", linthresh=0.1, linscale=0.3)
-    ax.set_ylim(-0.02, 1.02)
-    ax.set(xlabel="sigma / Delta", ylabel=FINAL)
+    ax.set(ylim=(-0.02, 1.02), xlabel="sigma / Delta", ylabel=FINAL)
 
 
 def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 3, width=3.3, height=3.0)
     _draw_luck(axes[0, 0], records, settings)
-    names = [rule.name for rule in base_rules(settings)]
     for ax, (part, title) in zip(axes[0, 1:], PLACES.items(), strict=True):
-        _draw_ends(ax, records, settings, part, names)
+        _draw_ends(ax, records, settings, part, _names(base_rules(settings)))
         for name in weights(settings):
             expected = [rest(settings, part, name, ratio) for ratio in settings.ratios]
             colour = _style(name, settings)["color"]
@@ -239,12 +220,7 @@ def _draw_luck(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
     for colour, p in zip(("#5a5a5a", "#0072b2", "#d55e00"), settings.luck_probs, strict=False):
         theory = [bandit.luck(p, ratio) for ratio in ratios]
         ax.plot(ratios, theory, color=colour, label=f"p = {p:g}, closed form")
-        found = [
-            statistics.final(
-                records, "luck", f"p={p:g}", "share of lucky draws", setting=ratio
-            ).mean
-            for ratio in settings.ratios
-        ]
+        found = means(records, "luck", f"p={p:g}", LUCKY, settings.ratios)
         ax.plot(settings.ratios, found, "o", color=colour, markersize=4)
     ax.set_xscale("symlog", linthresh=0.1, linscale=0.3)
     ax.set(title="lucky draws of the bad arm", xlabel="sigma / Delta", ylabel="Pr(U > 0 | bad arm)")
@@ -253,9 +229,8 @@ def _draw_luck(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
 
 def _many_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, len(settings.gamblers), width=3.7, height=3.2)
-    names = [rule.name for rule in few_rules()]
     for ax, gamblers in zip(axes[0], settings.gamblers, strict=True):
-        _draw_ends(ax, records, settings, f"many-arms-{gamblers}", names)
+        _draw_ends(ax, records, settings, f"many-arms-{gamblers}", _names(few_rules()))
         ax.set_title(f"{settings.many_arms} arms, {gamblers} noisy")
     axes[0, 0].legend(fontsize=8)
     return figure
@@ -263,19 +238,17 @@ def _many_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 
 def _mitigation_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     """Draw every rule's final number as a table of shades, darker is worse."""
-    ends = _ends(records, settings)
-    height = 0.2 * len(ends) + 0.9
-    figure, axes = plotting.grid(1, 2, width=3.4, height=height)
-    titles = {"mitigations": "noisy arm is worse", "good-gamble": "noisy arm is better"}
-    for ax, (part, title) in zip(axes[0], titles.items(), strict=True):
-        table = np.array([parts[part] for parts in ends.values()])
+    tried = _ends(records, settings)
+    figure, axes = plotting.grid(1, 2, width=3.4, height=0.2 * len(tried) + 0.9)
+    for ax, (part, title) in zip(axes[0], TRIED.items(), strict=True):
+        table = np.array([parts[part] for parts in tried.values()])
         ax.imshow(table, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for row, values in enumerate(table):
             for column, value in enumerate(values):
                 shade = "white" if value > 0.6 else "black"
                 ax.text(column, row, f"{value:.3f}", ha="center", va="center", size=7, color=shade)
         ax.set_xticks(range(len(settings.few_ratios)), [f"{r:g}" for r in settings.few_ratios])
-        ax.set_yticks(range(len(ends)), list(ends) if part == "mitigations" else [], size=7)
+        ax.set_yticks(range(len(tried)), list(tried) if part == "mitigations" else [], size=7)
         ax.set(title=title, xlabel="sigma / Delta")
         ax.grid(visible=False)
     return figure

@@ -25,12 +25,9 @@ class Arms(NamedTuple):
         return max(range(len(self.means)), key=lambda arm: self.means[arm])
 
     def rewards(self, actions: Tensor, sigma: Tensor, normal: Tensor) -> Tensor:
-        """Return [P, n]: mu(a), plus sigma times the draw where the arm is noisy.
+        """Return [P, n]: mu(a), plus sigma [P, 1] times the draw where the arm is noisy.
 
-        Args:
-            actions: [P, n]
-            sigma: [P, 1]
-            normal: [P, n], standard normal, or the mean of several.
+        `normal`, [P, n], is standard normal, or the mean of several such.
         """
         means, noisy = (
             torch.tensor(of_arm, dtype=torch.float64, device=actions.device)
@@ -80,12 +77,7 @@ def rest_point(
     A gate at price 0 has a closed form: with h(x) = phi(x) - x Phi(-x) and a sure good arm,
     A_0 - A_1 = pi_1 Delta - sigma h(pi_0 Delta / sigma), which is below 0 everywhere once
     sigma / Delta > 1 / h(0) = sqrt(2 pi) = 2.51.
-
-    Args:
-        weight: of a sample, by its delight.
-        gap: Delta.
-        bad_noise: sigma of the bad arm.
-        good_noise: sigma of the good arm.
+    `weight` is that of a sample by its delight, `gap` is Delta, the noises are sigma of each arm.
     """
     normal = np.linspace(-8, 8, 1001)
     density = np.exp(-(normal**2) / 2)

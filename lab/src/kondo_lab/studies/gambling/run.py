@@ -9,13 +9,14 @@ from torch import Tensor
 
 import kondo
 from kondo_lab.draws import Draws
-from kondo_lab.part import Context, Part, Record, Stopped
+from kondo_lab.part import Context, Part, Record
 from kondo_lab.studies import softmax_bandit
 from kondo_lab.studies.gambling import bandit, rules
 from kondo_lab.studies.gambling.bandit import Arms
 from kondo_lab.studies.gambling.rules import Rule, Samples
 from kondo_lab.studies.gambling.settings import Settings
 
+LUCKY = "share of lucky draws"
 FINAL = "bad arms at the end"
 """Probability of all arms but the best, mean over the last steps: regret in units of Delta."""
 
@@ -66,11 +67,9 @@ def _luck(settings: Settings, context: Context) -> Iterator[Record]:
             sigma = torch.full((settings.seeds, 1), ratio * settings.gap, dtype=torch.float64)
             advantages = arms.rewards(actions, sigma.to(normal.device), normal) - value
             chi = kondo.delight(torch.full_like(normal, math.log(1 - p)), advantages)
-            for seed, share in enumerate((chi > 0).double().mean(dim=1).tolist()):
-                size = settings.luck_samples
-                yield Record(
-                    "luck", f"p={p:g}", ratio, seed, 0, size, 0, "share of lucky draws", share
-                )
+            shares = {LUCKY: (chi > 0).double().mean(dim=1)}
+            size = settings.luck_samples
+            yield from softmax_bandit.by_seed("luck", f"p={p:g}", ratio, shares, forward=size)
 
 
 def _train_all(
@@ -82,16 +81,11 @@ def _train_all(
     context: Context,
 ) -> Iterator[Record]:
     for done, rule in enumerate(tried):
-
-        def report(share: float, done: int = done, note: str = rule.name) -> None:
-            if context.stopped():
-                raise Stopped  # nothing to save: a rule takes seconds
-            context.progress((done + share) / len(tried), note)
-
         trainer = Trainer(settings, arms, rule, ratios, context.device)
         for step in range(trainer.num_steps):
             if step % 50 == 0:
-                report(step / trainer.num_steps)
+                share = (done + step / trainer.num_steps) / len(tried)
+                softmax_bandit.report(context, share, rule.name)
             trainer.step()
         yield from trainer.records(part, rule.name)
 
@@ -103,9 +97,7 @@ def _optimisers(settings: Settings, context: Context) -> Iterator[Record]:
     tried = [(rule, *variant) for rule in few_rules() for variant in variants]
     arms = bandit.gamble(settings.gap)
     for done, (rule, name, rate, plain) in enumerate(tried):
-        if context.stopped():
-            raise Stopped
-        context.progress(done / len(tried), f"{rule.name}, {name}")
+        softmax_bandit.report(context, done / len(tried), f"{rule.name}, {name}")
         trainer = Trainer(
             settings, arms, rule, settings.few_ratios, context.device, rate=rate, sgd=plain
         )
@@ -232,17 +224,8 @@ class Trainer:
 
     def records(self, part: str, series: str) -> Iterator[Record]:
         """Return the final numbers of every member."""
-        rewards = self.rewards_per_step * self.done
-        seeds = self.settings.seeds
-        for member, value in enumerate((self.bad_tail / self._tail).tolist()):
-            yield Record(
-                part=part,
-                series=series,
-                setting=self.ratios[member // seeds],
-                seed=member % seeds,
-                step=self.done,
-                forward=rewards,
-                backward=int(self.paid[member]),
-                metric=FINAL,
-                value=value,
-            )
+        seen, seeds = self.rewards_per_step * self.done, self.settings.seeds
+        ends = (self.bad_tail / self._tail).tolist()
+        for member, (value, paid) in enumerate(zip(ends, self.paid.tolist(), strict=True)):
+            ratio, seed = self.ratios[member // seeds], member % seeds
+            yield Record(part, series, ratio, seed, self.done, seen, paid, FINAL, value)

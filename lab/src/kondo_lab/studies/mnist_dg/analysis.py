@@ -1,5 +1,7 @@
 """Records -> Figures 2, 3 and 4 of the DG paper, beside the paper's numbers."""
 
+import itertools
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -14,26 +16,27 @@ ONLINE = "online error"
 CURVES = ("PG, zero baseline", "DG, zero baseline", "cross-entropy")
 PROBED = "expected"
 """Baseline of Figure 4."""
-COLOURS = dict(zip(BASELINES, plotting.WHEEL, strict=False))
+METHODS = {"PG": "#5a5a5a", "DG": "#0072b2"}
+"""And their colours."""
+DIRECTIONS = {TO_PG: paper.FIG_4A, TO_CE: paper.FIG_4B}
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     there = [samples for samples in settings.samples if part_name(samples) in set(records["part"])]
-    lines: list[Headline] = []
-    figures: dict[str, Figure] = {}
+    found = Analysis()
     if 1 in there:
-        lines += _curve_lines(records, settings)
-        figures["fig2-learning-curves"] = _curves_figure(records, settings)
+        found.headline.extend(_curve_lines(records, settings))
+        found.figures["fig2-learning-curves"] = _curves_figure(records, settings)
+        found.findings.append(_finding(records, settings))
     if there:
-        lines += _sample_lines(records, settings, there)
-        figures["fig3-samples-per-image"] = _samples_figure(records, settings, there)
+        found.headline.extend(_sample_lines(records, settings, there))
+        found.figures["fig3-samples-per-image"] = _samples_figure(records, settings, there)
     probed = [samples for samples in there if samples in (1, max(settings.samples))]
     if probed:
-        lines += _cosine_lines(records, settings, probed)
-        figures["fig4-directions"] = _cosine_figure(records, settings, probed)
-    findings = [_finding(records, settings)] if 1 in there else []
-    return Analysis(headline=lines, figures=figures, findings=findings)
+        found.headline.extend(_cosine_lines(records, settings, probed))
+        found.figures["fig4-directions"] = _cosine_figure(records, settings, probed)
+    return found
 
 
 def _full(settings: Settings) -> bool:
@@ -52,52 +55,39 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     lines = []
     if _full(settings):
         lines += against_paper(records, part_name(1), "DG Fig 2", ONLINE, paper.FIG_2, by="step")
-    ends = {name: _end(records, settings, name, 1).mean for name in CURVES}
-    order = ["cross-entropy", "DG, zero baseline", "PG, zero baseline"]
-    lines.append(ordering("DG Fig 2", ONLINE, settings.num_steps, paper=order, ours=ends))
-    return lines
+    found = {name: _end(records, settings, name, 1) for name in CURVES}
+    order, end = CURVES[::-1], settings.num_steps
+    return [*lines, ordering("DG Fig 2", ONLINE, end, paper=order, ours=found)]
 
 
 def _sample_lines(records: pd.DataFrame, settings: Settings, there: list[int]) -> list[Headline]:
-    lines = []
+    lines, metric = [], "online error at the end"
     for samples in there:
-        ends = {}
         for baseline in BASELINES:
-            for method in ("PG", "DG"):
-                name = series(method, baseline)
-                found = ends[name] = _end(records, settings, name, samples)
+            found = {}
+            for name in (series("PG", baseline), series("DG", baseline)):
+                found[name] = _end(records, settings, name, samples)
                 known = paper.FIG_3[name].get(samples) if _full(settings) else None
-                lines.append(_line("DG Fig 3", name, samples, found, known))
-            pair = [series("DG", baseline), series("PG", baseline)]
-            means = {name: ends[name].mean for name in pair}
-            lines.append(ordering("DG Fig 3", ONLINE, samples, paper=pair, ours=means))
+                line = headline("DG Fig 3", name, metric, samples, found[name], paper=known)
+                lines.append(line)
+            pair = list(found)[::-1]
+            lines.append(ordering("DG Fig 3", ONLINE, samples, paper=pair, ours=found))
     if 1 in there:
-        found = _end(records, settings, "exact PG", 1)
+        exact = _end(records, settings, "exact PG", 1)
         known = paper.EXACT_PG if _full(settings) else None
-        lines.append(_line("DG Fig 3", "exact PG", "", found, known))
+        lines.append(headline("DG Fig 3", "exact PG", metric, "", exact, paper=known))
     return lines
-
-
-def _line(figure: str, name: str, x: float | str, found: Estimate, known: float | None) -> Headline:
-    metric = "online error at the end"
-    return headline(figure, name, metric, x, found, paper=known)
 
 
 def _cosine_lines(records: pd.DataFrame, settings: Settings, probed: list[int]) -> list[Headline]:
     lines = []
-    for figure, metric, known in (
-        ("DG Fig 4a", TO_PG, paper.FIG_4A),
-        ("DG Fig 4b", TO_CE, paper.FIG_4B),
-    ):
-        for method in ("PG", "DG"):
-            for samples in probed:
-                name, points = series(method, PROBED), known.get((method, samples), {})
-                steps = list(points) if _full(settings) else [settings.num_steps]
-                for step in steps:
-                    found = statistics.at(records, part_name(samples), name, metric, step)
-                    theirs = points.get(step)
-                    titled = f"{method} S={samples}"
-                    lines.append(headline(figure, titled, metric, step, found, paper=theirs))
+    for figure, (metric, known) in zip(("DG Fig 4a", "DG Fig 4b"), DIRECTIONS.items(), strict=True):
+        for method, samples in itertools.product(METHODS, probed):
+            name, points = series(method, PROBED), known.get((method, samples), {})
+            for step in points if _full(settings) else [settings.num_steps]:
+                found = statistics.at(records, part_name(samples), name, metric, step)
+                titled, theirs = f"{method} S={samples}", points.get(step)
+                lines.append(headline(figure, titled, metric, step, found, paper=theirs))
     return lines
 
 
@@ -117,8 +107,7 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         curve = statistics.curve(records, part_name(1), name, ONLINE)
         plotting.line(ax, curve, name, CURVES, x="step", color=colour)
         if _full(settings):
-            points = paper.FIG_2[name]
-            ax.plot(list(points), list(points.values()), "x", color=colour)
+            plotting.crosses(ax, paper.FIG_2[name], color=colour)
     plotting.log_percent(ax, ONLINE)
     ax.set_xlabel("step (crosses: the paper)")
     ax.legend()
@@ -128,13 +117,12 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int]) -> Figure:
     figure, axes = plotting.grid(1, len(BASELINES), width=3.2)
     for ax, baseline in zip(axes[0], BASELINES, strict=True):
-        for method, colour in (("PG", "#5a5a5a"), ("DG", "#0072b2")):
+        for method, colour in METHODS.items():
             name = series(method, baseline)
             found = {float(samples): _end(records, settings, name, samples) for samples in there}
             plotting.by_setting(ax, found, method, colour=colour)
             if _full(settings):
-                points = paper.FIG_3[name]
-                ax.plot(list(points), list(points.values()), "x", color=colour)
+                plotting.crosses(ax, paper.FIG_3[name], color=colour)
         if 1 in there:
             level = _end(records, settings, "exact PG", 1).mean
             ax.axhline(level, color="black", linestyle=":", label="exact PG")
@@ -147,18 +135,14 @@ def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int])
 
 def _cosine_figure(records: pd.DataFrame, settings: Settings, probed: list[int]) -> Figure:
     figure, axes = plotting.grid(1, 2)
-    known = {TO_PG: paper.FIG_4A, TO_CE: paper.FIG_4B}
-    for ax, metric in zip(axes[0], (TO_PG, TO_CE), strict=True):
-        for method, colour in (("PG", "#5a5a5a"), ("DG", "#0072b2")):
-            for samples in probed:
-                curve = statistics.curve(
-                    records, part_name(samples), series(method, PROBED), metric
-                )
-                dash = "-" if samples == 1 else (0, (4, 1))
-                label = f"{method} S={samples}"
-                plotting.line(ax, curve, label, [label], x="step", color=colour, linestyle=dash)
-                points = known[metric].get((method, samples), {}) if _full(settings) else {}
-                ax.plot(list(points), list(points.values()), "x", color=colour)
+    for ax, (metric, known) in zip(axes[0], DIRECTIONS.items(), strict=True):
+        for (method, colour), samples in itertools.product(METHODS.items(), probed):
+            name, label = series(method, PROBED), f"{method} S={samples}"
+            curve = statistics.curve(records, part_name(samples), name, metric)
+            dash = "-" if samples == 1 else (0, (4, 1))
+            plotting.line(ax, curve, label, [label], x="step", color=colour, linestyle=dash)
+            points = known.get((method, samples), {}) if _full(settings) else {}
+            plotting.crosses(ax, points, color=colour)
         ax.set(yscale="log", ylabel=metric, xlabel="step (crosses: the paper)")
     axes[0][0].legend(fontsize=8)
     return figure

@@ -9,17 +9,14 @@ from torch import Tensor
 
 from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.losses import CrossEntropy, ExactPG
-from kondo_lab.population.member import BaselineName, Member, Update
-from kondo_lab.population.run import log_spaced, train
+from kondo_lab.population.member import BaselineName, Update, each_seed
+from kondo_lab.population.run import log_spaced
 from kondo_lab.population.train import Population
 from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_dg.settings import Settings
 
 BASELINES: tuple[BaselineName, ...] = ("zero", "constant", "expected", "oracle")
-EXACT = {
-    "exact PG": Update(loss=ExactPG()),
-    "cross-entropy": Update(loss=CrossEntropy()),
-}
+EXACT = {"exact PG": Update(loss=ExactPG()), "cross-entropy": Update(loss=CrossEntropy())}
 TO_PG = "1 - cosine to the exact PG gradient"
 TO_CE = "1 - cosine to the cross-entropy gradient"
 
@@ -50,32 +47,17 @@ def _train(settings: Settings, samples: int, context: Context) -> Iterable[Recor
     }
     if samples == 1:
         compared |= EXACT
-    members = [
-        Member(
-            series=name,
-            seed=seed,
-            learning_rate=settings.learning_rate,
-            update=update,
-            setting=samples,
-        )
-        for name, update in compared.items()
-        for seed in range(settings.num_seeds if samples == 1 else settings.sweep_seeds)
-    ]
-    populations = image_bandits.populations(
-        context,
-        members,
-        data=settings.data,
-        width=settings.width,
-        batch=settings.batch,
-        samples=samples,
-    )
+    seeds = settings.num_seeds if samples == 1 else settings.sweep_seeds
+    members = each_seed(compared, seeds, learning_rate=settings.learning_rate, setting=samples)
     every = list(range(settings.log_every, settings.num_steps + 1, settings.log_every))
     # S = 1 and the largest S stand in Figure 4.
     probed = samples in (1, max(settings.samples))
     step = settings.num_steps // settings.num_probes
-    return train(
-        populations,
+    return image_bandits.train(
+        settings,
         context,
+        members,
+        samples=samples,
         part=part_name(samples),
         num_steps=settings.num_steps,
         log_steps=[*log_spaced(settings.log_every, 8), *every],

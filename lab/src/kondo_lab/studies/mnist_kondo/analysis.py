@@ -1,13 +1,14 @@
 """Records -> Figures 1 to 5, the paper's numbers beside ours, and the quality-cost frontier."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics, updates
-from kondo_lab.studies.comparison import against_paper, finals, settings_of, tolerated
+from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of, tolerated
 from kondo_lab.studies.mnist_kondo import paper
 from kondo_lab.studies.mnist_kondo.run import SIGNALS
 from kondo_lab.studies.mnist_kondo.settings import Settings
@@ -23,28 +24,25 @@ RESAMPLES = 1000
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
-    there = set(records["part"])
-    lines: list[Headline] = []
-    figures: dict[str, Figure] = {}
-    findings: list[str] = []
-    frontier: list[FrontierPoint] = []
+    there, found = set(records["part"]), Analysis()
+    lines, figures = found.headline, found.figures
     if "curves" in there:
         lines += _curve_lines(records, settings) + _speed_lines(records, settings)
         figures["fig1-learning-curves"] = _curves_figure(records, settings)
         figures["fig3-speed-up"] = _speed_figure(records, settings)
-        frontier += _curve_frontier(records, settings)
-        findings.append(_speed_finding(records, settings))
+        found.frontier.extend(_curve_frontier(records, settings))
+        found.findings.append(_speed_finding(records, settings))
     if "rates" in there:
         lines += _rate_lines(records, settings)
         figures["fig2-rates"] = _rates_figure(records, settings)
-        frontier += _rate_frontier(records, settings)
+        found.frontier.extend(_rate_frontier(records, settings))
     if "noise" in there:
         lines += _noise_lines(records, settings)
         figures["fig4-noise"] = _noise_figure(records, settings)
     if "priorities" in there:
         lines += _priority_lines(records, settings)
         figures["fig5-priorities"] = _priorities_figure(records, settings)
-    return Analysis(headline=lines, figures=figures, findings=findings, frontier=frontier)
+    return found
 
 
 def _series(settings: Settings) -> tuple[str, str, str]:
@@ -57,23 +55,15 @@ def _full(settings: Settings) -> bool:
 
 
 def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    ends = {name: statistics.final(records, "curves", name, ONLINE) for name in _series(settings)}
-    order = ordering(
-        "Kondo Fig 1",
-        ONLINE,
-        settings.num_steps * settings.batch,
-        paper=["DG", updates.percent(settings.rate), "PG"],
-        ours={name: found.mean for name, found in ends.items()},
-    )
-    tests = [
-        headline("Kondo Fig 1", name, TEST, settings.num_steps * settings.batch, found)
-        for name in _series(settings)
-        for found in [statistics.final(records, "curves", name, TEST)]
-    ]
-    if not _full(settings):
-        return [order, *tests]
-    points = against_paper(records, "curves", "Kondo Fig 1", ONLINE, paper.FIG_1, by="forward")
-    return [*points, order, *tests]
+    names, end = _series(settings), settings.num_steps * settings.batch
+    lines = []
+    if _full(settings):
+        lines += against_paper(records, "curves", "Kondo Fig 1", ONLINE, paper.FIG_1, by="forward")
+    pg, dg, gated = names
+    order, found = [dg, gated, pg], ends(records, "curves", names)
+    lines.append(ordering("Kondo Fig 1", ONLINE, end, paper=order, ours=found))
+    tests = ends(records, "curves", names, TEST)
+    return lines + [headline("Kondo Fig 1", name, TEST, end, tests[name]) for name in names]
 
 
 def passes(records: pd.DataFrame, series: str) -> np.ndarray:
@@ -122,11 +112,9 @@ def _speed_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
 
 
 def _speed_finding(records: pd.DataFrame, settings: Settings) -> str:
-    told = []
-    for series in _series(settings):
-        paid = passes(records, series)
-        reached = int(np.isfinite(paid[:, 0]).sum())
-        told.append(f"{series} {reached} of {len(paid)}")
+    reach = partial(statistics.first_reach, records, "curves")
+    found = {name: reach(name, TEST, TARGET) for name in _series(settings)}
+    told = [f"{name} {one.reached} of {one.seeds}" for name, one in found.items()]
     return f"Seeds that reached 5% test error: {', '.join(told)}."
 
 
@@ -142,25 +130,21 @@ def _curve_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierP
 
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 3)
-    panels: tuple[tuple[plotting.Axis, str], ...] = (
-        ("forward", ONLINE),
-        ("backward", ONLINE),
-        ("forward", TEST),
+    panels: tuple[tuple[plotting.Axis, str, str], ...] = (
+        ("forward", ONLINE, "(a) crosses: the paper"),
+        ("backward", ONLINE, "(b)"),
+        ("forward", TEST, "(c) held-out images"),
     )
-    for ax, (x, metric) in zip(axes[0], panels, strict=True):
+    for ax, (x, metric, title) in zip(axes[0], panels, strict=True):
         for name in _series(settings):
             curve = statistics.curve(records, "curves", name, metric)
             plotting.line(ax, curve, name, _series(settings), x=x)
             known = paper.FIG_1.get(name) if _full(settings) and metric == ONLINE else None
             if known and x == "forward":
-                ax.plot(list(known), list(known.values()), "x", color="black", markersize=4)
+                plotting.crosses(ax, known, color="black", markersize=4)
         plotting.log_percent(ax, metric)
-        ax.set_xscale("log")
+        ax.set(xscale="log", xlabel=f"{x} passes", title=title)
         ax.xaxis.set_major_formatter(plotting.counts)
-        ax.set_xlabel(f"{x} passes")
-    axes[0][0].set_title("(a) crosses: the paper")
-    axes[0][1].set_title("(b)")
-    axes[0][2].set_title("(c) held-out images")
     axes[0][0].legend()
     return figure
 
@@ -177,7 +161,7 @@ def _speed_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         plotting.band(ax, list(COSTS), means, [value.se for value in found], colour=colour)
         if _full(settings):
             ax.plot(COSTS, paper.FIG_3[name], "x", color=colour, label=f"{name}, the paper")
-    ax.set_xlabel("cost of a backward pass, in forward passes")
+    ax.set(xlabel="cost of a backward pass, in forward passes")
     ax.set_ylabel("counted speed-up to 5% test error")
     ax.legend()
     return figure
@@ -196,23 +180,15 @@ def _reported(records: pd.DataFrame, settings: Settings) -> pd.DataFrame:
 
 def _rate_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     lines = []
+    seen = f"online error after {settings.rate_steps * settings.batch:,} forward passes"
+    known = paper.FIG_2_EVENTUALLY if _full(settings) else None
+    reported = _reported(records, settings)
     for rate in settings.rates:
         series = updates.percent(rate)
         chosen = best_learning_rate(records, series, settings)
-        found = statistics.final(
-            _reported(records, settings), "rates", series, ONLINE, setting=chosen
-        )
-        lines.append(
-            headline(
-                "Kondo Fig 2",
-                series,
-                f"online error after {settings.rate_steps * settings.batch:,} forward passes, "
-                f"learning rate {chosen:g}",
-                rate,
-                found,
-                paper=paper.FIG_2_EVENTUALLY if _full(settings) else None,
-            )
-        )
+        found = statistics.final(reported, "rates", series, ONLINE, setting=chosen)
+        metric = f"{seen}, learning rate {chosen:g}"
+        lines.append(headline("Kondo Fig 2", series, metric, rate, found, paper=known))
     return lines
 
 
@@ -238,21 +214,18 @@ def _rate_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPo
 def _rates_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2)
     names = [updates.percent(rate) for rate in settings.rates]
+    reported = _reported(records, settings)
     passes: tuple[plotting.Axis, ...] = ("forward", "backward")
     for ax, x in zip(axes[0], passes, strict=True):
         for place, series in enumerate(names):
             chosen = best_learning_rate(records, series, settings)
-            curve = statistics.curve(
-                _reported(records, settings), "rates", series, ONLINE, setting=chosen
-            )
-            shade = 0.15 + 0.75 * place / max(1, len(names) - 1)
-            colour = plotting.sequential(shade)
+            curve = statistics.curve(reported, "rates", series, ONLINE, setting=chosen)
+            colour = plotting.sequential(0.15 + 0.75 * place / max(1, len(names) - 1))
             label = f"{series} (lr {chosen:g})"
             plotting.line(ax, curve, label, [label], x=x, color=colour, linestyle="-")
         plotting.log_percent(ax, ONLINE)
-        ax.set_xscale("log")
+        ax.set(xscale="log", xlabel=f"{x} passes")
         ax.xaxis.set_major_formatter(plotting.counts)
-        ax.set_xlabel(f"{x} passes")
     axes[0][0].legend(fontsize=8)
     return figure
 
@@ -283,16 +256,17 @@ def _noise_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
 
 def _noise_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2)
-    for ax, way in zip(axes[0], ("delight noise", "logit noise"), strict=True):
-        for series, colour in zip(
-            _noise_series(settings, way), ("#0072b2", "#d55e00"), strict=True
-        ):
-            plotting.by_setting(ax, finals(records, "noise", series), series, colour=colour)
+    labels = {
+        "delight noise": "noise on delight, in its standard deviations",
+        "logit noise": "noise on logits, standard deviation",
+    }
+    for ax, (way, label) in zip(axes[0], labels.items(), strict=True):
+        found = {name: finals(records, "noise", name) for name in _noise_series(settings, way)}
+        plotting.sweep(ax, found, ("#0072b2", "#d55e00"))
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
         ax.set_xscale("symlog", linthresh=0.1)
+        ax.set_xlabel(label)
         ax.legend()
-    axes[0][0].set_xlabel("noise on delight, in its standard deviations")
-    axes[0][1].set_xlabel("noise on logits, standard deviation")
     return figure
 
 
@@ -303,40 +277,31 @@ def _priority_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
         for rate, found in finals(records, "priorities", series).items()
     ]
     mixes = finals(records, "priorities", "additive mix")
-    lines += [
-        headline("Kondo Fig 5b", "additive mix", ONLINE, mix, found) for mix, found in mixes.items()
-    ]
-    metric = "weight of surprisal at which the error is 2x"
+    line = partial(headline, "Kondo Fig 5b", "additive mix")
+    lines += [line(ONLINE, mix, found) for mix, found in mixes.items()]
     ours = Estimate(tolerated(mixes, 2.0), seeds=settings.sweep_seeds)
     known = paper.FIG_5_COLLAPSE if _full(settings) else None
-    lines.append(headline("Kondo Fig 5b", "additive mix", metric, "", ours, paper=known))
+    lines.append(line("weight of surprisal at which the error is 2x", "", ours, paper=known))
     for rate in settings.priority_rates:
-        errors = {
-            series: statistics.final(records, "priorities", series, ONLINE, setting=rate).mean
-            for series in ("delight", "surprisal")
-        }
-        lines.append(
-            ordering("Kondo Fig 5a", ONLINE, rate, paper=["delight", "surprisal"], ours=errors)
-        )
+        errors = ends(records, "priorities", ("delight", "surprisal"), setting=rate)
+        lines += beats("Kondo Fig 5a", ONLINE, rate, ["delight"], ["surprisal"], errors)
     return lines
 
 
 def _priorities_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2)
-    for series, colour in zip(SIGNALS, plotting.WHEEL, strict=False):
-        plotting.by_setting(
-            axes[0][0], finals(records, "priorities", series), series, colour=colour
-        )
-    axes[0][0].set(xscale="log", xlabel="rate")
+    by_rate, by_mix = axes[0]
+    found = {series: finals(records, "priorities", series) for series in SIGNALS}
+    plotting.sweep(by_rate, found)
+    by_rate.set(xscale="log", xlabel="rate")
     mixes = finals(records, "priorities", "additive mix")
-    plotting.by_setting(axes[0][1], mixes, "additive mix", colour=plotting.WHEEL[4])
-    rate = settings.rate
-    if rate in settings_of(records, "priorities", "delight"):
-        level = statistics.final(records, "priorities", "delight", ONLINE, setting=rate).mean
-        axes[0][1].axhline(level, color=plotting.WHEEL[0], label="delight")
-    axes[0][1].set_xlabel("weight of surprisal in the mix")
+    plotting.by_setting(by_mix, mixes, "additive mix", colour=plotting.WHEEL[4])
+    if settings.rate in settings_of(records, "priorities", "delight"):
+        level = found["delight"][settings.rate].mean
+        by_mix.axhline(level, color=plotting.WHEEL[0], label="delight")
+    by_mix.set_xlabel("weight of surprisal in the mix")
     for ax in axes[0]:
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
-    axes[0][0].legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
-    axes[0][1].legend(fontsize=8)
+    by_rate.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    by_mix.legend(fontsize=8)
     return figure

@@ -1,20 +1,22 @@
 """Records -> the error by delay, what correcting costs, and who diverged."""
 
+from functools import partial
+
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.comparison import finals, settings_of
+from kondo_lab.studies import plotting
+from kondo_lab.studies.comparison import beats, ends, finals, settings_of
 from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies.mnist_stale.run import OLDEST, REINFORCE, UNIFORM, methods
 from kondo_lab.studies.mnist_stale.settings import Settings
-from kondo_lab.studies.study import Analysis, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Headline, headline
 
 FIGURE = "Distributed, MNIST with staleness"
 TEST = "test error"
 PAPER_DELAY = 1000
-PAPER = {"DG": 0.02, capped(float("inf")): 0.08}
+EXACT = capped(float("inf"))
+PAPER = {"DG": 0.02, EXACT: 0.08}
 """Error at a delay of 1000, read by a third party whose other numbers are sometimes wrong."""
 PAPER_FACTOR = 4.0
 """Error of importance-weighted PG over DG's; at which delay is not said."""
@@ -24,18 +26,16 @@ NAMES = {OLDEST: "the oldest parameters", UNIFORM: "any of the last parameters"}
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     there = [part for part in (OLDEST, UNIFORM) if part in set(records["part"])]
-    lines: list[Headline] = []
-    findings: list[str] = []
-    figures: dict[str, Figure] = {}
+    found = Analysis()
     for part in there:
-        lines += _error_lines(records, settings, part)
-        lines += _factor_lines(records, settings, part)
-        findings.append(_factor_finding(records, settings, part))
-    findings += _divergence_findings(records, settings, there)
-    figures["error-by-delay"] = _delay_figure(records, settings, there)
+        found.headline.extend(_error_lines(records, settings, part))
+        found.headline.extend(_factor_lines(records, settings, part))
+        found.findings.append(_factor_finding(records, settings, part))
+    found.findings.extend(_divergence_findings(records, settings, there))
+    found.figures["error-by-delay"] = _delay_figure(records, settings, there)
     if OLDEST in there:
-        figures["learning-curves"] = _curves_figure(records, settings)
-    return Analysis(headline=lines, figures=figures, findings=findings)
+        found.figures["learning-curves"] = _curves_figure(records, settings)
+    return found
 
 
 def _full(settings: Settings) -> bool:
@@ -45,52 +45,33 @@ def _full(settings: Settings) -> bool:
 
 def _error_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[Headline]:
     lines = []
+    papers = (OLDEST, LEARNER_ERROR, PAPER_DELAY)
     for name in methods(settings):
         for metric in (LEARNER_ERROR, TEST):
+            what = f"{metric}, {NAMES[part]}, by delay"
             for delay, found in finals(records, part, name, metric).items():
-                known = None
-                if _full(settings) and (part, metric, delay) == (
-                    OLDEST,
-                    LEARNER_ERROR,
-                    PAPER_DELAY,
-                ):
-                    known = PAPER.get(name)
-                what = f"{metric}, {NAMES[part]}, by delay"
+                at_paper = _full(settings) and (part, metric, delay) == papers
+                known = PAPER.get(name) if at_paper else None
                 lines.append(headline(FIGURE, name, what, delay, found, paper=known))
     return lines
 
 
-def factor(records: pd.DataFrame, part: str, series: str, delay: float) -> float:
-    """Return a method's learner error over DG's."""
-    own, dg = (
-        statistics.final(records, part, name, LEARNER_ERROR, setting=delay).mean
-        for name in (series, "DG")
-    )
-    return own / dg
-
-
 def _factor_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[Headline]:
+    """Return each method's error over DG's, and whether DG is below the paper's others."""
     lines = []
-    exact = capped(float("inf"))
+    metric = f"{LEARNER_ERROR}, {NAMES[part]}"
     for delay in settings_of(records, part, "DG"):
+        found = ends(records, part, methods(settings), LEARNER_ERROR, delay)
+        line = partial(headline, FIGURE, metric=f"{metric}, by delay", x=delay)
         for name in methods(settings):
             if name == "DG":
                 continue
-            at_paper = _full(settings) and (part, name, delay) == (OLDEST, exact, PAPER_DELAY)
-            metric = f"{LEARNER_ERROR}, {NAMES[part]}, by delay"
-            ours = factor(records, part, name, delay)
+            at_paper = _full(settings) and (part, name, delay) == (OLDEST, EXACT, PAPER_DELAY)
+            ours = found[name].mean / found["DG"].mean
             known = PAPER_FACTOR if at_paper else None
-            lines.append(headline(FIGURE, f"{name} / DG", metric, delay, ours, paper=known))
-        means = {
-            name: statistics.final(records, part, name, LEARNER_ERROR, setting=delay).mean
-            for name in methods(settings)
-        }
-        lines += [
-            ordering(
-                FIGURE, f"{LEARNER_ERROR}, {NAMES[part]}", delay, paper=["DG", name], ours=means
-            )
-            for name in (exact, capped(settings.cap), REINFORCE)
-        ]
+            lines.append(line(f"{name} / DG", ours=ours, paper=known))
+        others = (EXACT, capped(settings.cap), REINFORCE)
+        lines += beats(FIGURE, metric, delay, ["DG"], others, found)
     return lines
 
 
@@ -118,9 +99,8 @@ def _divergence_findings(records: pd.DataFrame, settings: Settings, there: list[
 def _delay_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -> Figure:
     figure, axes = plotting.grid(1, len(there), width=4.8, height=4)
     for ax, part in zip(axes[0], there, strict=True):
-        for name, colour in zip(methods(settings), plotting.WHEEL, strict=False):
-            found = finals(records, part, name, LEARNER_ERROR)
-            plotting.by_setting(ax, found, name, colour=colour)
+        error = partial(finals, records, part, metric=LEARNER_ERROR)
+        plotting.sweep(ax, {name: error(name) for name in methods(settings)})
         if _full(settings) and part == OLDEST:
             points = [PAPER_DELAY] * len(PAPER)
             ax.plot(points, list(PAPER.values()), "kx", label="the paper, weak")
@@ -134,17 +114,10 @@ def _delay_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     shown = [delay for delay in settings.delays if delay in (0, 100, 1000)]
     figure, axes = plotting.grid(1, len(shown))
+    names = list(methods(settings))
     for ax, delay in zip(axes[0], shown, strict=True):
-        _draw_curves(ax, records, settings, delay)
-        ax.set_title(f"delay {delay}")
+        plotting.curves(ax, records, OLDEST, names, LEARNER_ERROR, setting=delay)
+        plotting.log_percent(ax, "error of the learner")
+        ax.set(xlabel="learner step", title=f"delay {delay}")
     axes[0, 0].legend(fontsize=8)
     return figure
-
-
-def _draw_curves(ax: Axes, records: pd.DataFrame, settings: Settings, delay: int) -> None:
-    names = list(methods(settings))
-    for name, colour in zip(names, plotting.WHEEL, strict=False):
-        curve = statistics.curve(records, OLDEST, name, LEARNER_ERROR, setting=delay)
-        plotting.line(ax, curve, name, names, x="step", color=colour, linestyle="-")
-    plotting.log_percent(ax, "error of the learner")
-    ax.set_xlabel("learner step")

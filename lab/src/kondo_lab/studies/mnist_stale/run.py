@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Frictions, Member, Update
-from kondo_lab.population.run import train
+from kondo_lab.population.member import Frictions, Update, each_seed
 from kondo_lab.studies import image_bandits, learner_error, updates
 from kondo_lab.studies.mnist_stale.settings import Settings
 
@@ -18,10 +17,11 @@ OLDEST, UNIFORM = "oldest", "uniform"
 
 def parts(settings: Settings) -> list[Part]:
     """Return the study's parts."""
-    return [
-        Part(name=OLDEST, run=partial(_oldest, settings), work=45),
-        Part(name=UNIFORM, run=partial(_uniform, settings), work=25),
-    ]
+    delays, seeds = settings.delays, settings.num_seeds
+    oldest = partial(_train, settings, OLDEST, delays, seeds)
+    some, few = settings.uniform_delays, settings.uniform_seeds
+    uniform = partial(_train, settings, UNIFORM, some, few)
+    return [Part(name=OLDEST, run=oldest, work=45), Part(name=UNIFORM, run=uniform, work=25)]
 
 
 def methods(settings: Settings) -> dict[str, Update]:
@@ -36,40 +36,28 @@ def methods(settings: Settings) -> dict[str, Update]:
     }
 
 
-def _oldest(settings: Settings, context: Context) -> Iterable[Record]:
-    """Parameters of exactly `delay` steps ago. Setting: delay."""
-    return _train(settings, context, OLDEST, settings.delays, settings.num_seeds)
-
-
-def _uniform(settings: Settings, context: Context) -> Iterable[Record]:
-    """Parameters of 0 to `delay` steps ago, drawn at every step. Setting: delay."""
-    return _train(settings, context, UNIFORM, settings.uniform_delays, settings.uniform_seeds)
-
-
 def _train(
-    settings: Settings, context: Context, part: str, delays: Sequence[int], num_seeds: int
-) -> list[Record]:
+    settings: Settings, part: str, delays: Sequence[int], num_seeds: int, context: Context
+) -> Iterable[Record]:
+    """Parameters of `delay` steps ago, or of 0 to `delay`, drawn at every step. Setting: delay."""
     members = [
-        Member(
-            series=name,
-            seed=seed,
-            learning_rate=settings.learning_rate,
-            setting=delay,
-            update=update,
-            frictions=Frictions(delay=delay, uniform_delay=part == UNIFORM),
-        )
+        member
         for name, update in methods(settings).items()
         for delay in delays
-        for seed in range(num_seeds)
+        for member in each_seed(
+            {name: update},
+            num_seeds,
+            learning_rate=settings.learning_rate,
+            setting=delay,
+            frictions=Frictions(delay=delay, uniform_delay=part == UNIFORM),
+        )
     ]
-    populations = image_bandits.populations(
-        context, members, data=settings.data, width=settings.width, batch=settings.batch
-    )
     twentieth = settings.num_steps // 20
     every = range(twentieth, settings.num_steps + 1, twentieth)
-    return train(
-        populations,
+    return image_bandits.train(
+        settings,
         context,
+        members,
         part=part,
         num_steps=settings.num_steps,
         log_steps=every,

@@ -5,36 +5,37 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.comparison import against_paper, finals, settings_of
+from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of
 from kondo_lab.studies.reversal_dg import paper
 from kondo_lab.studies.reversal_dg.run import COMPARED, at_learning_rate
 from kondo_lab.studies.reversal_dg.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 ONLINE = "online error"
-SWEEPS = {"lengths": ("DG Fig 9a", "length H"), "vocabularies": ("DG Fig 9b", "vocabulary M")}
-AVERAGES = {"lengths": "DG Fig 9c", "vocabularies": "DG Fig 9d"}
+OTHERS = ("PG", "PPO", "PMPO")
+SWEEPS = {
+    "lengths": ("DG Fig 9a", "DG Fig 9c", "length H"),
+    "vocabularies": ("DG Fig 9b", "DG Fig 9d", "vocabulary M"),
+}
+"""Figure of the error at the end, of the average error, and what the axis says."""
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
-    there = set(records["part"])
-    lines: list[Headline] = []
-    figures: dict[str, Figure] = {}
-    findings: list[str] = []
+    there, found = set(records["part"]), Analysis()
     if "curves" in there:
-        lines += _curve_lines(records, settings)
-        figures["fig8-learning-curves"] = _curves_figure(records, settings)
+        found.headline.extend(_curve_lines(records, settings))
+        found.figures["fig8-learning-curves"] = _curves_figure(records, settings)
     sweeps = [part for part in SWEEPS if part in there]
     for part in sweeps:
         for learning_rate in settings.sweep_learning_rates:
             names = {name: at_learning_rate(name, settings, learning_rate) for name in COMPARED}
-            lines += _sweep_lines(records, settings, part, names)
-            findings.append(_finding(records, part, names))
+            found.headline.extend(_sweep_lines(records, settings, part, names))
+            found.findings.append(_finding(records, part, names))
     for learning_rate in settings.sweep_learning_rates if sweeps else ():
         drawn = _sweeps_figure(records, settings, sweeps, learning_rate)
-        figures[f"fig9-learning-rate-{learning_rate:g}"] = drawn
-    return Analysis(headline=lines, figures=figures, findings=findings)
+        found.figures[f"fig9-learning-rate-{learning_rate:g}"] = drawn
+    return found
 
 
 def _full(settings: Settings) -> bool:
@@ -49,11 +50,8 @@ def _known(settings: Settings, part: str) -> dict[str, dict[float, float]]:
 
 
 def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    ends = {name: statistics.final(records, "curves", name, ONLINE).mean for name in COMPARED}
-    order = [
-        ordering("DG Fig 8", ONLINE, settings.curve_steps, paper=["DG", name], ours=ends)
-        for name in ("PG", "PPO", "PMPO")
-    ]
+    found = ends(records, "curves", COMPARED)
+    order = beats("DG Fig 8", ONLINE, settings.curve_steps, ["DG"], OTHERS, found)
     if not _full(settings):
         return order
     points = against_paper(records, "curves", "DG Fig 8", ONLINE, paper.FIG_8, by="step")
@@ -83,55 +81,36 @@ def _sweep_lines(
     records: pd.DataFrame, settings: Settings, part: str, names: dict[str, str]
 ) -> list[Headline]:
     """Return a sweep's lines at one learning rate; `names` are method -> series."""
-    figure = SWEEPS[part][0]
-    lines = []
-    ends = {series: finals(records, part, series) for series in names.values()}
+    figure, average, _ = SWEEPS[part]
+    lines, metric = [], f"{ONLINE} at the end"
+    found = {series: finals(records, part, series) for series in names.values()}
     for name, series in names.items():
         known = _known(settings, part).get(name, {})
-        lines += [
-            headline(
-                figure, series, f"{ONLINE} at the end", setting, value, paper=known.get(setting)
-            )
-            for setting, value in ends[series].items()
-        ]
-    hardest = max(ends[names["DG"]])
-    means = {series: found[hardest].mean for series, found in ends.items()}
-    slopes = {series: exponent(averages(records, part, series)) for series in ends}
-    others = [[names["DG"], names[name]] for name in ("PG", "PPO", "PMPO")]
-    lines += [
-        ordering(figure, f"{ONLINE} at the end", hardest, paper=pair, ours=means) for pair in others
-    ]
-    lines += [
-        headline(
-            AVERAGES[part],
-            series,
-            "exponent of the average error",
-            "",
-            Estimate(slope, seeds=settings.sweep_seeds),
-        )
-        for series, slope in slopes.items()
-    ]
-    lines += [ordering(AVERAGES[part], "exponent", "", paper=pair, ours=slopes) for pair in others]
-    return lines
+        for setting, value in found[series].items():
+            theirs = known.get(setting)
+            lines.append(headline(figure, series, metric, setting, value, paper=theirs))
+    dg, others = names["DG"], [names[name] for name in OTHERS]
+    hardest = max(found[dg])
+    at_hardest = {series: values[hardest] for series, values in found.items()}
+    lines += beats(figure, metric, hardest, [dg], others, at_hardest)
+    slopes = {series: exponent(averages(records, part, series)) for series in found}
+    for series, slope in slopes.items():
+        ours = Estimate(slope, seeds=settings.sweep_seeds)
+        lines.append(headline(average, series, "exponent of the average error", "", ours))
+    return [*lines, *beats(average, "exponent", "", [dg], others, slopes)]
 
 
 def _finding(records: pd.DataFrame, part: str, names: dict[str, str]) -> str:
     hardest = max(settings_of(records, part, names["DG"]))
-    told = ", ".join(
-        f"{series} {100 * finals(records, part, series)[hardest].mean:.1f}%"
-        for series in names.values()
-    )
-    return f"Error at the end, {SWEEPS[part][1]} = {hardest:g}: {told}."
+    found = ends(records, part, names.values(), setting=hardest)
+    told = ", ".join(f"{series} {100 * at.mean:.1f}%" for series, at in found.items())
+    return f"Error at the end, {SWEEPS[part][2]} = {hardest:g}: {told}."
 
 
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 1, width=5.5, height=4)
-    ax = axes[0][0]
-    for name, colour in zip(COMPARED, plotting.WHEEL, strict=False):
-        curve = statistics.curve(records, "curves", name, ONLINE)
-        plotting.line(ax, curve, name, list(COMPARED), x="step", color=colour, linestyle="-")
-        points = paper.FIG_8[name] if _full(settings) else {}
-        ax.plot(list(points), list(points.values()), "x", color=colour)
+    ax, known = axes[0][0], paper.FIG_8 if _full(settings) else None
+    plotting.curves(ax, records, "curves", list(COMPARED), ONLINE, known=known)
     plotting.log_percent(ax, "sequence error")
     ax.set_xlabel("step of 100 sequences (crosses: the paper)")
     ax.legend()
@@ -149,15 +128,14 @@ def _sweeps_figure(
             series = at_learning_rate(name, settings, learning_rate)
             plotting.by_setting(final, finals(records, part, series), name, colour=colour)
             points = _known(settings, part).get(name, {})
-            final.plot(list(points), list(points.values()), "x", color=colour, markersize=7)
+            plotting.crosses(final, points, color=colour, markersize=7)
             found = averages(records, part, series)
-            plotting.by_setting(
-                average, found, f"{name}, exponent {exponent(found):.2f}", colour=colour
-            )
+            label = f"{name}, exponent {exponent(found):.2f}"
+            plotting.by_setting(average, found, label, colour=colour)
         final.set_ylabel("error at the end")
         average.set(ylabel="average error", xscale="log", yscale="log")
         for ax in (final, average):
-            ax.set_xlabel(SWEEPS[part][1])
+            ax.set_xlabel(SWEEPS[part][2])
             ax.legend(fontsize=8)
     axes[0][0].set_title(f"learning rate {learning_rate:g} (crosses: the paper)")
     return figure

@@ -4,9 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Member
-from kondo_lab.population.run import matmul_precision, train
-from kondo_lab.population.train import Population
+from kondo_lab.population.member import Member, each_seed
 from kondo_lab.studies import reversals, updates
 from kondo_lab.studies.reversal_dg.settings import Settings
 
@@ -22,89 +20,50 @@ def parts(settings: Settings) -> list[Part]:
     """Return the study's parts."""
     return [
         Part(name="curves", run=partial(_curves, settings), work=20),
-        Part(name="vocabularies", run=partial(_vocabularies, settings), work=40),
-        Part(name="lengths", run=partial(_lengths, settings), work=90),
+        Part(name="vocabularies", run=partial(_sweep, settings, "vocabularies"), work=40),
+        Part(name="lengths", run=partial(_sweep, settings, "lengths"), work=90),
     ]
 
 
 def _curves(settings: Settings, context: Context) -> Iterable[Record]:
     """Figure 8: H = 10, M = 2."""
     step = max(1, settings.curve_steps // 50)
-    with matmul_precision(settings.precision):
-        return train(
-            _population(context, settings.length, 2, _members(settings, settings.num_seeds)),
-            context,
-            part="curves",
-            num_steps=settings.curve_steps,
-            log_steps=range(step, settings.curve_steps + 1, step),
+    members = _members(settings, settings.num_seeds, settings.learning_rate)
+    return reversals.train(
+        [reversals.population(context, members, length=settings.length, reward="bag_of_tokens")],
+        context,
+        part="curves",
+        num_steps=settings.curve_steps,
+        precision=settings.precision,
+        log_steps=range(step, settings.curve_steps + 1, step),
+    )
+
+
+def _sweep(settings: Settings, part: str, context: Context) -> Iterable[Record]:
+    """Figure 9: (a, c) by H with M = 2, (b, d) by M with H = 10. Setting: H or M."""
+    if part == "lengths":
+        shapes = [(length, length, 2) for length in settings.lengths]
+    else:
+        shapes = [(size, settings.length, size) for size in settings.vocabularies]
+    populations = []
+    for setting, length, num_tokens in sorted(shapes, reverse=True):
+        members = [
+            member
+            for rate in settings.sweep_learning_rates
+            for member in _members(settings, settings.sweep_seeds, rate, setting)
+        ]
+        made = reversals.population(
+            context, members, length=length, num_tokens=num_tokens, reward="bag_of_tokens"
         )
-
-
-def _lengths(settings: Settings, context: Context) -> Iterable[Record]:
-    """Figure 9 (a, c): M = 2. Setting: H."""
-    populations = [
-        _population(context, length, 2, _swept(settings, length))
-        for length in sorted(settings.lengths, reverse=True)
-    ]
-    return _sweep(settings, context, "lengths", populations)
-
-
-def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
-    """Figure 9 (b, d): H = 10. Setting: M."""
-    populations = [
-        _population(context, settings.length, num_tokens, _swept(settings, num_tokens))
-        for num_tokens in sorted(settings.vocabularies, reverse=True)
-    ]
-    return _sweep(settings, context, "vocabularies", populations)
-
-
-def _sweep(
-    settings: Settings, context: Context, part: str, populations: list[Population]
-) -> Iterable[Record]:
-    with matmul_precision(settings.precision):
-        return train(
-            populations,
-            context,
-            part=part,
-            num_steps=settings.num_steps,
-            log_steps=[settings.num_steps * place // 40 for place in range(1, 41)],
-        )
-
-
-def _swept(settings: Settings, setting: float) -> list[Member]:
-    return [
-        member
-        for learning_rate in settings.sweep_learning_rates
-        for member in _members(
-            settings, settings.sweep_seeds, learning_rate=learning_rate, setting=setting
-        )
-    ]
+        populations.append(made)
+    precision = settings.precision
+    return reversals.train(
+        populations, context, part=part, num_steps=settings.num_steps, precision=precision
+    )
 
 
 def _members(
-    settings: Settings,
-    num_seeds: int,
-    *,
-    learning_rate: float | None = None,
-    setting: float = float("nan"),
+    settings: Settings, num_seeds: int, learning_rate: float, setting: float = float("nan")
 ) -> list[Member]:
-    learning_rate = settings.learning_rate if learning_rate is None else learning_rate
-    return [
-        Member(
-            series=at_learning_rate(name, settings, learning_rate),
-            seed=seed,
-            learning_rate=learning_rate,
-            update=update,
-            setting=setting,
-        )
-        for name, update in COMPARED.items()
-        for seed in range(num_seeds)
-    ]
-
-
-def _population(
-    context: Context, length: int, num_tokens: int, members: list[Member]
-) -> Population:
-    return reversals.population(
-        context, members, length=length, num_tokens=num_tokens, reward="bag_of_tokens"
-    )
+    named = {at_learning_rate(n, settings, learning_rate): update for n, update in COMPARED.items()}
+    return each_seed(named, num_seeds, learning_rate=learning_rate, setting=setting)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.comparison import interpolated_longest, settings_of
+from kondo_lab.studies.comparison import beats, interpolated_longest, settings_of
 from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
 from kondo_lab.studies.reversal_frictions.run import (
     EACH,
@@ -20,7 +20,7 @@ from kondo_lab.studies.reversal_frictions.run import (
     sweeps,
 )
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 FIGURE = "Distributed, four frictions"
 SOLVED = 0.25
@@ -37,20 +37,17 @@ MARGIN = 1.5
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
-    there = set(records["part"])
-    lines: list[Headline] = []
-    figures: dict[str, Figure] = {}
-    findings: list[str] = []
+    there, found = set(records["part"]), Analysis()
     if EACH in there:
-        lines += _each_lines(records, settings)
-        figures["error-by-friction"] = _each_figure(records, settings)
-        findings += [_each_finding(records, settings, friction) for friction in sweeps(settings)]
+        found.headline.extend(_each_lines(records, settings))
+        found.figures["error-by-friction"] = _each_figure(records, settings)
+        found.findings.extend(_each_finding(records, settings, kind) for kind in sweeps(settings))
     if TOGETHER in there:
-        lines += _together_lines(records, settings)
-        figures["all-frictions-by-length"] = _together_figure(records, settings)
-        findings.append(_together_finding(records, settings))
-    findings += _divergence_findings(records)
-    return Analysis(headline=lines, figures=figures, findings=findings)
+        found.headline.extend(_together_lines(records, settings))
+        found.figures["all-frictions-by-length"] = _together_figure(records, settings)
+        found.findings.append(_together_finding(records, settings))
+    found.findings.extend(_divergence_findings(records))
+    return found
 
 
 def _full(settings: Settings) -> bool:
@@ -100,40 +97,26 @@ def _lines_of(
     where: str,
     x: float,
 ) -> list[Headline]:
-    """Return the error of every method at one place, how much above DG's, and the orders.
-
-    Args:
-        names: method -> series.
-    """
+    """Return the errors at one place, how much above DG's, and the orders; method -> series."""
+    metric = f"{LEARNER_ERROR}, {where}"
     found = {method: at_end(records, part, series, x) for method, series in names.items()}
-    lines = [
-        headline(FIGURE, method, f"{LEARNER_ERROR}, {where}", x, value)
-        for method, value in found.items()
-    ]
-    means = {method: value.mean for method, value in found.items()}
-    for method in baselines(settings):
-        lines.append(
-            ordering(FIGURE, f"{LEARNER_ERROR}, {where}", x, paper=["DG", method], ours=means)
-        )
-    best = min(baselines(settings), key=lambda method: means[method])
+    lines = [headline(FIGURE, method, metric, x, value) for method, value in found.items()]
+    lines += beats(FIGURE, metric, x, ["DG"], baselines(settings), found)
+    best = min(baselines(settings), key=lambda method: found[method].mean)
     # A DG that makes no mistake in all its tests is at most this good as far as they can tell.
     least = least_error(records, settings, part, names["DG"], x)
-    metric = f"{LEARNER_ERROR}, {where}"
-    ours = means[best] / max(means["DG"], least)
+    ours = found[best].mean / max(found["DG"].mean, least)
     known = PAPER_FACTOR if _full(settings) else None
     name = f"{best} / DG, the best of the others"
-    lines.append(headline(FIGURE, name, metric, x, ours, paper=known))
-    return lines
+    return [*lines, headline(FIGURE, name, metric, x, ours, paper=known)]
 
 
 def _each_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     lines = []
-    for friction, strengths in [
-        (NONE, [0.0]),
-        *((name, list(sweep.strengths)) for name, sweep in sweeps(settings).items()),
-    ]:
+    strengths = {name: sweep.strengths for name, sweep in sweeps(settings).items()}
+    for friction, of_friction in {NONE: [0.0], **strengths}.items():
         names = {method: named(method, friction) for method in methods(settings)}
-        for strength in strengths:
+        for strength in of_friction:
             lines += _lines_of(records, settings, EACH, names, friction, strength)
     return lines
 
@@ -142,9 +125,8 @@ def _each_finding(records: pd.DataFrame, settings: Settings, friction: str) -> s
     strengths = sweeps(settings)[friction].strengths
     told = []
     for method in methods(settings):
-        found = [
-            at_end(records, EACH, named(method, friction), strength).mean for strength in strengths
-        ]
+        series = named(method, friction)
+        found = [at_end(records, EACH, series, strength).mean for strength in strengths]
         told.append(f"{method} {', '.join(f'{100 * value:.2f}' for value in found)}")
     at = ", ".join(f"{strength:g}" for strength in strengths)
     return f"Error in percent under {friction} of {at}: {'; '.join(told)}."
@@ -156,14 +138,11 @@ def longest(records: pd.DataFrame, series: str) -> Estimate:
     A seed that solves not even the shortest length counts with 0.
     """
     lengths = settings_of(records, TOGETHER, series)
-    errors = {length: by_seed(records, TOGETHER, series, length) for length in lengths}
-    seeds = set.intersection(*(set(found) for found in errors.values()))
-    return statistics.estimate(
-        [
-            interpolated_longest({length: errors[length][seed] for length in lengths}, SOLVED)
-            for seed in sorted(seeds)
-        ]
+    errors = pd.DataFrame({x: by_seed(records, TOGETHER, series, x) for x in lengths}).dropna()
+    found = errors.sort_index().apply(
+        lambda own: interpolated_longest(own.to_dict(), SOLVED), axis=1
     )
+    return statistics.estimate(found.tolist())
 
 
 def _together_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
@@ -172,15 +151,12 @@ def _together_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
     for length in settings_of(records, TOGETHER, "DG"):
         lines += _lines_of(records, settings, TOGETHER, names, "all frictions, by H", length)
     solved = {method: longest(records, method) for method in names}
-    lines += [
-        headline(FIGURE, method, "longest length with error below 25%, all frictions", "", value)
-        for method, value in solved.items()
-    ]
+    metric = "longest length with error below 25%, all frictions"
+    lines += [headline(FIGURE, method, metric, "", value) for method, value in solved.items()]
+    known = PAPER_LENGTHS if _full(settings) else None
     for method in baselines(settings):
         theirs = solved[method].mean
-        metric = "longest length with error below 25%, all frictions"
         ours = solved["DG"].mean / theirs if theirs > 0 else math.inf
-        known = PAPER_LENGTHS if _full(settings) else None
         lines.append(headline(FIGURE, f"DG / {method}", metric, "", ours, paper=known))
     return lines
 
@@ -208,9 +184,11 @@ def _draw(
 
     The axis ends just below the smallest of these, and there it cuts bars that reach to 0.
     """
-    for (name, values), colour in zip(found.items(), plotting.WHEEL, strict=False):
-        shown = {x: value._replace(mean=max(value.mean, least[x])) for x, value in values.items()}
-        plotting.by_setting(ax, shown, name, colour=colour)
+    shown = {
+        name: {x: value._replace(mean=max(value.mean, least[x])) for x, value in values.items()}
+        for name, values in found.items()
+    }
+    plotting.sweep(ax, shown)
     ax.set_xlabel(label)
     plotting.log_percent(ax, "error of the learner")
     # Left to itself a log axis follows bars to 0 for hundreds of decades, and has no ticks then.
@@ -238,24 +216,14 @@ def _each_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 
 def _together_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2, width=4.8, height=4)
-    names = list(compared_together(settings))
-    found = {
-        method: {
-            length: at_end(records, TOGETHER, method, length)
-            for length in settings_of(records, TOGETHER, method)
-        }
-        for method in names
-    }
-    least = {
-        length: least_error(records, settings, TOGETHER, "DG", length) for length in found["DG"]
-    }
+    names, lengths = list(compared_together(settings)), settings_of(records, TOGETHER, "DG")
+    found = {name: {x: at_end(records, TOGETHER, name, x) for x in lengths} for name in names}
+    least = {length: least_error(records, settings, TOGETHER, "DG", length) for length in lengths}
     _draw(axes[0, 0], found, least=least, label="length H, all frictions")
     axes[0, 0].axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
     axes[0, 0].legend(fontsize=7)
     ax = axes[0, 1]
-    for name, colour in zip(names, plotting.WHEEL, strict=False):
-        curve = statistics.curve(records, TOGETHER, name, LEARNER_ERROR, setting=settings.length)
-        plotting.line(ax, curve, name, names, x="step", color=colour, linestyle="-")
+    plotting.curves(ax, records, TOGETHER, names, LEARNER_ERROR, setting=settings.length)
     plotting.log_percent(ax, "error of the learner")
     ax.set_xlabel(f"learner step, H = {settings.length}, all frictions")
     return figure

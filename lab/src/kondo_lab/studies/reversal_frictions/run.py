@@ -1,14 +1,13 @@
 """Two parts: each friction alone at H = 10, and all of them together by length."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from kondo.core import losses
 from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Frictions, Member, Update
-from kondo_lab.population.run import matmul_precision, train
+from kondo_lab.population.member import Frictions, Member, Update, each_seed
 from kondo_lab.population.train import Population
 from kondo_lab.studies import learner_error, reversals, updates
 from kondo_lab.studies.reversal_frictions.settings import Settings
@@ -79,19 +78,20 @@ def _each(settings: Settings, context: Context) -> Iterable[Record]:
                 options["uniform_delay"] = True
             cells.append((friction, strength, Frictions(**options)))
     # One population per method: their programs differ in size, and overlap on a GPU.
-    populations = [
-        _population(
-            settings,
-            context,
-            [
-                _member(settings, named(method, friction), update, seed, strength, met)
-                for friction, strength, met in cells
-                for seed in range(settings.num_seeds)
-            ],
-            settings.length,
-        )
-        for method, update in methods(settings).items()
-    ]
+    populations = []
+    for method, update in methods(settings).items():
+        members = [
+            member
+            for friction, strength, met in cells
+            for member in each_seed(
+                {named(method, friction): update},
+                settings.num_seeds,
+                learning_rate=settings.learning_rate,
+                setting=strength,
+                frictions=met,
+            )
+        ]
+        populations.append(_population(settings, context, members, settings.length))
     return _train(settings, context, EACH, populations)
 
 
@@ -99,41 +99,21 @@ def _together(settings: Settings, context: Context) -> Iterable[Record]:
     """All frictions at once. Setting: H."""
     populations = []
     for length in sorted(settings.lengths, reverse=True):
-        seeds = settings.num_seeds if length == settings.length else settings.length_seeds
-        members = _members_together(settings, compared_together(settings), length, seeds)
+        members = each_seed(
+            compared_together(settings),
+            settings.num_seeds if length == settings.length else settings.length_seeds,
+            learning_rate=settings.learning_rate,
+            setting=length,
+            frictions=settings.together,
+        )
         populations.append(_population(settings, context, members, length))
     return _train(settings, context, TOGETHER, populations)
-
-
-def _members_together(
-    settings: Settings, compared: Mapping[str, Update], length: int, num_seeds: int
-) -> list[Member]:
-    return [
-        _member(settings, method, update, seed, length, settings.together)
-        for method, update in compared.items()
-        for seed in range(num_seeds)
-    ]
-
-
-def _member(
-    settings: Settings, series: str, update: Update, seed: int, setting: float, met: Frictions
-) -> Member:
-    return Member(
-        series=series,
-        seed=seed,
-        learning_rate=settings.learning_rate,
-        update=update,
-        setting=setting,
-        frictions=met,
-    )
 
 
 def _population(
     settings: Settings, context: Context, members: list[Member], length: int
 ) -> Population:
-    return reversals.population(
-        context, members, length=length, num_tokens=settings.num_tokens, reward="to_first_error"
-    )
+    return reversals.population(context, members, length=length, num_tokens=settings.num_tokens)
 
 
 def _train(
@@ -141,13 +121,13 @@ def _train(
 ) -> list[Record]:
     between = settings.num_steps // settings.looks
     every = range(between, settings.num_steps + 1, between)
-    with matmul_precision(settings.precision):
-        return train(
-            populations,
-            context,
-            part=part,
-            num_steps=settings.num_steps,
-            log_steps=every,
-            evaluate_steps=every,
-            probe=partial(learner_error.sequence_error, num_prompts=settings.test_prompts),
-        )
+    return reversals.train(
+        populations,
+        context,
+        part=part,
+        num_steps=settings.num_steps,
+        precision=settings.precision,
+        log_steps=every,
+        evaluate_steps=every,
+        probe=partial(learner_error.sequence_error, num_prompts=settings.test_prompts),
+    )

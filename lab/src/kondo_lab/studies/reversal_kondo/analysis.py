@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,8 @@ from matplotlib.figure import Figure
 from kondo_lab.studies import plotting, statistics, updates
 from kondo_lab.studies.comparison import (
     against_paper,
+    beats,
+    ends,
     finals,
     interpolated_longest,
     settings_of,
@@ -32,16 +35,13 @@ TARGETS = (SOLVED, 0.05)
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
-    there = set(records["part"])
-    lines: list[Headline] = []
-    figures: dict[str, Figure] = {}
-    findings: list[str] = []
-    frontier: list[FrontierPoint] = []
+    there, found = set(records["part"]), Analysis()
+    lines, figures = found.headline, found.figures
     if "curves" in there:
         lines += _curve_lines(records, settings)
         figures["fig8-learning-curves"] = _curves_figure(records, settings)
-        findings.append(_ties_finding(records, settings))
-        frontier += _frontier(records, settings)
+        found.findings.append(_ties_finding(records, settings))
+        found.frontier.extend(_frontier(records, settings))
     if "lengths" in there:
         lines += _length_lines(records, settings)
         figures["fig10-lengths"] = _lengths_figure(records, settings)
@@ -56,7 +56,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         figures["vocabularies"] = _vocabulary_figure(records, settings)
     if "tried" in there:
         lines += _tried_lines(records, settings)
-    return Analysis(headline=lines, figures=figures, findings=findings, frontier=frontier)
+    return found
 
 
 def _full(settings: Settings) -> bool:
@@ -79,30 +79,17 @@ def _paid(records: pd.DataFrame, series: str) -> Estimate:
 
 
 def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    exact, end, best = _exact(settings), settings.num_steps, delightful(settings)
     lines = []
     if _full(settings):
         lines += against_paper(records, "curves", "Kondo Fig 8", ONLINE, paper.FIG_8, by="step")
-    for series in (*list(delightful(settings))[1:], _exact(settings)):
-        found = _paid(records, series)
+    for series in (*list(best)[1:], exact):
         known = paper.FIG_8_BACKWARD.get(series) if _full(settings) else None
-        lines.append(
-            headline("Kondo Fig 8", series, "backward passes at the end", "", found, paper=known)
-        )
-    ends = {
-        series: statistics.final(records, "curves", series, ONLINE)
-        for series in (*_all_series(settings), _exact(settings))
-    }
-    best = list(delightful(settings))
-    means = {series: found.mean for series, found in ends.items()}
-    for baseline in baselines():
-        for series in best:
-            pair = [series, baseline]
-            lines.append(
-                ordering("Kondo Fig 8", ONLINE, settings.num_steps, paper=pair, ours=means)
-            )
-    exact = ends[_exact(settings)]
-    lines.append(headline("beyond the paper", _exact(settings), ONLINE, settings.num_steps, exact))
-    return lines
+        metric, paid = "backward passes at the end", _paid(records, series)
+        lines.append(headline("Kondo Fig 8", series, metric, "", paid, paper=known))
+    found = ends(records, "curves", [*_all_series(settings), exact])
+    lines += beats("Kondo Fig 8", ONLINE, end, best, baselines(), found)
+    return [*lines, headline("beyond the paper", exact, ONLINE, end, found[exact])]
 
 
 def _ties_finding(records: pd.DataFrame, settings: Settings) -> str:
@@ -137,18 +124,19 @@ def _frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPoint]:
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2, width=5.2, height=4)
     names = [*_all_series(settings), _exact(settings)]
-    drawn_by: tuple[plotting.Axis, ...] = ("step", "backward")
-    for ax, x in zip(axes[0], drawn_by, strict=True):
+    panels: tuple[tuple[plotting.Axis, str], ...] = (
+        ("step", "step of 100 sequences (crosses: the paper)"),
+        ("backward", "backward passes"),
+    )
+    for ax, (x, label) in zip(axes[0], panels, strict=True):
         for name, colour in zip(names, plotting.WHEEL, strict=False):
             curve = statistics.curve(records, "curves", name, ONLINE)
             dash = "-" if name in delightful(settings) else (0, (4, 1.5))
             plotting.line(ax, curve, name, names, x=x, color=colour, linestyle=dash)
             points = paper.FIG_8.get(name, {}) if _full(settings) and x == "step" else {}
-            ax.plot(list(points), list(points.values()), "x", color=colour, markersize=4)
+            plotting.crosses(ax, points, color=colour, markersize=4)
         plotting.log_percent(ax, "sequence error")
-        ax.set_xscale("log")
-    axes[0][0].set_xlabel("step of 100 sequences (crosses: the paper)")
-    axes[0][1].set_xlabel("backward passes")
+        ax.set(xscale="log", xlabel=label)
     axes[0][1].xaxis.set_major_formatter(plotting.counts)
     axes[0][0].legend(fontsize=8)
     return figure
@@ -164,13 +152,9 @@ def longest(
 ) -> Estimate | None:
     """Return the longest length solved after that many forward passes, mean over seeds.
 
-    Args:
-        average: judge by the mean reward since the start of training, which reproduces the paper's
-            figure, instead of by the reward at that moment.
-        parts: whose lengths are looked at together.
-
-    Returns:
-        None if some seed solves not even the shortest length that was run.
+    `average` judges by the mean reward since the start of training, which reproduces the paper's
+    figure, instead of by the reward at that moment. None if some seed solves not even the shortest
+    length of these parts.
     """
     chosen = records[
         records["part"].isin(parts)
@@ -202,8 +186,11 @@ def _length_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                     continue
                 theirs = known.get(forward) if average else None
                 lines.append(headline("Kondo Fig 10", series, metric, forward, found, paper=theirs))
-    ends = {name: longest(records, name, end, average=True) for name in _all_series(settings)}
-    solved = {name: -found.mean for name, found in ends.items() if found is not None}
+    solved = {
+        name: -found.mean
+        for name in _all_series(settings)
+        if (found := longest(records, name, end, average=True)) is not None
+    }
     lines += [
         ordering("Kondo Fig 10", "- longest length", end, paper=[series, baseline], ours=solved)
         for series in delightful(settings)
@@ -216,35 +203,41 @@ def _length_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
 def _slow_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     """Return Figure 10 at the lower learning rate, judged at the moment."""
     end = _logged(records, "slow")[-1]
-    return [
-        headline(
-            "Kondo Fig 10",
-            f"{series}, lr {settings.slow_learning_rate:g}",
-            SOLVED_NOW,
-            forward,
-            found,
-            paper=known.get(forward),
-        )
-        for series in _all_series(settings)
-        for known in [paper.FIG_10[series] if _full(settings) else {}]
-        for forward in known or [float(end)]
-        for found in [longest(records, series, forward, average=False, parts=["slow"])]
-        if found is not None
-    ]
+    lines = []
+    for series in _all_series(settings):
+        known = paper.FIG_10[series] if _full(settings) else {}
+        name = f"{series}, lr {settings.slow_learning_rate:g}"
+        for forward in known or [float(end)]:
+            found = longest(records, series, forward, average=False, parts=["slow"])
+            if found is not None:
+                theirs = known.get(forward)
+                line = headline("Kondo Fig 10", name, SOLVED_NOW, forward, found, paper=theirs)
+                lines.append(line)
+    return lines
 
 
-def _lengths_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+def _lengths_figure(
+    records: pd.DataFrame,
+    settings: Settings,
+    *,
+    average: bool = True,
+    parts: Sequence[str] = FIG_10_PARTS,
+) -> Figure:
     figure, axes = plotting.grid(1, 2, width=4.8, height=4)
-    _draw_longest(axes[0][0], records, settings, average=True, parts=FIG_10_PARTS)
-    _draw_ends(axes[0][1], records, settings, parts=FIG_10_PARTS)
+    _draw_longest(axes[0][0], records, settings, average=average, parts=parts)
+    errors = {
+        name: {length: at for part in parts for length, at in finals(records, part, name).items()}
+        for name in _all_series(settings)
+    }
+    plotting.sweep(axes[0][1], errors)
+    axes[0][1].set(xlabel="length H", ylabel="sequence error at the end")
+    axes[0][1].axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
     return figure
 
 
 def _slow_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 2, width=4.8, height=4)
-    _draw_longest(axes[0][0], records, settings, average=False, parts=["slow"])
-    _draw_ends(axes[0][1], records, settings, parts=["slow"])
-    axes[0][0].set_title(f"learning rate {settings.slow_learning_rate:g}")
+    figure = _lengths_figure(records, settings, average=False, parts=["slow"])
+    figure.axes[0].set_title(f"learning rate {settings.slow_learning_rate:g}")
     return figure
 
 
@@ -261,24 +254,11 @@ def _draw_longest(
         errors = [value.se for value in found.values()]
         ax.plot(list(found), means, color=colour, label=name)
         plotting.band(ax, list(found), means, errors, colour=colour)
-        points = paper.FIG_10[name] if _full(settings) else {}
-        ax.plot(list(points), list(points.values()), "x", color=colour)
+        plotting.crosses(ax, paper.FIG_10[name] if _full(settings) else {}, color=colour)
     ax.xaxis.set_major_formatter(plotting.counts)
-    ax.set_xlabel("forward passes (crosses: the paper)")
-    ax.set_ylabel(SOLVED_SO_FAR if average else SOLVED_NOW)
+    label = SOLVED_SO_FAR if average else SOLVED_NOW
+    ax.set(xlabel="forward passes (crosses: the paper)", ylabel=label)
     ax.legend(fontsize=8)
-
-
-def _draw_ends(
-    ax: Axes, records: pd.DataFrame, settings: Settings, *, parts: Sequence[str]
-) -> None:
-    for name, colour in zip(_all_series(settings), plotting.WHEEL, strict=False):
-        found: dict[float, Estimate] = {}
-        for part in parts:
-            found |= finals(records, part, name)
-        plotting.by_setting(ax, found, name, colour=colour)
-    ax.set(xlabel="length H", ylabel="sequence error at the end")
-    ax.axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
 
 
 def _speed(
@@ -306,19 +286,16 @@ def _places(records: pd.DataFrame, settings: Settings) -> list[tuple[str, float,
 
 
 def _speed_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    return [
-        headline(
-            "Kondo section 5",
-            series,
-            f"speed-up over PG to 25% error, {name}",
-            ratio,
-            Estimate(value, seeds=settings.sweep_seeds),
-        )
-        for part, setting, name in _places(records, settings)
-        for series in delightful(settings)
-        for ratio in SPEED_COSTS
-        if (value := _speed(records, part, series, setting, ratio)) is not None
-    ]
+    lines = []
+    for part, setting, name in _places(records, settings):
+        metric = f"speed-up over PG to 25% error, {name}"
+        for series in delightful(settings):
+            for ratio in SPEED_COSTS:
+                value = _speed(records, part, series, setting, ratio)
+                if value is not None:
+                    ours = Estimate(value, seeds=settings.sweep_seeds)
+                    lines.append(headline("Kondo section 5", series, metric, ratio, ours))
+    return lines
 
 
 def _speed_figure(records: pd.DataFrame, settings: Settings) -> Figure:
@@ -333,8 +310,7 @@ def _speed_figure(records: pd.DataFrame, settings: Settings) -> Figure:
                 colour = plotting.sequential(number / max(1, len(places) - 1))
                 ax.plot(ratios, values, color=colour, label=name)
         ax.axhline(1, color="#5a5a5a", linestyle=":")
-        ax.set_title(series)
-        ax.set_xlabel("cost of a backward, in forwards")
+        ax.set(title=series, xlabel="cost of a backward, in forwards")
         ax.set_ylabel("counted speed-up over PG")
         if ax.get_legend_handles_labels()[1]:
             ax.legend(fontsize=7)
@@ -342,14 +318,9 @@ def _speed_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 
 
 def _vocabulary_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    metric = f"{ONLINE} at the end, H={settings.length}, by M"
     return [
-        headline(
-            "Kondo section 5",
-            series,
-            f"{ONLINE} at the end, H={settings.length}, by M",
-            size,
-            found,
-        )
+        headline("Kondo section 5", series, metric, size, found)
         for series in ("PG", *delightful(settings))
         for size, found in finals(records, "vocabularies", series).items()
     ]
@@ -357,9 +328,8 @@ def _vocabulary_lines(records: pd.DataFrame, settings: Settings) -> list[Headlin
 
 def _vocabulary_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 1, width=5, height=3.8)
-    for series, colour in zip(("PG", *delightful(settings)), plotting.WHEEL, strict=False):
-        found = finals(records, "vocabularies", series)
-        plotting.by_setting(axes[0][0], found, series, colour=colour)
+    names = ("PG", *delightful(settings))
+    plotting.sweep(axes[0][0], {name: finals(records, "vocabularies", name) for name in names})
     axes[0][0].set(xscale="log", xlabel="vocabulary M", ylabel="sequence error at the end")
     axes[0][0].legend()
     return figure
@@ -368,9 +338,9 @@ def _vocabulary_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 def _tried_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     names = sorted(records[records["part"] == "tried"]["series"].unique())
     steps = [settings.tried_steps // 4, settings.tried_steps // 2, settings.tried_steps]
+    at = partial(statistics.at, records, "tried")
     return [
-        headline("beyond the paper", name, ONLINE, step, found)
+        headline("beyond the paper", name, ONLINE, step, at(name, ONLINE, step))
         for name in names
         for step in steps
-        for found in [statistics.at(records, "tried", name, ONLINE, step)]
     ]

@@ -29,30 +29,21 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     ]
     dense = _dense_costs(records, settings)
     lines = [line for one in found for line in _lines(one, settings)]
-    lines += _dense_lines(records, settings, dense)
-    lines += _screen_costs(settings)
+    lines += _dense_lines(records, settings, dense) + _screen_costs(settings)
     if part == "mnist":
-        lines += [_paper_line(one) for one in found if _is_papers(one)]
-    by_rate = [[one for one in found if one.rate == rate] for rate in settings.rates]
-    return Analysis(
-        headline=lines,
-        figures={
-            f"{part}-{100 * own[0].rate:g}": drawing.figure(
-                records, own, dense, settings, COST_RATIO
-            )
-            for own in by_rate
-        },
-        findings=[text for own in by_rate for text in _findings(own, settings)],
-    )
-
-
-def _is_papers(one: Point) -> bool:
-    return one.screen.series == EXACT and math.isclose(one.rate, PAPER_RATE)
-
-
-def _paper_line(one: Point) -> Headline:
-    ours = one.online
-    return headline("Kondo Fig 1", "DG-K 3%", ONLINE, "1M forward passes", ours, paper=PAPER_ONLINE)
+        at = ("Kondo Fig 1", "DG-K 3%", ONLINE, "1M forward passes")
+        lines += [
+            headline(*at, one.online, paper=PAPER_ONLINE)
+            for one in found
+            if one.screen.series == EXACT and math.isclose(one.rate, PAPER_RATE)
+        ]
+    analysis = Analysis(headline=lines)
+    for rate in settings.rates:
+        own = [one for one in found if one.rate == rate]
+        figure = drawing.figure(records, own, dense, settings, COST_RATIO)
+        analysis.figures[f"{part}-{100 * rate:g}"] = figure
+        analysis.findings.extend(_findings(own, settings))
+    return analysis
 
 
 def _cost_name(settings: Settings) -> str:

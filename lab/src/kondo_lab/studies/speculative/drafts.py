@@ -8,7 +8,7 @@ from kondo.core import signals
 from kondo.core.contract import Signal
 from kondo.core.delight import delight
 from kondo.core.gates import Gate
-from kondo_lab.population.member import Member, Update
+from kondo_lab.population.member import Member, Update, each_seed
 from kondo_lab.studies import updates
 from kondo_lab.studies.speculative.settings import Settings
 
@@ -93,27 +93,12 @@ def screens(settings: Settings) -> list[Screen]:
 
 def gated(settings: Settings, rate: float) -> list[Member]:
     """Return the members with a screen, at a rate."""
-    return [
-        _member(settings, screen.series, seed, screen.update(rate), rate)
-        for screen in screens(settings)
-        for seed in range(settings.num_seeds)
-    ]
+    compared = {screen.series: screen.update(rate) for screen in screens(settings)}
+    options = {"learning_rate": settings.learning_rate, "setting": rate}
+    return each_seed(compared, settings.num_seeds, **options)
 
 
 def dense(settings: Settings) -> list[Member]:
     """Return the members that train on every row."""
-    return [
-        _member(settings, series, seed, update, 1.0)
-        for series, update in DENSE.items()
-        for seed in range(settings.num_seeds)
-    ]
-
-
-def _member(settings: Settings, series: str, seed: int, update: Update, rate: float) -> Member:
-    return Member(
-        series=series,
-        seed=seed,
-        learning_rate=settings.learning_rate,
-        update=update,
-        setting=rate,
-    )
+    options = {"learning_rate": settings.learning_rate, "setting": 1.0}
+    return each_seed(DENSE, settings.num_seeds, **options)

@@ -1,6 +1,7 @@
 """One figure per rate: agreement over training, error by agreement, cost by screen cost."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -44,16 +45,15 @@ def figure(
 def _draw_agreement(
     ax: Axes, records: pd.DataFrame, found: Sequence[Point], settings: Settings
 ) -> None:
-    for one, dash in zip(found, _dashes(found), strict=True):
-        screen = one.screen
-        curve = statistics.curve(
-            records, settings.images, screen.series, AGREEMENT, setting=one.rate
-        )
-        colour, _ = LOOKS[screen.family]
-        ax.plot(curve["step"], curve["mean"], color=colour, linestyle=dash, label=screen.series)
-    ax.set_xscale("log")
-    ax.set_ylim(-0.03, 1.03)
-    ax.set_xlabel("step (log scale)")
+    seen: Counter[str] = Counter()
+    for one in found:
+        series, family = one.screen.series, one.screen.family
+        curve = statistics.curve(records, settings.images, series, AGREEMENT, setting=one.rate)
+        dash = DASHES[seen[family] % len(DASHES)]
+        seen[family] += 1
+        colour, _ = LOOKS[family]
+        ax.plot(curve["step"], curve["mean"], color=colour, linestyle=dash, label=series)
+    ax.set(xscale="log", ylim=(-0.03, 1.03), xlabel="step (log scale)")
     ax.set_ylabel("share of the exact rows kept")
     ax.set_title(f"rate {100 * found[0].rate:g}%: kept rows")
 
@@ -93,13 +93,3 @@ def _mark(ax: Axes, one: Point, x: float, y: float, note: str = "") -> None:
     ax.plot([x], [y], marker, color=colour)
     name = one.screen.series + note
     ax.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
-
-
-def _dashes(found: Sequence[Point]) -> list[object]:
-    """Return a dash for each, in turn within its family."""
-    seen: dict[str, int] = {}
-    dashes: list[object] = []
-    for one in found:
-        number = seen[one.screen.family] = seen.get(one.screen.family, -1) + 1
-        dashes.append(DASHES[number % len(DASHES)])
-    return dashes

@@ -42,15 +42,15 @@ def dense_cost(ratio: float, paid: Cost) -> float:
 
 def measure(records: pd.DataFrame, part: str, screen: Screen, rate: float, target: float) -> Point:
     """Return the numbers of a screen at a rate."""
-    last, series = statistics.final, screen.series
+    place = (records, part, screen.series)
     return Point(
         screen,
         rate,
-        _over_training(statistics.select(records, part, series, AGREEMENT, setting=rate)),
-        last(records, part, series, AGREEMENT, setting=rate),
-        last(records, part, series, ONLINE, setting=rate),
-        last(records, part, series, TEST, setting=rate),
-        statistics.first_reach(records, part, series, TEST, target, setting=rate),
+        _over_training(statistics.select(*place, AGREEMENT, setting=rate)),
+        statistics.final(*place, AGREEMENT, setting=rate),
+        statistics.final(*place, ONLINE, setting=rate),
+        statistics.final(*place, TEST, setting=rate),
+        statistics.first_reach(*place, TEST, target, setting=rate),
     )
 
 
