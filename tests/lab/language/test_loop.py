@@ -12,7 +12,7 @@ from kondo.core import signals
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
-from kondo_lab.language import contenders, step_seconds, updates
+from kondo_lab.language import contenders, step_seconds, timed_step
 from kondo_lab.language.contenders import Batch, Contender
 from kondo_lab.language.loop import Learner
 from kondo_lab.language.population import Member, Population, Shape
@@ -126,7 +126,7 @@ def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision
     batch = rolled(model, parameters)
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=20)
-    learned = updates.product_backward(contender, policy, batch)
+    learned = timed_step.product_backward(contender, policy, batch)
     found = module_gradient(module)
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
@@ -144,7 +144,7 @@ def test_the_plain_path_has_the_same_gradient(contender):
     _, total, expected = stacked_gradient(contender, model, parameters)
     batch = rolled(model, parameters)
     module = model.as_module(parameters, 0)
-    learned = updates.plain_backward(contender, module, batch, max_tokens=50)
+    learned = timed_step.plain_backward(contender, module, batch, max_tokens=50)
     for name, gradient in module_gradient(module).items():
         assert_close(gradient, expected[name])
     assert_close(learned.loss, total)
@@ -159,7 +159,7 @@ def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
     module = model.as_module(parameters, 0)
     policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=1)  # a row per pack
     sampled = batch.sampled
-    learned = updates.product_backward(contender, policy, batch)
+    learned = timed_step.product_backward(contender, policy, batch)
     seen = int(sampled.mask.sum()) + ROWS * PROMPT_LENGTH
     assert 0 < learned.tokens <= contender.rate * seen
     # Its loss is minus U log pi over the batch's tokens: the delight bought, up to that number.
@@ -179,7 +179,7 @@ def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
     for screen, what in (("free", sampled), ("exact", wrong), ("free", wrong)):
         module.zero_grad()
         contender = dataclasses.replace(KEPT, screen=screen)
-        updates.product_backward(contender, policy, batch._replace(sampled=what))
+        timed_step.product_backward(contender, policy, batch._replace(sampled=what))
         found[screen, what is wrong] = module_gradient(module)["head"]
     assert_close(found["exact", True], found["free", False])
     assert (found["free", True] - found["free", False]).abs().max() > 1e-3
@@ -245,9 +245,11 @@ def test_records_say_what_was_paid():
     generated = values[1, "kept tokens"] + values[2, "kept tokens"]
     assert values[2, "tokens generated"] == generated
     assert values[2, "tokens differentiated"] >= generated + 64 * PROMPT_LENGTH
-    for stage in (*updates.STAGES, updates.LEARNER, updates.LOOP):
+    for stage in (*timed_step.STAGES, timed_step.LEARNER, timed_step.LOOP):
         assert values[2, f"seconds {stage}"] >= values[1, f"seconds {stage}"] >= 0
-    parts = sum(values[2, f"seconds {stage}"] for stage in ("generate", "reward", updates.LEARNER))
+    parts = sum(
+        values[2, f"seconds {stage}"] for stage in ("generate", "reward", timed_step.LEARNER)
+    )
     assert parts <= values[2, "seconds loop"]
     learning = ("screen", "select", "train", "optimiser")
     assert sum(values[2, f"seconds {stage}"] for stage in learning) <= values[2, "seconds learner"]
@@ -315,7 +317,7 @@ def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
     records = step_seconds.seconds_records("seconds", found, one)
     metrics = {(r.series, r.metric): r.value for r in records}
     for name, steps in found.items():
-        for stage in (*updates.STAGES, updates.LEARNER, updates.LOOP):
+        for stage in (*timed_step.STAGES, timed_step.LEARNER, timed_step.LOOP):
             low, middle, high = (metrics[name, f"seconds {stage} p{p}"] for p in (20, 50, 80))
             assert 0 <= low <= middle <= high
             assert middle == sorted(step.seconds[stage] for step in steps)[1]

@@ -21,8 +21,7 @@ from kondo_lab.language.contenders import Batch
 from kondo_lab.language.population import Member, Shape, experience
 from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut
-from kondo_lab.language.transformer import StackedLM
-from kondo_lab.language.updates import (
+from kondo_lab.language.timed_step import (
     LEARNER,
     LOOP,
     Clock,
@@ -30,6 +29,7 @@ from kondo_lab.language.updates import (
     plain_backward,
     product_backward,
 )
+from kondo_lab.language.transformer import StackedLM
 from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.networks import Parameters
 from kondo_lab.text import TextTask

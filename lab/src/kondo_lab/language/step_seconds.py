@@ -8,7 +8,7 @@ import numpy as np
 
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.loop import Learner, Path, Step
-from kondo_lab.language.updates import LEARNER, LOOP, STAGES
+from kondo_lab.language.timed_step import LEARNER, LOOP, STAGES
 from kondo_lab.part import Record
 
 EQUAL_TIME = 0.02

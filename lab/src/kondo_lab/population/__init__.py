@@ -4,7 +4,7 @@
 - networks.py: P networks as stacked parameters
 - losses.py: losses of whole answers, of a whole batch and of labels
 - programs.py: what one step of a task does: draw, act, pay; then the loss of kept rows
-- screens.py: draft screens, stale, quantised or narrower stand-ins for the policy
+- draft_screens.py: draft screens, stale, quantised or narrower stand-ins for the policy
 - frictions.py: actors that are stale, buggy or lucky, and rewards that are wrong
 - cuda_graphs.py: CUDA graphs, the same program without the cost of launching it
 - train.py: one step of all members: rules, groups, compaction, Adam

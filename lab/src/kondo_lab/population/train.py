@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kondo.core.rules import count_for
 from kondo_lab.draws import Draws
-from kondo_lab.population import frictions, screens
+from kondo_lab.population import draft_screens, frictions
 from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.member import Member, Update
 from kondo_lab.population.networks import Parameters
@@ -40,7 +40,7 @@ class _Rule:
         self.members, self.update = members, own[0].update
         self.gate = copy.deepcopy(self.update.gate)
         self.draws = population.draws.part(members)
-        self.screen = screens.make(
+        self.screen = draft_screens.make(
             population.program,
             own,
             {name: value[members] for name, value in population.parameters.items()},

@@ -6,7 +6,7 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.language import updates
+from kondo_lab.language import timed_step
 from kondo_lab.language.contenders import percent
 from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.language.transformer import SIZES
@@ -275,7 +275,7 @@ def step_speed_ups(records: pd.DataFrame, field: Field) -> dict[str, tuple[float
     seconds = runs.step_seconds(records, field)
     if DENSE not in seconds.index:
         return {}
-    both = seconds[[updates.LEARNER, updates.LOOP]]
+    both = seconds[[timed_step.LEARNER, timed_step.LOOP]]
     ratios = both.loc[DENSE] / both
     return dict(zip(ratios.index, ratios.itertuples(index=False, name=None), strict=True))
 
@@ -287,7 +287,7 @@ def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> 
     }
     for field, ratios in by_field.items():
         dense = runs.step_seconds(records, field).loc[DENSE]
-        share = dense[updates.LEARNER] / dense[updates.LOOP]
+        share = dense[timed_step.LEARNER] / dense[timed_step.LOOP]
         for series in _headline_names(settings):
             for stage, ratio in zip(("learner", "loop"), ratios.get(series, ()), strict=False):
                 metric = f"{stage} speed-up over GRPO"
@@ -297,7 +297,7 @@ def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> 
                 learner, whole = ratios[f"DG-K {percent(rate)}"]
                 found.findings.append(
                     f"{field.name}, seconds of a step: DG-K {percent(rate)} has a learner "
-                    f"{learner:.2f}x as fast as dense GRPO's ({1e3 * dense[updates.LEARNER]:.3g} "
+                    f"{learner:.2f}x as fast as dense GRPO's ({1e3 * dense[timed_step.LEARNER]:.3g} "
                     f"ms by its faster path) and a loop {whole:.2f}x as fast. The learner is "
                     f"{100 * share:.0f}% of the dense loop, so a free learner would give "
                     f"{1 / (1 - share):.2f}x."

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kondo_lab.language import updates
+from kondo_lab.language import timed_step
 from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.studies.lm_rl import assignments
 from kondo_lab.studies.lm_rl.settings import Field, Settings
@@ -148,7 +148,7 @@ def grid_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[s
     def costs(series: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
         return {
             axis: table.index.to_numpy() * seconds.loc[series, stage]
-            for axis, stage in ((LEARNER, updates.LEARNER), (LOOP, updates.LOOP))
+            for axis, stage in ((LEARNER, timed_step.LEARNER), (LOOP, timed_step.LOOP))
             if series in seconds.index
         }
 
@@ -193,7 +193,7 @@ def step_seconds(records: pd.DataFrame, field: Field) -> pd.DataFrame:
     table = own.dropna(subset="stage").pivot_table(index="series", columns="stage", values="value")
     for name in [name for name in table.index if name.endswith(PLAIN)]:
         series = name.removesuffix(PLAIN)
-        if table.loc[name, updates.LEARNER] < table.loc[series, updates.LEARNER]:
+        if table.loc[name, timed_step.LEARNER] < table.loc[series, timed_step.LEARNER]:
             table.loc[series] = table.loc[name]
         table = table.drop(index=name)
     return table

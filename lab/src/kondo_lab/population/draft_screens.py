@@ -161,7 +161,7 @@ def quantise(values: Tensor, bits: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from kondo_lab.population.screens import quantise
+        >>> from kondo_lab.population.draft_screens import quantise
         >>> quantise(torch.tensor([[0.3, -0.9, 1.2]]), torch.tensor([2]))
         tensor([[ 0.0000, -1.2000,  1.2000]])
     """

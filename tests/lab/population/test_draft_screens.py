@@ -8,7 +8,7 @@ import torch
 
 import kondo
 from kondo_lab.draws import Draws
-from kondo_lab.population import screens
+from kondo_lab.population import draft_screens
 from kondo_lab.population.member import Update
 from lab.population import toys
 from tolerances import TOLERANCES, assert_close
@@ -71,7 +71,7 @@ def test_quantise_rounds_each_member_by_its_own_largest_value():
         [[0.3, -0.9, 1.2, 0.05], [30.0, -7.0, 0.0, 9.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64
     )
     bits = [2, 3, 8]
-    found = screens.quantise(values, torch.tensor(bits))
+    found = draft_screens.quantise(values, torch.tensor(bits))
     expected = [rounded_by_hand(row, b) for row, b in zip(values.tolist(), bits, strict=True)]
     assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
@@ -79,7 +79,7 @@ def test_quantise_rounds_each_member_by_its_own_largest_value():
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_quantise_leaves_as_many_levels_as_the_bits_have(bits):
     values = torch.linspace(-1, 1, 2001, dtype=torch.float64).view(1, 69, 29)
-    found = screens.quantise(values, torch.tensor([bits]))
+    found = draft_screens.quantise(values, torch.tensor([bits]))
     assert found.shape == values.shape
     assert len(found.unique()) == 2**bits - 1
     half = 0.5 / (2 ** (bits - 1) - 1)
@@ -94,7 +94,7 @@ def test_a_quantised_screen_sees_rounded_parameters_of_now():
         now = frozen(population.parameters)
         population.step()
         bits = torch.tensor([member.update.draft for member in population.members])
-        rounded = {name: screens.quantise(value, bits) for name, value in now.items()}
+        rounded = {name: draft_screens.quantise(value, bits) for name, value in now.items()}
         assert_close(seen[-1], log_probs_of(population, rounded))
         assert not is_close(seen[-1], log_probs_of(population, now))
 
@@ -116,8 +116,8 @@ def test_a_narrow_screen_is_an_mlp_distilled_with_adam():
     population = population_of(DRAFTS["narrow"], seeds=(5,))
     seen = seen_by(population)
     task = population.program.task
-    network = screens.StackedMLP(task.num_inputs, task.num_actions, width=2)
-    fresh = network.initialise(Draws([5 + screens.DRAFT_SEED]))
+    network = draft_screens.StackedMLP(task.num_inputs, task.num_actions, width=2)
+    fresh = network.initialise(Draws([5 + draft_screens.DRAFT_SEED]))
     layers = []
     for number in range(3):
         weight, bias = (fresh[f"{number}.{kind}"][0].double() for kind in ("weight", "bias"))
@@ -127,7 +127,7 @@ def test_a_narrow_screen_is_an_mlp_distilled_with_adam():
             layer.bias.copy_(bias.squeeze(0))
         layers += [layer, torch.nn.ReLU()]
     alone = torch.nn.Sequential(*layers[:-1])
-    adam = torch.optim.Adam(alone.parameters(), lr=screens.DRAFT_LEARNING_RATE)
+    adam = torch.optim.Adam(alone.parameters(), lr=draft_screens.DRAFT_LEARNING_RATE)
     for _ in range(5):
         population.step()
         rolled = {name: value[0] for name, value in population.rolled.items()}
