@@ -298,7 +298,8 @@ def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> 
                 found.findings.append(
                     f"{field.name}, seconds of a step: DG-K {percent(rate)} has a learner "
                     f"{learner:.2f}x as fast as dense GRPO's "
-                    f"({1e3 * dense[timed_step.LEARNER]:.3g} ms by its faster path) and a loop {whole:.2f}x as fast. The learner is "
+                    f"({1e3 * dense[timed_step.LEARNER]:.3g} ms by its faster path) and a loop "
+                    f"{whole:.2f}x as fast. The learner is "
                     f"{100 * share:.0f}% of the dense loop, so a free learner would give "
                     f"{1 / (1 - share):.2f}x."
                 )
