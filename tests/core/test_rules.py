@@ -33,7 +33,7 @@ class Window(RollingPrice):
     """A window whose every value can be chosen, and whose answers are numbers."""
 
     def push(self, values, num_valid):
-        super().push(values, everything(values), torch.tensor([num_valid]))
+        super().push(values, everything(values), torch.tensor([num_valid], device=values.device))
 
     def quantile_price(self, rate):
         price, share = super().quantile_price(rate)

@@ -36,7 +36,9 @@ def table(errors, part="oldest"):
 def test_actors_use_the_oldest_parameters_or_any_of_them(monkeypatch, tmp_path):
     caught = {}
     monkeypatch.setattr(
-        run, "train", lambda populations, *_, part, **__: caught.update({part: populations})
+        run.image_bandits.run,
+        "train",
+        lambda populations, *_, part, **__: caught.update({part: populations}),
     )
     context = Context(
         device=torch.device("cpu"),

@@ -37,7 +37,9 @@ def together(errors, *, series="DG"):
 def trained(settings, part, monkeypatch, tmp_path):
     """The populations that a part would train."""
     caught = []
-    monkeypatch.setattr(run, "train", lambda populations, *_, **__: caught.extend(populations))
+    monkeypatch.setattr(
+        run.reversals, "train", lambda populations, *_, **__: caught.extend(populations)
+    )
     context = Context(
         device=torch.device("cpu"),
         progress=lambda share, note: None,
