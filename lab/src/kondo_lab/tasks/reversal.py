@@ -106,7 +106,10 @@ class Reversal:
         )
         prompts = prompts.repeat_interleave(self.num_answers, dim=0)
         rewards = self.rule.reward(prompts, answers)
-        advantages = kondo.advantage.group_mean(rewards, self.num_answers)
+        # Groups by name sum rewards in their order, as the committed results have them; groups by
+        # size differ in the last bit.
+        groups = torch.arange(len(rewards)) // self.num_answers
+        advantages = kondo.advantage.group_mean(rewards, groups)
         return Rollout({"prompts": prompts, "answers": answers}, log_probs, rewards, advantages)
 
     def held_out_error(self, policy: Transformer) -> None:
