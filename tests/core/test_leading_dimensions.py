@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from core.strategies import tensors
 from kondo import Gate, VarianceGate
 from kondo.core import rules
+from kondo.core.rolling_price import MAX_VALUES_PER_STEP, RollingPrice
 from no_reads import NoReads
 from tolerances import assert_close
 
@@ -116,13 +117,13 @@ def test_sums_on_a_device_are_those_of_the_cpu(size, device):
 
 def test_a_window_summarises_each_member_by_itself():
     # One member has more units than a call stores, the other fewer.
-    width = 3 * rules.MAX_VALUES_PER_STEP
+    width = 3 * MAX_VALUES_PER_STEP
     values = torch.arange(1.0, width + 1).expand(2, width)
     able = torch.stack([values[0] > 0, values[1] <= 10])
-    together = rules.RollingPrice(2)
+    together = RollingPrice(2)
     together.push(values, able, able.sum(-1, keepdim=True))
     for member in range(2):
-        alone = rules.RollingPrice(2)
+        alone = RollingPrice(2)
         alone.push(values[member], able[member], able[member].sum(-1, keepdim=True))
         for rate in (0.1, 0.5, 1.0):
             for mine, other in zip(

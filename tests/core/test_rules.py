@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from core.strategies import distinct_delights, nonzero, permutations, tensors
 from kondo.core import rules
-from kondo.core.rules import MAX_VALUES_PER_STEP, RollingPrice, count_for, lottery
+from kondo.core.rolling_price import MAX_VALUES_PER_STEP, RollingPrice
+from kondo.core.rules import count_for, lottery
 from oracles import core as oracle
 from tolerances import TOLERANCES, assert_close
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from kondo.core import rules, signals
 from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 from kondo.core.delight import delight
+from kondo.core.rolling_price import RollingPrice
 
 # Spreads the lots of successive calls apart: ties at a rolling price fall anew each time.
 _CALL_STRIDE = 0x9E3779B1
@@ -98,7 +99,7 @@ class Gate(BaseGate):
                 f"warmup must lie between 1 and window ({window}), got {warmup}; it counts past "
                 f"calls of the window."
             )
-        self._past = rules.RollingPrice(window)
+        self._past = RollingPrice(window)
         self._scale = _RunningScale(scale_decay)
         self._calls = 0
 
