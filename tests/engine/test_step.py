@@ -1,6 +1,9 @@
 """`kondo.backward` under real training conditions."""
 
+import copy
+import functools
 import math
+import pickle
 
 import pytest
 import torch
@@ -487,3 +490,72 @@ def test_no_gate_divides_by_what_the_mask_counts():
     assert (report.seen, report.rows_trained) == (int(mask.sum()), int(mask.any(1).sum()))
     for p, grad in zip(model.parameters(), dense, strict=True):
         assert_close(p.grad, grad)
+
+
+def test_a_wrapped_signal_is_called_itself():
+    @functools.wraps(kondo.delight)
+    def negated(log_probs, advantages, *, mask=None):
+        return -kondo.delight(log_probs, advantages, mask=mask)
+
+    weight = torch.ones(6, requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0, 1.0])
+    report = run_step(
+        lambda rows: -weight[rows],
+        torch.arange(6),
+        advantages,
+        gate=kondo.Gate(price=0.0, signal=negated),
+    )
+    assert report.kept == 3
+    assert weight.grad.ne(0).tolist() == (advantages < 0).tolist()
+
+
+@pytest.mark.parametrize("options", [{"rate": 0.5, "window": 4}, {"price": 0.0, "normalise": True}])
+def test_a_nan_value_does_not_enter_a_running_state(options):
+    def broken(log_probs, advantages, *, mask=None):
+        return torch.where(torch.arange(4) == 2, torch.nan, advantages)
+
+    gate = kondo.Gate(**options, signal=broken)
+    before = str(gate.state_dict())
+    weight = torch.ones(4, requires_grad=True)
+    with pytest.raises(ValueError, match=r"signal must not return NaN .* unit 2"):
+        run_step(lambda rows: -weight[rows], torch.arange(4), torch.ones(4), gate=gate)
+    assert str(gate.state_dict()) == before
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_a_dense_step_takes_a_mask_of_rows(shape):
+    weights = torch.arange(12.0).reshape(4, 3).neg().requires_grad_()
+    mask = torch.tensor([True, False, True, True])
+    report = run_step(
+        lambda rows: weights[rows],
+        torch.arange(4),
+        torch.ones(4),
+        mask=mask.reshape(shape),
+        unit="token",
+    )
+    assert (report.seen, report.rows_trained) == (9, 3)
+    assert_close(weights.grad, -mask.float().unsqueeze(1).expand(4, 3) / 9)
+
+
+def test_a_gate_may_return_plain_numbers():
+    def gate(values, mask, generator):
+        keep = (values > 0) & mask
+        return kondo.Choice(keep, keep.float(), 0.0, 0.5, keep.float())
+
+    weight = torch.ones(4, requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    report = run_step(lambda rows: -weight[rows], torch.arange(4), advantages, gate=gate)
+    assert (report.kept, report.price, report.rate) == (2, 0.0, 0.5)
+
+
+def test_a_report_can_be_copied_and_judges_the_gate_as_it_was():
+    weight = torch.linspace(0.5, 2.0, 8, requires_grad=True)
+    gate = kondo.Gate(price=0.0, temperature=1.0, normalise=True, scale_decay=0.0)
+    given = (lambda rows: -weight[rows], torch.arange(8))
+    report = run_step(*given, torch.linspace(-1.0, 1.0, 8), gate=gate)
+    expected = copy.deepcopy(report).diagnostics
+    later = run_step(*given, torch.linspace(-1.0, 1.0, 8), gate=kondo.Gate(price=0.0))
+    run_step(*given, 100 * torch.linspace(-1.0, 1.0, 8), gate=gate)
+    assert pickle.loads(pickle.dumps(report)).as_dict() == report.as_dict()
+    assert report.diagnostics == expected
+    assert later.loss != report.loss or later.kept != report.kept

@@ -1,5 +1,6 @@
 """`TokenRows`: joined, checked, and taken by the engine like any batch."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -146,3 +147,12 @@ def test_rows_made_in_inference_mode_are_always_looked_at():
 
 def test_ids_in_the_padding_may_be_anything():
     make(input_ids=torch.tensor([[5, 6, 7, 8], [5, 6, 7, -100]])).check(9)
+
+
+def test_a_copy_forgets_what_was_read_of_its_original():
+    rows = models.rows("none")
+    rows.check(models.VOCAB)
+    assert rows.measures is not None
+    other = copy.deepcopy(rows)
+    assert other.measures is None
+    assert torch.equal(other.input_ids, rows.input_ids)

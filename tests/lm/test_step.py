@@ -83,6 +83,22 @@ def test_no_gate_is_the_dense_gradient(make, padding, attention, max_tokens):
     assert (report.calls > 1) == (max_tokens == 25)
 
 
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_a_given_mask_narrows_the_completion(padding, gated):
+    model, rows = models.build(models.llama), models.rows(padding, seed=3)
+    advantages = advantages_for(rows)
+    some = torch.rand(rows.input_ids.shape, generator=torch.Generator().manual_seed(2)) < 0.6
+    mask = rows.completion_mask & some
+    log_probs = causal.padded(model, *models.inside(rows))
+    loss = oracle.dense_gated_loss(log_probs, advantages, mask, mask.sum())
+    expected = oracle.gradients(model, loss)
+    gate = kondo.Gate(rate=1.0) if gated else None
+    report = run_step(CausalLM(model), rows, advantages, gate=gate, mask=some)
+    assert_grads(model, expected)
+    assert report.tokens_seen == int(mask.sum())
+
+
 def test_dense_rows_with_little_padding_are_not_packed(monkeypatch):
     model, rows = models.build(models.llama), models.rows("none")
     lm, seen = CausalLM(model, attention="varlen"), []

@@ -97,6 +97,8 @@ class BaseGate(ABC):
     """Whether `choose` reads its generator. Ranks then share rank 0's."""
     remembers: bool = False
     """Whether `choose` changes a running state. The step then checks its inputs first."""
+    on_host: bool = True
+    """Whether `choose` may be shown few values of a CUDA batch on the CPU, where that is faster."""
     one_price: bool = False
     """Whether one price (or one rate) decides every unit by itself. Ranks with too many units to
     gather then agree on a price from a sketch of all values."""
@@ -135,7 +137,7 @@ class BaseGate(ABC):
         return choice.reshape(values.shape)
 
     def row_facts(self, batch: Any) -> Tensor | None:
-        """Return what `choose` must know of the batch's rows, [N, ...]; None where nothing.
+        """Return what `choose` must know of the batch's rows, [N, K]; None where nothing.
 
         Ranks gather it along the rows. It must be a tensor of integers, 0 meaning "nothing here".
         """
@@ -200,6 +202,7 @@ class CallableGate(BaseGate):
     """
 
     draws = True
+    on_host = False
 
     def __init__(self, function: Callable[..., Choice]):
         self.function = function
@@ -247,6 +250,11 @@ def needs_log_probs(signal: Signal) -> bool:
     while isinstance(signal, functools.partial) and not hasattr(signal, "needs_log_probs"):
         signal = signal.func
     return hasattr(signal, "__wrapped__") or bool(getattr(signal, "needs_log_probs", True))
+
+
+def attribute_of(signal: Signal, name: str, default: Any = None) -> Any:
+    """Return what a signal says of itself; of a function that wraps another nothing is believed."""
+    return default if hasattr(signal, "__wrapped__") else getattr(signal, name, default)
 
 
 def value_name(signal: Signal) -> str:

@@ -62,6 +62,12 @@ class Inputs:
         return SCREEN_CHUNK_FACTOR * self.micro_batch
 
     @property
+    def masks_rows(self) -> bool:
+        """Whether the mask has one value per row, [N] or [N, 1]."""
+        mask = self.rows.mask
+        return mask is not None and (mask.ndim == 1 or mask.shape[1] == 1)
+
+    @property
     def screens_promising(self) -> bool:
         """Whether a screen leaves out rows that cannot be kept."""
         return (self.options.screen_rows or self.policy.screen_rows) == "promising"
@@ -98,7 +104,10 @@ def prepare(
     advantages = check_float("advantages", given.advantages).detach().to(device)
     loss_inputs = {name: value.detach() for name, value in (given.loss_inputs or {}).items()}
     own_mask = given.mask is None
-    mask = known.mask(given.batch) if own_mask else given.mask
+    mask = known.mask(given.batch)
+    if not own_mask:
+        narrower = mask is not None  # the policy's own mask bounds what can count
+        mask = _both(given.mask, mask) if narrower else given.mask
     mask = mask.to(device) if isinstance(mask, Tensor) else mask
     screen = given.screen
     if not (screen is None or isinstance(screen, Tensor)):
@@ -120,6 +129,14 @@ def prepare(
         own_mask=own_mask,
         device=device,
     )
+
+
+def _both(given: Any, own: Tensor | None) -> Tensor | None:
+    """Return where a given mask and the policy's own are both True."""
+    if own is None:
+        return given if isinstance(given, Tensor) else None
+    counts = check_mask(given, own.shape)
+    return own if counts is None else counts.to(own.device) & own
 
 
 def main_device(log_prob: Any, batch: Any) -> torch.device:
@@ -163,6 +180,8 @@ def _check_unit(unit: str, given: Rows) -> None:
         raise ValueError(f'unit must be "sample", "token" or "sequence", got {unit!r}.')
     shapes = [part.shape for part in (given.advantages, given.mask) if isinstance(part, Tensor)]
     full = given.screen.shape if isinstance(given.screen, Tensor) else max(shapes, key=len)
+    if given.mask is not None:
+        check_mask(given.mask, given.mask.shape)  # its dtype
     if len(full) == 2 and full[1] == 1 and unit != "sample":
         return  # one value per row, whatever their tokens
     if given.mask is not None:

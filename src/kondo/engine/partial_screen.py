@@ -57,6 +57,8 @@ def screen(inputs: Inputs, peers: ScreenPeers) -> Screened:
     known, batch = inputs.rows.screen, inputs.rows.batch
     if known is None and not needs_log_probs(inputs.gate.signal):
         known = _unseen(inputs)
+        if peers.total(int(known is None))[0]:  # one rank cannot tell: all of them screen
+            known = None
     if isinstance(known, Tensor):
         log_probs = known
         if inputs.rows.size:

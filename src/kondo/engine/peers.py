@@ -115,7 +115,7 @@ class Alone:
             rows_trained=trained.rows_trained,
             calls=trained.calls,
             _late=partial(_late, trained, clock),
-            _diagnose=partial(diagnose, inputs.gate, chosen, screened, counts),
+            _diagnose=partial(diagnose, inputs.gate, chosen, screened, counts, eta_of(inputs.gate)),
         )
 
 
@@ -144,12 +144,24 @@ def denominator(
     """Return what the sum of losses is divided by, or how log-probs of some rows tell it."""
     asked = inputs.options.denominator
     if chosen.whole and isinstance(asked, str):
-        return lambda log_probs: float(counts.rows * max(1, log_probs[0].numel()))
+        return lambda log_probs: float(max(1, counts.rows_kept * log_probs[0].numel()))
     return counts.denominator(asked)
 
 
+def eta_of(gate: BaseGate | None) -> float:
+    """Return the gate's temperature of this step, at which diagnostics judge it; a hard one's is 1.
+
+    A running scale moves on with the next step.
+    """
+    return 1.0 if gate is None else gate.eta or 1.0
+
+
 def diagnose(
-    gate: BaseGate | None, chosen: Selection, screened: Screened | None, counts: Counts
+    gate: BaseGate | None,
+    chosen: Selection,
+    screened: Screened | None,
+    counts: Counts,
+    eta: float,
 ) -> dict[str, float]:
     """Judge the gate at its own temperature; a hard one at 1. Count the NaN the mask hid."""
     if gate is None:
@@ -162,7 +174,7 @@ def diagnose(
         chosen.values,
         chosen.choice,
         mask=mask,
-        eta=gate.eta or 1.0,
+        eta=eta,
         name=value_name(gate.signal),
     )
     return numbers | {"nan_count": float(counts.hidden_nan)}

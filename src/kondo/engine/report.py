@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,6 +62,11 @@ class Report:
         """What the device knows only after the step. Read once, when first asked for: a loop that
         logs nothing does not wait."""
         return self._late()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a file holds: numbers that are read, and no way to read them."""
+        read = {"late": self.late, "diagnostics": self.diagnostics}
+        return self.__dict__ | read | {"_late": None, "_diagnose": None}
 
     @property
     def loss(self) -> float:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import at_least_float32, check_float, check_mask, expand_rows, first_unit
-from kondo.core.contract import BaseGate, Choice, Signal
+from kondo.core.contract import BaseGate, Choice, Signal, attribute_of
 from kondo.core.delight import check_excess, excess
 from kondo.core.rules import free_reads
 
@@ -99,12 +99,15 @@ def select(
             an infinite value, whose gradient would not be finite.
     """
     valid = _check_inputs(log_probs, advantages, unit, mask)
-    units = _units(gate.signal, log_probs, advantages, valid, unit)
+    units = _units(gate, log_probs, advantages, valid, unit)
     early = gate.remembers or not units.values.is_cuda
     if early:  # a broken batch must not enter a running state
         hidden_nan = _refuse_inputs(units.faults.tolist(), log_probs, advantages, valid)
+        _refuse_unknown(units)
     with free_reads(not units.values.is_cuda):
         choice = gate.choose_all(units.values, units.mask, generator)
+    numbers = (torch.as_tensor(one, dtype=torch.float64) for one in (choice.price, choice.rate))
+    choice = choice._replace(**dict(zip(("price", "rate"), numbers, strict=True)))
     _check_shapes(choice, units.mask)
     # A sequence that counts has an element that counts, so its unit is kept where its row is.
     kept_rows = choice.keep.any(dim=1) if unit == "token" else choice.keep
@@ -164,14 +167,15 @@ def _check_inputs(log_probs: Tensor, advantages: Tensor, unit: Unit, mask: Tenso
 
 
 def _units(
-    signal: Signal, log_probs: Tensor, advantages: Tensor, valid: Tensor, unit: Unit
+    gate: BaseGate, log_probs: Tensor, advantages: Tensor, valid: Tensor, unit: Unit
 ) -> _Units:
     # Our own signals need log-probs that are at most 0; others may be given densities.
-    faults = _faults(log_probs, advantages, valid if hasattr(signal, "unchecked") else None)
-    values, unit_mask = unit_values(signal, log_probs, advantages, valid, unit)
+    ours = attribute_of(gate.signal, "unchecked") is not None
+    faults = _faults(log_probs, advantages, valid if ours else None)
+    values, unit_mask = unit_values(gate.signal, log_probs, advantages, valid, unit)
     elements = valid.sum(dim=1) if unit == "sequence" else valid
     units = _Units(faults, values, unit_mask, elements)
-    few = values.is_cuda and values.numel() <= FEW_UNITS
+    few = gate.on_host and values.is_cuda and values.numel() <= FEW_UNITS
     return _Units._make(_on_host(*units)) if few else units
 
 
@@ -222,9 +226,9 @@ def unit_values(
     signal: Signal, log_probs: Tensor, advantages: Tensor, valid: Tensor, unit: Unit
 ) -> tuple[Tensor, Tensor]:
     """Return the signal's value of every unit, and which units count: [N], or [N, T] for tokens."""
-    function: Signal = getattr(signal, "unchecked", signal)
+    function: Signal = attribute_of(signal, "unchecked", signal)
     if unit == "sequence":
-        function = getattr(signal, "of_sequences", function)
+        function = attribute_of(signal, "of_sequences", function)
     values = at_least_float32(function(log_probs, advantages, mask=valid))
     unit_mask = valid
     if unit == "sequence":
@@ -239,7 +243,12 @@ def unit_values(
 
 
 def everything(
-    num_rows: int, mask: Tensor | None, device: torch.device, num_counted: int | None = None
+    num_rows: int,
+    mask: Tensor | None,
+    device: torch.device,
+    num_counted: int | None = None,
+    *,
+    of_rows: bool = False,
 ) -> Selection:
     """Return the selection of a dense step: all elements that count, with weight 1.
 
@@ -248,13 +257,16 @@ def everything(
         mask: bool [N] or [N, T]; None where everything counts.
         device: where the work happens.
         num_counted: elements that count, in every row some, where that is known: nothing is read.
+        of_rows: the mask has one value per row, whatever their tokens.
     """
-    whole = mask is None
     valid = torch.ones(num_rows, dtype=torch.bool, device=device) if mask is None else mask
+    if of_rows:
+        valid = valid.reshape(num_rows)
+    whole = mask is None or of_rows
     index = torch.arange(num_rows, device=device)
     elements = num_rows if num_counted is None else num_counted
     host: Tensor | None = torch.arange(num_rows)
-    if not whole and num_counted is None:
+    if mask is not None and num_counted is None:
         some = valid if valid.ndim == 1 else valid.any(dim=1)
         elements, rows_kept = (int(n) for n in torch.stack([valid.sum(), some.sum()]).tolist())
         if rows_kept < num_rows:
@@ -360,6 +372,16 @@ def _refuse_inputs(
     return int(((log_probs.isnan() | spread.isnan()) & ~valid).sum())
 
 
+def _refuse_unknown(units: _Units) -> None:
+    """Raise if a unit that counts has a value of NaN."""
+    unknown = units.values.isnan() & units.mask
+    if bool(unknown.any()):
+        raise ValueError(
+            f"signal must not return NaN for a unit that counts, got it in {first_unit(unknown)} "
+            f"({int(unknown.sum())} in all)."
+        )
+
+
 def _refuse_choice(faults: list[float], choice: Choice, units: _Units) -> None:
     """Raise if a value is NaN, or a unit is kept that does not count or has an infinite value.
 
@@ -373,17 +395,13 @@ def _refuse_choice(faults: list[float], choice: Choice, units: _Units) -> None:
     num_outside, num_unknown, worth = faults
     if not (num_outside or num_unknown) and math.isfinite(worth):
         return
-    outside, unknown = choice.keep & ~units.mask, units.values.isnan() & units.mask
+    outside = choice.keep & ~units.mask
     if num_outside:
         raise ValueError(
             f"gate must not keep units that the mask leaves out, got {first_unit(outside)}; "
             f"multiply its keep by the mask."
         )
-    if num_unknown:
-        raise ValueError(
-            f"signal must not return NaN for a unit that counts, got it in {first_unit(unknown)} "
-            f"({int(unknown.sum())} in all)."
-        )
+    _refuse_unknown(units)
     broken = choice.keep & ~units.values.isfinite()
     if bool(broken.any()):
         raise ValueError(

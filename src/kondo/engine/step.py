@@ -111,7 +111,8 @@ def backward(
         if inputs.gate is None:
             given = inputs.rows
             known = inputs.policy.num_counted(given.batch) if inputs.own_mask else None
-            chosen = everything(given.size, given.mask, inputs.device, known)
+            of_rows = inputs.unit != "sample" and given.mask is not None and inputs.masks_rows
+            chosen = everything(given.size, given.mask, inputs.device, known, of_rows=of_rows)
         else:
             with clock.stage("screen"):
                 screened = _screen(inputs, peers)
@@ -124,6 +125,8 @@ def backward(
                     mask=inputs.rows.mask,
                     generator=inputs.options.generator,
                 )
+        if not inputs.own_mask:  # what the policy knows of its rows is about its own mask
+            chosen = chosen._replace(host_rows=None)
         counts = peers.count(chosen, 0 if screened is None else screened.num_rows, clock)
         trained = peers.train(inputs, chosen, counts, clock)
         return peers.report(inputs, chosen, screened, counts, trained, clock)

@@ -103,6 +103,10 @@ class TokenRows:
         object.__setattr__(self, "_passed", versions)
         object.__setattr__(self, "_measures", read[4:])
 
+    def __getstate__(self) -> dict[str, Tensor | None]:
+        """Return the tensors: a copy counts writes anew, so what was read of them is left out."""
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
     @property
     def device(self) -> torch.device:
         """Where the tokens are."""

@@ -39,11 +39,18 @@ class GlobalGate(BaseGate):
         exact_units: up to this many units, over all ranks, every value travels.
     """
 
+    on_host = False  # ranks must gather from alike devices, whatever their number of units
+
     def __init__(
         self, gate: BaseGate, batch: Any, ranks: Ranks, clock: StageClock, *, exact_units: int
     ):
         self._gate, self._ranks, self._clock = gate, ranks, clock
         self._facts = gate.row_facts(batch)
+        if self._facts is not None and self._facts.ndim != 2:
+            raise ValueError(
+                f"gate.row_facts must return [N, K] integers, got {list(self._facts.shape)}; ranks "
+                f"gather it along the rows."
+            )
         self._exact_units = exact_units
         self.signal = gate.signal
         self.remembers = True  # a rank names its broken input before it waits for the others

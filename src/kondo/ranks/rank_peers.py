@@ -23,7 +23,16 @@ from kondo.engine.compact import MicroBatch
 from kondo.engine.differentiate import Differentiated, differentiate
 from kondo.engine.inputs import Inputs, Rows
 from kondo.engine.partial_screen import Forward, Screened
-from kondo.engine.peers import Alone, Counted, Trained, denominator, diagnose, report_fields, timed
+from kondo.engine.peers import (
+    Alone,
+    Counted,
+    Trained,
+    denominator,
+    diagnose,
+    eta_of,
+    report_fields,
+    timed,
+)
 from kondo.engine.report import Late, Report, StageClock
 from kondo.engine.select import Counts, Selection
 from kondo.ranks import placement
@@ -100,6 +109,10 @@ class RankPeers(Alone):
         told["screen"] = "a callable" if callable(local.screen) else describe(local.screen)
         for name, part in local._asdict().items():
             told |= structure(part, name)
+        if inputs.gate is None and local.mask is None:
+            # Without a mask every element counts: rows that move must not be filled up.
+            shapes = [list(part.shape[1:]) for part in rows.leaves(local.batch)]
+            told["batch, beside its rows (or give mask=),"] = str(shapes)
         with clock.stage("wait"):
             sizes = [size for (size,) in agree(self._ranks, told, local.size)]
         with clock.stage("coordinate"):
@@ -153,7 +166,8 @@ class RankPeers(Alone):
             )
         self._kept_rows = [theirs[5] for theirs in told]
         sums = [sum(column) for column in zip(*(each[:_SUMMED] for each in told), strict=True)]
-        return own._replace(**dict(zip(Counts._fields[:_SUMMED], sums, strict=True)))
+        total = own._replace(**dict(zip(Counts._fields[:_SUMMED], sums, strict=True)))
+        return total if self._gate is not None else total._replace(rate=float(total.units > 0))
 
     def train(
         self, inputs: Inputs, chosen: Selection, counts: Counts, clock: StageClock
@@ -259,7 +273,7 @@ class RankPeers(Alone):
             rank_kept=chosen.counts.units_kept,
             **done,
             _late=lambda: late,
-            _diagnose=partial(diagnose, inputs.gate, seen, known, counts),
+            _diagnose=partial(diagnose, inputs.gate, seen, known, counts, eta_of(inputs.gate)),
         )
 
 
