@@ -74,7 +74,10 @@ def place(ranks: Ranks, inputs: Inputs, chosen: Selection, num_kept: Sequence[in
     moved = move(ranks, kept, targets)
     batch, advantages, loss_inputs, mask, weight, keep = moved.nest
     everything = torch.arange(moved.num_rows, device=keep.device)
-    selection = chosen._replace(mask=mask, weight=weight, keep=keep, rows=everything)
+    # What the host knew of the rows is about those before the move.
+    selection = chosen._replace(
+        mask=mask, weight=weight, keep=keep, rows=everything, host_rows=None
+    )
     return Placed(batch, advantages, loss_inputs, selection, rows_of, num_moved, moved.num_bytes)
 
 
@@ -119,7 +122,7 @@ def filler(inputs: Inputs, spare: Rows, chosen: Selection) -> MicroBatch:
     nothing = torch.zeros(1, *shape, dtype=torch.bool, device=chosen.keep.device)
     one = policy.one_element(batch, nothing)
     only = torch.zeros(1, dtype=torch.int64, device=one.device)
-    selection = chosen._replace(mask=one, weight=None, keep=one, rows=only)
+    selection = chosen._replace(mask=one, weight=None, keep=one, rows=only, host_rows=None)
     (micro,) = (compact or policy.compact)(
         batch, advantages, selection, loss_inputs=loss_inputs, size=1
     )
