@@ -5,6 +5,7 @@ from kondo.core.contract import BaseGate, Choice
 from kondo.core.delight import delight, surprisal
 from kondo.core.diagnostics import diagnostics
 from kondo.core.gates import Gate
+from kondo.core.unbiased import UnbiasedGate
 from kondo.core.variance import VarianceGate
 from kondo.engine.options import Options
 from kondo.engine.planner import Plan, plan
@@ -20,6 +21,7 @@ __all__ = [
     "Options",
     "Plan",
     "Report",
+    "UnbiasedGate",
     "VarianceGate",
     "advantage",
     "backward",

@@ -101,7 +101,7 @@ class BaseGate(ABC):
     """Whether `choose` may be shown few values of a CUDA batch on the CPU, where that is faster."""
     one_price: bool = False
     """Whether one price (or one rate) decides every unit by itself. Ranks with too many units to
-    gather then agree on a price from a sketch of all values."""
+    gather then agree on a price from a sketch of all values; actors get it from the learner."""
 
     @abstractmethod
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
@@ -135,6 +135,29 @@ class BaseGate(ABC):
         """Choose once among all units of checked values, of any shape; the step calls it."""
         choice = self.choose(values.reshape(-1), mask.reshape(-1), generator)
         return choice.reshape(values.shape)
+
+    def price_for(self, values: Tensor, weight: Tensor, num_valid: Tensor) -> Tensor:
+        """Return the price of units that some values stand for, [..., 1] float64.
+
+        For gates with `one_price` that draw; see `choose_at`.
+
+        Args:
+            values: [..., V] float.
+            weight: [..., V] float, how many units each stands for.
+            num_valid: [..., 1], units that count, those of value 0 included.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no price for a draw.")
+
+    def choose_at(self, values: Tensor, mask: Tensor, price: Tensor, draws: Tensor) -> Choice:
+        """Choose by a price that `price_for` returned elsewhere, every unit by itself.
+
+        Args:
+            values: [..., M] float.
+            mask: [..., M] bool.
+            price: [..., 1] float64.
+            draws: [..., M] uniform on [0, 1).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no price for a draw.")
 
     def row_facts(self, batch: Any) -> Tensor | None:
         """Return what `choose` must know of the batch's rows, [N, K]; None where nothing.
