@@ -30,6 +30,10 @@ KEYS = {
     "positives_kept",
     "kept_positive_share",
     "zero_share",
+    "noise",
+    "bias_positive",
+    "bias_negative",
+    "effective_units",
     "nan_count",
 }
 
@@ -54,7 +58,42 @@ def test_literal(device):
     assert numbers["positives_kept"] == 1.0
     assert numbers["kept_positive_share"] == 1.0
     assert numbers["zero_share"] == 0.25
+    # 3 and 1 of 3, -4, 1: squares 10 of 26; all of what is positive, nothing of what is negative.
+    assert_close(numbers["noise"], 10 / 26)
+    assert numbers["bias_positive"] == 0.0
+    assert numbers["bias_negative"] == 1.0
+    assert_close(numbers["effective_units"], (3 + 1) ** 2 / 10)
     assert numbers["nan_count"] == 1.0
+
+
+def test_an_unbiased_gate_has_no_bias_and_the_noise_of_its_budget():
+    values = torch.randn(4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gate = kondo.UnbiasedGate(noise=1.5)
+    numbers = kondo.diagnostics(values, gate(values))
+    assert 1.499 < numbers["noise"] <= 1.5
+    assert numbers["bias_positive"] == numbers["bias_negative"] == 0.0
+    # A draw of fixed size has the sum of all values, whichever units are drawn.
+    expected = values.abs().sum() ** 2 / (1.5 * values.square().sum())
+    assert_close(numbers["effective_units"], float(expected), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("gate", "positive", "negative"),
+    [
+        (kondo.Gate(price=0.0), 0.0, 1.0),
+        (kondo.Gate(rate=1.0), 0.0, 0.0),
+        # DG: half of what is near 0, more of what is positive.
+        (kondo.Gate(price=0.0, temperature=1.0, soft=True), 0.269, 0.731),
+        # The same as a draw, whose expected weight is its probability.
+        (kondo.Gate(price=0.0, temperature=1.0), 0.269, 0.731),
+        (kondo.Gate(price=0.0, temperature=1.0, inverse_propensity=True), 0.0, 0.0),
+    ],
+)
+def test_bias_by_sign(gate, positive, negative):
+    values = torch.tensor([1.0, -1.0] * 100)
+    numbers = kondo.diagnostics(values, gate(values, generator=torch.Generator().manual_seed(0)))
+    assert numbers["bias_positive"] == pytest.approx(positive, abs=1e-3)
+    assert numbers["bias_negative"] == pytest.approx(negative, abs=1e-3)
 
 
 def test_quantiles_literal():
@@ -190,4 +229,4 @@ def test_values_that_are_not_delight_are_not_called_so():
     )
     assert {"signal_rms", "signal_q05"} <= names.keys()
     assert not [name for name in names if "delight" in name]
-    assert list(names.values()) == list(plain.values())
+    assert repr(list(names.values())) == repr(list(plain.values()))

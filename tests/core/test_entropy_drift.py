@@ -11,6 +11,7 @@ the token: U = 1 - q or -q. What the expected update does to the entropy:
     hard gate by |U| l        nothing where U is symmetric, q = 1/2; else, at prices that are high
                               against the smaller |U|, more of it while successes are rare and less
                               while failures are; at low prices the other way round
+    unbiased gate             nothing, whatever the signal: the expected weight of a unit is 1
 """
 
 import pytest
@@ -128,3 +129,24 @@ def test_a_gate_by_abs_delight_leaves_them_alone_where_the_advantage_is_symmetri
 def test_a_gate_by_abs_delight_moves_the_entropy_where_it_is_not(success, price, expected):
     found = entropy_drift(kondo.signals.abs_delight, price, success)
     assert found.item() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("success", SUCCESS)
+@pytest.mark.parametrize("price", [0.05, 0.6, 5.0])
+@pytest.mark.parametrize("options", [{}, {"max_weight": 20.0}], ids=["plain", "floor"])
+@pytest.mark.parametrize("signal", ["gradient_norm", "abs_delight", "abs_advantage"])
+def test_an_unbiased_gate_leaves_them_alone(signal, options, price, success):
+    """The drift is exactly 0: every unit is kept with probability p and weight 1 / p."""
+    signal = getattr(kondo.signals, signal)
+    gate = kondo.UnbiasedGate(rate=0.1, signal=signal, **options)
+    worth = of_coins(signal, success)
+    mask, one = torch.ones_like(worth, dtype=torch.bool), torch.tensor([price]).double()
+    kept, weight = (
+        getattr(gate.choose_at(worth, mask, one, torch.zeros_like(worth)), name)
+        for name in ("probability", "weight")
+    )
+    assert (kept > 0).all()
+    assert (kept < 1).any() or price == 0.05
+    expected = kept * weight  # a draw of 0 keeps everything, so that every weight is known
+    assert_close(expected_gradient(expected, success), torch.zeros(4).double())
+    assert_close(expected_gradient(expected, success) @ entropy_gradient(), 0.0)

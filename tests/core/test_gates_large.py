@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kondo import Gate
+from kondo import Gate, UnbiasedGate
 from tolerances import assert_close
 
 LIMIT = 2**24  # of torch.quantile
@@ -41,3 +41,22 @@ def test_a_drawn_rate_beyond_the_limit_is_the_one_asked_for():
     out = Gate(rate=0.03, temperature=0.1)(delight, generator=torch.Generator().manual_seed(0))
     assert_close(out.probability.double().sum(), 510_000.0, torch.float32)
     assert abs(out.keep.sum().item() - 510_000) < 5 * 510_000**0.5
+
+
+@pytest.mark.parametrize(
+    "options", [{"rate": 0.03}, pytest.param({"noise": 20.0}, marks=pytest.mark.slow)]
+)
+def test_an_unbiased_draw_of_30_million_units(options):
+    values = uniform(30_000_000).clamp(min=0.0)
+    out = UnbiasedGate(**options)(values, generator=torch.Generator().manual_seed(0))
+    number = int(out.keep.sum())
+    assert_close(out.probability.double().sum(), float(number), torch.float32)
+    if "rate" in options:
+        assert number == 900_000
+    # Kish: without saturation the second moment is sum(s)^2 / (K sum(s^2)).
+    worth = values.double()
+    moment = (worth.square() / out.probability.clamp(min=1e-30)).sum() / worth.square().sum()
+    assert_close(moment, worth.sum() ** 2 / (number * worth.square().sum()), torch.float32)
+    # The weighted sum of the values of a draw of fixed size is their sum.
+    total = (out.weight.double() * worth).sum()
+    assert_close(total, worth.sum(), torch.float32)

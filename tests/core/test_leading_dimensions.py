@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.strategies import tensors
-from kondo import Gate, VarianceGate
+from kondo import Gate, UnbiasedGate, VarianceGate
 from kondo.core import rules
 from kondo.core.rolling_price import MAX_VALUES_PER_STEP, RollingPrice
 from no_reads import NoReads
@@ -30,6 +30,10 @@ GATES = {
     "window": Gate(rate=0.3, window=4, warmup=1),
     "drawn_window": Gate(rate=0.3, temperature=0.4, window=4, warmup=1),
     "variance": VarianceGate(rate=0.4),
+    "proportional": UnbiasedGate(rate=0.3),
+    "noise": UnbiasedGate(noise=1.5),
+    "floor": UnbiasedGate(rate=0.3, max_weight=5.0),
+    "noise_and_floor": UnbiasedGate(noise=1.5, max_weight=3.0),
 }
 every_gate = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 

@@ -18,6 +18,7 @@ INF, NAN = math.inf, math.nan
 FUNCTIONS = {
     "delight": kondo.delight,
     "abs_delight": kondo.signals.abs_delight,
+    "gradient_norm": kondo.signals.gradient_norm,
     "advantage": kondo.signals.advantage,
     "abs_advantage": kondo.signals.abs_advantage,
     "surprisal": kondo.signals.surprisal,
@@ -27,6 +28,7 @@ FUNCTIONS = {
 ORACLES = {
     "delight": oracle.delight,
     "abs_delight": lambda log_prob, advantage: abs(oracle.delight(log_prob, advantage)),
+    "gradient_norm": lambda log_prob, advantage: abs(advantage) * (1 - math.exp(log_prob)),
     "advantage": lambda log_prob, advantage: advantage,
     "abs_advantage": lambda log_prob, advantage: abs(advantage),
     "surprisal": lambda log_prob, advantage: oracle.surprisal(log_prob),
@@ -230,3 +232,53 @@ def test_a_rows_advantage_does_not_depend_on_where_its_tokens_stand():
         assert again.tolist() == found.tolist()
     nothing = kondo.signals.sequence_advantage(log_probs[:, :0], advantages)
     assert nothing.tolist() == [0.0, 0.0, 0.0]
+
+
+# The norm of the gradient.
+
+
+def true_norms(logits, actions, advantages):
+    """Return the norms [N] of the gradients of U log pi(a) with respect to the logits."""
+    logits = logits.clone().requires_grad_()
+    log_probs = logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    rows = advantages if log_probs.ndim == 1 else advantages.unsqueeze(-1)
+    (grad,) = torch.autograd.grad((rows * log_probs).sum(), logits)
+    return grad.flatten(1).norm(dim=1), log_probs.detach()
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 6)])
+def test_the_gradient_norm_is_a_proxy_of_the_norm_at_the_logits(shape):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(*shape, 5, generator=generator, dtype=torch.float64)
+    actions = torch.randint(5, shape, generator=generator)
+    advantages = torch.randn(40, generator=generator, dtype=torch.float64)
+    norms, log_probs = true_norms(logits, actions, advantages)
+    signal = kondo.signals.gradient_norm
+    function = signal if len(shape) == 1 else signal.of_sequences
+    proxy = function(log_probs, advantages)
+    assert proxy.shape == (40,)
+    assert (proxy <= norms * (1 + 1e-9)).all()
+    assert (norms <= math.sqrt(2) * proxy * (1 + 1e-9)).all()
+
+
+def test_tokens_outside_the_mask_have_no_gradient_norm():
+    log_probs = torch.tensor([[-1.0, NAN], [-1.0, -2.0]])
+    mask = torch.tensor([[True, False], [True, True]])
+    rows = kondo.signals.gradient_norm.of_sequences(log_probs, torch.tensor([2.0, 1.0]), mask=mask)
+    one, two = 1 - math.exp(-1), 1 - math.exp(-2)
+    assert_close(rows, torch.tensor([2 * one, math.hypot(one, two)]))
+
+
+def test_the_gradient_norm_of_a_normal_density():
+    """Between the norm at the mean alone and that at mean and log-std, where these are near."""
+    z = torch.tensor([0.0, 0.5, 1.0, -1.5], dtype=torch.float64)
+    found = kondo.signals.gradient_norm.of_densities(-(z**2) / 2, torch.full_like(z, -2.0))
+    assert_close(found, 2 * (1 + z**2).sqrt())
+    mean_and_scale = 2 * (z**2 + (z**2 - 1) ** 2).sqrt()
+    assert (found / mean_and_scale).max() < 1.5
+    assert (found / mean_and_scale).min() > 0.6
+
+
+def test_a_log_prob_above_zero_is_no_probability():
+    with pytest.raises(ValueError, match="log_probs must not exceed 0"):
+        kondo.signals.gradient_norm(torch.tensor([0.5]), torch.ones(1))

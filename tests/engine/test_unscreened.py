@@ -1,5 +1,6 @@
 """`kondo.backward` where nobody looks at log-probs: no screening forward, and what is refused."""
 
+import math
 from functools import partial, wraps
 
 import pytest
@@ -66,6 +67,8 @@ def test_what_is_kept_by_advantage_is_the_same_with_a_screen_and_without():
         report = run_step(log_prob, batch, advantages, screen=screen, **options)
         assert report.rows_screened == screened
         numbers = report.as_dict()
+        # Without log-probs nobody knows the entropy.
+        assert math.isnan(numbers.pop("kondo/entropy")) == (screen is None)
         found.append({k: v for k, v in numbers.items() if "seconds" not in k and "rows" not in k})
         found[-1] |= {name: p.grad.tolist() for name, p in model.named_parameters()}
     assert found[0] == found[1] == found[2]

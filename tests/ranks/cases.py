@@ -71,6 +71,31 @@ def free_screen(spec, batch):
     return (4 * log_probs).round() / 4 if spec.get("ties") else log_probs
 
 
+def unbiased_step(group, spec, options=None):
+    """A step by `kondo.UnbiasedGate`, with a generator that is rank 0's alone."""
+    batch, advantages, mask = problem(spec["unit"], spec["splits"]).part(group.rank())
+    model, generator = Policy(spec["unit"]), generator_of(spec["generator"] + group.rank())
+    report = run_rank_step(
+        model,
+        batch,
+        advantages.abs() if spec.get("positive") else advantages,
+        gate=kondo.UnbiasedGate(**spec["gate"]),
+        group=group,
+        mask=mask,
+        screen=free_screen(spec, batch),
+        unit=spec["unit"],
+        generator=generator,
+        all_reduce=True,
+        **(options or {}),
+    )
+    return {
+        "grads": gradients(model),
+        "report": told(report),
+        "diagnostics": report.diagnostics,
+        "next": torch.rand(1, generator=generator).item(),
+    }
+
+
 def one_step(group, spec):
     """Wrap a policy, make a step, return gradients and counts."""
     model = wrap(Policy(spec["unit"]), group, spec["wrap"], **spec.get("wrapping", {}))

@@ -67,6 +67,36 @@ def test_a_fixed_price_needs_no_sketch(crew):
             assert_close(found["grads"][name], grad)
 
 
+@needs_sketches
+@pytest.mark.parametrize("gate", [{"rate": 0.1}, {"noise": 10.0}], ids=str)
+@pytest.mark.parametrize("unit", ["sample", "token"])
+def test_an_unbiased_draw_by_a_sketch_has_the_price_of_all_units(crew, gate, unit):
+    splits = (3000, 100, 0, 4000)
+    spec = {"unit": unit, "splits": splits, "gate": gate, "generator": 3, "positive": True}
+    every = problem(unit, splits)
+    known = cases.free_screen(spec, every.batch)
+    mask = torch.ones_like(known, dtype=torch.bool) if every.mask is None else every.mask
+    advantages = every.advantages if unit == "sample" else every.advantages.unsqueeze(1)
+    values = torch.where(mask, advantages.abs() * (1 - known.exp()), 0.0)
+    exact_choice = kondo.UnbiasedGate(**gate)(values, mask)
+    results = crew.run(cases.unbiased_step, 4, spec, {"exact_units": 0})
+    again = crew.run(cases.unbiased_step, 4, spec | {"generator": 50}, {"exact_units": 0})
+    expected = float(exact_choice.keep.sum())
+    for found in results:
+        told = found["report"]
+        assert told["price"] == results[0]["report"]["price"]
+        assert told["price"] == pytest.approx(float(exact_choice.price), rel=0.01)
+        # Each unit is drawn by itself: the number is that of a Poisson draw.
+        assert abs(told["kept"] - expected) < 5 * expected**0.5
+        assert found["next"] == results[0]["next"]
+    assert again[0]["report"]["kept"] != results[0]["report"]["kept"]
+    # The weighted loss of all kept units estimates the dense one.
+    model = Policy(unit)
+    dense = kondo.backward(model, every.batch, every.advantages.abs(), mask=every.mask, unit=unit)
+    for found in (results[0], again[0]):
+        assert found["report"]["loss"] == pytest.approx(dense.loss, rel=0.25)
+
+
 def test_gates_that_one_price_does_not_decide_are_refused(crew):
     for found in crew.run(cases.refused_sketch, 2):
         assert found["type"] == "ValueError"

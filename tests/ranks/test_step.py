@@ -219,6 +219,32 @@ def test_rows_of_all_ranks_vary_most_together(crew):
             assert_close(result["grads"][key], grad)
 
 
+@pytest.mark.parametrize("unit", ["sample", "token", "sequence"])
+@pytest.mark.parametrize("gate", [{"rate": 0.3}, {"noise": 1.5}], ids=str)
+def test_an_unbiased_draw_is_that_of_one_process(crew, gate, unit):
+    spec = {"unit": unit, "splits": (7, 0, 5, 9), "gate": gate, "generator": 3}
+    every, model = problem(unit, spec["splits"]), Policy(unit)
+    generator = cases.generator_of(3)
+    report = run_step(
+        model,
+        every.batch,
+        every.advantages,
+        gate=kondo.UnbiasedGate(**gate),
+        mask=every.mask,
+        unit=unit,
+        screen=cases.free_screen(spec, every.batch),
+        generator=generator,
+    )
+    moved_on = torch.rand(1, generator=generator).item()
+    for result in crew.run(cases.unbiased_step, 4, spec):
+        for counted in ("kept", "price", "rate", "seen", "rows_trained", "tokens_trained"):
+            assert result["report"][counted] == getattr(report, counted), counted
+        for key, grad in gradients(model).items():
+            assert_close(result["grads"][key], grad)
+        assert result["diagnostics"]["entropy"] == pytest.approx(report.diagnostics["entropy"])
+        assert result["next"] == moved_on
+
+
 @pytest.mark.parametrize(
     ("rates", "options", "message"),
     [
@@ -226,7 +252,7 @@ def test_rows_of_all_ranks_vary_most_together(crew):
         (
             (0.3,) * 4,
             {"exact_units": 0},
-            r"gate must be Gate\(rate=...\) .* got VarianceGate\(rate=0.3\). Raise exact_units",
+            r"gate must be Gate\(rate=...\), .* got VarianceGate\(rate=0.3\). Raise exact_units",
         ),
     ],
     ids=["ranks differ", "a sketch"],

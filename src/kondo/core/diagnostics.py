@@ -12,6 +12,9 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_SORTED = 65_536
 _PRIME = 2_654_435_761
 
+# A weight is 1 / probability if their product is this near to 1.
+_SAME_WEIGHT = 1e-3
+
 # A soft gate within this distance of 1/2 treats the unit as plain PG would.
 _NEUTRAL = 0.1
 
@@ -41,9 +44,22 @@ def diagnostics(
     | `kept_positive_share`  | share of the kept units whose value is positive; 1: only          |
     |                        | successes are trained on                                          |
     | `zero_share`           | share of units of value exactly 0 (zero-advantage groups)         |
+    | `noise`                | second moment of the estimate over the dense one's                |
+    | `bias_positive`        | share of the positive values that the expected estimate leaves    |
+    |                        | out; 0 for an unbiased gate                                       |
+    | `bias_negative`        | the same share of the negative values                             |
+    | `effective_units`      | how many units of equal value would be as noisy                   |
     | `nan_count`            | NaN units hidden by the mask; a NaN that counts is an error       |
 
-    Shares of nothing are NaN.
+    Shares of nothing are NaN. With v_i the values, a_i the weights (0 where not kept), p_i the
+    probabilities and e_i the expected weights,
+
+        noise = sum_i a_i^2 v_i^2 / sum_i v_i^2         bias = 1 - sum_i e_i |v_i| / sum_i |v_i|
+        effective_units = (sum_i a_i |v_i|)^2 / sum_i a_i^2 v_i^2
+
+    e_i is 1 where units are weighted by 1 / p_i, else p_i times the weight that a kept unit has.
+    Noise and bias are in terms of values: they are those of gradients if values are in proportion
+    to the norms of gradients. Infinite values are left out of the sums.
 
     Args:
         values: [...] float, delight or what another signal returned.
@@ -64,10 +80,10 @@ def diagnostics(
     chi = at_least_float32(check_float("values", values).detach())
     mask = check_mask(mask, values.shape)
     nan_count = int(chi.isnan().sum())
-    keep = choice.keep
+    keep, weight, chance = choice.keep, choice.weight, choice.probability
     if mask is not None:
-        chi, keep = chi[mask], keep[mask]
-    chi, keep = chi.reshape(-1), keep.reshape(-1)
+        chi, keep, weight, chance = (part[mask] for part in (chi, keep, weight, chance))
+    chi, keep, weight, chance = (part.reshape(-1) for part in (chi, keep, weight, chance))
     soft = torch.sigmoid(chi / eta)
     positive = chi > 0
     kept_positive = (keep & positive).sum()
@@ -80,6 +96,7 @@ def diagnostics(
         "positives_kept": kept_positive / positive.sum(),
         "kept_positive_share": kept_positive / keep.sum(),
         "zero_share": (chi == 0).double().mean(),
+        **_risk(chi, keep, weight, chance),
     }
     measured = torch.stack([v.double() for v in numbers.values()]).tolist()
     return {
@@ -88,6 +105,28 @@ def diagnostics(
         **_quantiles(chi, name),
         **dict(zip(numbers, measured, strict=True)),
         "nan_count": float(nan_count),
+    }
+
+
+def _risk(chi: Tensor, keep: Tensor, weight: Tensor, chance: Tensor) -> dict[str, Tensor]:
+    """Return how noisy the estimate is, and what its mean leaves out; all [M]."""
+    size = torch.where(chi.isfinite(), chi.double().abs(), 0.0)
+    weight, chance = weight.double(), chance.double()
+    drawn = (chance > 0) & (chance < 1)
+    # Of a unit that was not drawn the weight is not known; the others tell what it would have been.
+    inverse = ((weight * chance - 1).abs() < _SAME_WEIGHT) | ~(keep & drawn)
+    expected = torch.where(drawn, torch.where(inverse.all(), 1.0, chance), weight)
+
+    def left_out(some: Tensor) -> Tensor:
+        total = torch.where(some, size, 0.0).sum()
+        return 1 - torch.where(some, expected * size, 0.0).sum() / total
+
+    bought = weight * size
+    return {
+        "noise": bought.square().sum() / size.square().sum(),
+        "bias_positive": left_out(chi > 0),
+        "bias_negative": left_out(chi < 0),
+        "effective_units": bought.sum().square() / bought.square().sum(),
     }
 
 

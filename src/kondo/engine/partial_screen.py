@@ -39,6 +39,8 @@ class Screened(NamedTuple):
     """[N] bool: screened rows; None for all."""
     num_rows: int
     """Rows that entered a forward."""
+    known: bool = True
+    """Whether these are log-probs of every row, rather than stand-ins for some."""
 
 
 class ScreenPeers(Protocol):
@@ -55,6 +57,7 @@ def screen(inputs: Inputs, peers: ScreenPeers) -> Screened:
     """Return log-probs of every unit that can matter to the gate, without a graph."""
     assert inputs.gate is not None
     known, batch = inputs.rows.screen, inputs.rows.batch
+    given = known is not None
     if known is None and not needs_log_probs(inputs.gate.signal):
         known = _unseen(inputs)
         if peers.total(int(known is None))[0]:  # one rank cannot tell: all of them screen
@@ -63,7 +66,7 @@ def screen(inputs: Inputs, peers: ScreenPeers) -> Screened:
         log_probs = known
         if inputs.rows.size:
             log_probs = screen_log_probs(inputs.policy.log_prob, batch, screen=known)
-        return Screened(log_probs.to(inputs.device), None, 0)
+        return Screened(log_probs.to(inputs.device), None, 0, known=given)
     run = _Forward(inputs)
     if inputs.screens_promising:
         promising = _promising(inputs.rows.advantages, inputs.rows.mask)
@@ -94,7 +97,7 @@ def _screen_some(
     log_probs = found.new_zeros(promising.shape[0], *found.shape[1:])
     log_probs = log_probs.index_copy(0, index.to(found.device), found)
     if _settled(inputs, peers, log_probs):
-        return Screened(log_probs.to(inputs.device), promising, run.rows)
+        return Screened(log_probs.to(inputs.device), promising, run.rows, known=False)
     others = (~promising).nonzero().squeeze(1)
     rest = rows.take(batch, others)
     missing = _required(peers.forwards(run, rest, run.calls(rest)))

@@ -5,6 +5,7 @@ side is `kondo.ranks.rank_peers`, whose members exchange what must be known betw
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -67,9 +68,9 @@ class Alone:
         facts = inputs.gate.row_facts(inputs.rows.batch)
         return inputs.gate if facts is None else inputs.gate.bind(facts)
 
-    def count(self, chosen: Selection, rows_screened: int, clock: StageClock) -> Counts:
+    def count(self, chosen: Selection, screened: Screened | None, clock: StageClock) -> Counts:
         """Return what all screened, saw and kept together."""
-        return chosen.counts._replace(rows_screened=rows_screened)
+        return own_counts(chosen, screened)
 
     def train(
         self, inputs: Inputs, chosen: Selection, counts: Counts, clock: StageClock
@@ -117,6 +118,14 @@ class Alone:
             _late=partial(_late, trained, clock),
             _diagnose=partial(diagnose, inputs.gate, chosen, screened, counts, eta_of(inputs.gate)),
         )
+
+
+def own_counts(chosen: Selection, screened: Screened | None) -> Counts:
+    """Return what this process screened, saw and kept."""
+    if screened is None:
+        return chosen.counts
+    surprisal = chosen.counts.surprisal if screened.known else math.nan
+    return chosen.counts._replace(rows_screened=screened.num_rows, surprisal=surprisal)
 
 
 def _late(trained: Trained, clock: StageClock) -> Late:
@@ -177,7 +186,7 @@ def diagnose(
         eta=eta,
         name=value_name(gate.signal),
     )
-    return numbers | {"nan_count": float(counts.hidden_nan)}
+    return numbers | {"entropy": counts.entropy, "nan_count": float(counts.hidden_nan)}
 
 
 class Counted:

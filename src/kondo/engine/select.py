@@ -42,6 +42,13 @@ class Counts(NamedTuple):
     """Rows that entered a screening forward; the screen tells."""
     price: float
     rate: float
+    surprisal: float
+    """Sum over the elements that count; NaN where log-probs of some were not looked at."""
+
+    @property
+    def entropy(self) -> float:
+        """Mean surprisal: on-policy, an estimate of the policy's entropy per element."""
+        return self.surprisal / self.elements if self.elements else math.nan
 
     def denominator(self, asked: str | float) -> float:
         """Return what the sum of losses is divided by; see `kondo.Options`."""
@@ -113,9 +120,9 @@ def select(
     kept_rows = choice.keep.any(dim=1) if unit == "token" else choice.keep
     read = _read(units, choice, kept_rows)
     if not early:
-        hidden_nan = _refuse_inputs(read[:3], log_probs, advantages, valid)
-    _refuse_choice(read[3:6], choice, units)
-    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[6:11])
+        hidden_nan = _refuse_inputs(read[:4], log_probs, advantages, valid)
+    _refuse_choice(read[4:7], choice, units)
+    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[7:12])
     index = kept_rows.nonzero_static(size=rows_kept).squeeze(1)  # of known size: no read
     counts = Counts(
         units=counted,
@@ -126,8 +133,9 @@ def select(
         rows_kept=rows_kept,
         hidden_nan=hidden_nan,
         rows_screened=0,
-        price=read[11],
-        rate=read[12],
+        price=read[12],
+        rate=read[13],
+        surprisal=read[3],
     )
     rows, weight, keep = copy_together((index, choice.weight, choice.keep), log_probs.device)
     if unit == "sequence":
@@ -150,7 +158,7 @@ class _Units(NamedTuple):
     """What a gate chooses from: on the CPU where there are few, else on the device."""
 
     faults: Tensor
-    """[3], see `_faults`."""
+    """[4], see `_faults`."""
     values: Tensor
     mask: Tensor
     elements: Tensor
@@ -171,7 +179,7 @@ def _units(
 ) -> _Units:
     # Our own signals need log-probs that are at most 0; others may be given densities.
     ours = attribute_of(gate.signal, "unchecked") is not None
-    faults = _faults(log_probs, advantages, valid if ours else None)
+    faults = _faults(log_probs, advantages, valid, ours)
     values, unit_mask = unit_values(gate.signal, log_probs, advantages, valid, unit)
     elements = valid.sum(dim=1) if unit == "sequence" else valid
     units = _Units(faults, values, unit_mask, elements)
@@ -180,9 +188,9 @@ def _units(
 
 
 def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
-    """Return what the host must know, [13], after one read.
+    """Return what the host must know, [14], after one read.
 
-    Three faults of the inputs, three of the choice (see `_refuse_choice`), five sizes, price, rate.
+    What `_faults` says, three faults of the choice (see `_refuse_choice`), five sizes, price, rate.
     """
     keep, mask = choice.keep, units.mask
     # On masks, a > b is "a and not b" in one kernel.
@@ -282,6 +290,7 @@ def everything(
         rows_screened=0,
         price=-math.inf,
         rate=float(elements > 0),
+        surprisal=math.nan,
     )
     price, rate = torch.tensor([counts.price, counts.rate], dtype=torch.float64)
     choice = Choice(valid, valid, price, rate, valid)  # weights of 1, whatever their dtype
@@ -334,15 +343,16 @@ def _check_shapes(choice: Choice, unit_mask: Tensor) -> None:
             )
 
 
-def _faults(log_probs: Tensor, advantages: Tensor, valid: Tensor | None) -> Tensor:
-    """Return [3] float64: two sums that are finite, and an excess <= 0, where inputs are sound.
+def _faults(log_probs: Tensor, advantages: Tensor, valid: Tensor, at_most_zero: bool) -> Tensor:
+    """Return [4] float64: two sums that are finite, an excess <= 0, and the sum of surprisals.
 
-    A NaN or an infinity never leaves a sum finite; log-probs may be -infinity. `valid` is None
-    where log-probs may exceed 0, as densities do.
+    A NaN or an infinity never leaves a sum finite; log-probs may be -infinity. Log-probs of
+    densities may exceed 0.
     """
-    faults = [values.sum(dtype=torch.float64) for values in (log_probs, advantages)]
-    above = faults[0] * 0 if valid is None else excess(torch.where(valid, log_probs, 0.0))
-    return torch.stack([*faults, above.double()])
+    counted = torch.where(valid, log_probs, 0.0)
+    sums = [part.sum(dtype=torch.float64) for part in (log_probs, advantages, counted)]
+    above = excess(counted).double() if at_most_zero else torch.zeros_like(sums[0])
+    return torch.stack([*sums[:2], above, -sums[2]])
 
 
 def _refuse_inputs(
@@ -353,7 +363,7 @@ def _refuse_inputs(
     Returns:
         The number of elements with a NaN that the mask hides.
     """
-    log_prob, advantage, above = faults
+    log_prob, advantage, above, _ = faults
     if above > 0:
         check_excess(torch.where(valid, log_probs, 0.0))
     if not math.isnan(log_prob) and math.isfinite(advantage):

@@ -16,6 +16,7 @@ from kondo.engine.partial_screen import Screened, screen
 from kondo.engine.peers import Alone
 from kondo.engine.report import Report
 from kondo.engine.select import Unit, everything, select
+from kondo.engine.watch import watch
 
 
 def backward(
@@ -127,7 +128,8 @@ def backward(
                 )
         if not inputs.own_mask:  # what the policy knows of its rows is about its own mask
             chosen = chosen._replace(host_rows=None)
-        counts = peers.count(chosen, 0 if screened is None else screened.num_rows, clock)
+        counts = peers.count(chosen, screened, clock)
+        watch(inputs.gate, counts)
         trained = peers.train(inputs, chosen, counts, clock)
         return peers.report(inputs, chosen, screened, counts, trained, clock)
 

@@ -9,7 +9,7 @@ sketch of each rank's values travels instead, and sets the price.
 
 import importlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,7 +89,7 @@ class GlobalGate(BaseGate):
             torch.float64 if any(double for *_, double, _ in told) else torch.float32
         )
         if sum(rows * columns for rows, columns in shapes) > self._exact_units:
-            return self._by_sketch(values, mask, shapes)
+            return self._by_sketch(values, mask, shapes, generator)
         with self._clock.stage("coordinate"):
             all_values, all_mask = self._all_units(values, mask, shapes)
             gate = self._bound([(rows, columns) for rows, *_, columns in told])
@@ -168,33 +168,68 @@ class GlobalGate(BaseGate):
         if generator is not None or self._ranks.rank == 0:
             source.set_state(shared.get_state())
 
-    def _by_sketch(self, values: Tensor, mask: Tensor, shapes: Sequence[tuple[int, int]]) -> Choice:
+    def _by_sketch(
+        self,
+        values: Tensor,
+        mask: Tensor,
+        shapes: Sequence[tuple[int, int]],
+        generator: torch.Generator | None,
+    ) -> Choice:
         """Choose by the price that a sketch of all ranks' values gives; see `sketch_price`."""
         if not self._gate.one_price:
             raise ValueError(
-                f"gate must be Gate(rate=...) or Gate(price=...) without further options for more "
-                f"than exact_units ({self._exact_units}) units, where a sketch sets one price for "
-                f"all ranks; got {self._gate!r}. Raise exact_units to gather every value."
+                f"gate must be Gate(rate=...), Gate(price=...) or UnbiasedGate(...) without "
+                f"further options for more than exact_units ({self._exact_units}) units, where a "
+                f"sketch sets one price for all ranks; got {self._gate!r}. Raise exact_units to "
+                f"gather every value."
             )
+        start = sum(rows * columns for rows, columns in shapes[: self._ranks.rank])
+        place = (start + torch.arange(values.numel(), device=values.device)).view(values.shape)
         rate: float | None = getattr(self._gate, "rate", None)
-        if rate is None:  # a fixed price: nothing has to travel but counts
-            decision = self._gate.choose_all(values, mask)
-            keep, price = decision.keep, float(decision.price)
+        if self._gate.draws:
+            choice = self._draw_by_sketch(values, mask, place, generator)
+        elif rate is None:  # a fixed price: nothing has to travel but counts
+            choice = self._gate.choose_all(values, mask)
         else:
-            keep, price = self._keep_by_sketch(values, mask, rate, shapes)
+            keep, price = self._keep_by_sketch(values, mask, rate, place)
+            choice = Choice.of(keep.flatten(), mask.flatten(), price, values.dtype)
+            choice = choice.reshape(values.shape)
             self._gate.count_call()
         with self._clock.stage("coordinate"):
-            told = self._ranks.say(int(keep.sum()), int(mask.sum()))
+            told = self._ranks.say(int(choice.keep.sum()), int(mask.sum()))
         self.num_kept, counted = (sum(column) for column in zip(*told, strict=True))
-        chance = keep.to(values.dtype)
         share = self.num_kept / counted if counted else 0.0
-        numbers = torch.tensor([price, share], dtype=torch.float64)
-        choice = Choice(keep, chance, numbers[0], numbers[1], chance)
+        numbers = torch.tensor([float(choice.price), share], dtype=torch.float64)
+        choice = choice._replace(price=numbers[0], rate=numbers[1])
         self._all = (values, mask, choice)
         return choice
 
+    def _draw_by_sketch(
+        self, values: Tensor, mask: Tensor, place: Tensor, generator: torch.Generator | None
+    ) -> Choice:
+        """Draw every unit by itself, at the price of all ranks: their number then varies."""
+        worth = values[mask & (values != 0)].abs()
+        with self._clock.stage("coordinate"):
+            (counted,) = (
+                sum(column) for column in zip(*self._ranks.say(int(mask.sum())), strict=True)
+            )
+
+            def price_of(sketches: Sequence[bytes]) -> float:
+                pool, weight = pooled_values(sketches)
+                return float(self._gate.price_for(pool, weight, torch.tensor([float(counted)])))
+
+            price = agreed_price(self._ranks, worth, price_of)
+        # Each rank draws for its own units: a hash of a unit's place and of one number for all.
+        with self._same_draws(generator, values.device) as shared:
+            device = None if shared is None else shared.device
+            salt = torch.rand((), generator=shared, dtype=torch.float64, device=device)
+        draws = lottery(place, salt=salt.to(values.device)).double() / 2.0**64 + 0.5
+        at = torch.full((1,), price, dtype=torch.float64, device=values.device)
+        parts = (values.flatten(), mask.flatten(), at, draws.flatten())
+        return self._gate.choose_at(*parts).reshape(values.shape)
+
     def _keep_by_sketch(
-        self, values: Tensor, mask: Tensor, rate: float, shapes: Sequence[tuple[int, int]]
+        self, values: Tensor, mask: Tensor, rate: float, place: Tensor
     ) -> tuple[Tensor, float]:
         worth = mask & (values != 0)
         with self._clock.stage("coordinate"):
@@ -209,28 +244,39 @@ class GlobalGate(BaseGate):
         over, level = (sum(column) for column in zip(*told, strict=True))
         # Discrete rewards put many units exactly at the price: a share of them, by their place.
         share = (count - over) / level if level else 0.0
-        start = sum(rows * columns for rows, columns in shapes[: self._ranks.rank])
-        place = start + torch.arange(values.numel(), device=values.device)
-        lot = lottery(place, salt=values.new_tensor(price)).double().view(values.shape)
+        lot = lottery(place, salt=values.new_tensor(price)).double()
         return above | (tied & (lot / 2.0**64 + 0.5 < share)), price
 
 
 def sketch_price(ranks: Ranks, values: Tensor, share: float) -> float:
     """Return the price above which about `share` of all ranks' values lies.
 
+    Args:
+        ranks: the group.
+        values: [M_r] float of this rank, no NaN.
+        share: in (0, 1].
+    """
+    return agreed_price(ranks, values, lambda sketches: merged_price(sketches, share))
+
+
+def agreed_price(
+    ranks: Ranks, values: Tensor, price_of: Callable[[Sequence[bytes]], float]
+) -> float:
+    """Return the price that rank 0 finds from the sketches of all ranks.
+
     Each rank sketches its own (KLL of Apache DataSketches); sketches merge into that of the union.
 
     Args:
         ranks: the group.
         values: [M_r] float of this rank, no NaN.
-        share: in (0, 1].
+        price_of: sketches -> price.
     """
     own = torch.frombuffer(bytearray(sketch(values)), dtype=torch.uint8)
     lengths = [length for (length,) in ranks.say(own.numel())]
     everyone = ranks.gather(own, lengths)
     price = torch.zeros(1, dtype=torch.float64)
     if ranks.rank == 0:  # merging draws random bits: one rank does it for all
-        price[0] = merged_price([bytes(part.tolist()) for part in everyone], share)
+        price[0] = price_of([bytes(part.tolist()) for part in everyone])
     return float(ranks.broadcast(price))
 
 
@@ -258,13 +304,32 @@ def merged_price(sketches: Sequence[bytes], share: float) -> float:
     return float(union.get_quantile((union.n - count) / union.n, False))
 
 
+def pooled_values(sketches: Sequence[bytes]) -> tuple[Tensor, Tensor]:
+    """Return values that stand for all that was sketched, and for how many each stands.
+
+    Example:
+        >>> import torch
+        >>> parts = [sketch(torch.tensor([3.0, 1.0])), sketch(torch.ones(1))]
+        >>> values, weight = pooled_values(parts)
+        >>> sorted(values.tolist()), weight.tolist()
+        ([1.0, 1.0, 3.0], [1.0, 1.0, 1.0])
+    """
+    kll = _datasketches().kll_doubles_sketch
+    # Side by side, not merged: a merged sketch gives all its values a weight of 1, and going
+    # through an empty one crashes the process (datasketches 5.2).
+    read = [kll.deserialize(one) for one in sketches]
+    pairs = [pair for one in read if not one.is_empty() for pair in one]
+    both = torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
 def _datasketches() -> Any:
     try:
         return importlib.import_module("datasketches")
     except ImportError as error:
         raise ImportError(
             "more units than exact_units need a quantile sketch: pip install 'kondo[sketch]', or "
-            "raise exact_units to gather every values."
+            "raise exact_units to gather every value."
         ) from error
 
 

@@ -30,6 +30,7 @@ from kondo.engine.peers import (
     denominator,
     diagnose,
     eta_of,
+    own_counts,
     report_fields,
     timed,
 )
@@ -44,8 +45,8 @@ from kondo.ranks.placement import Placed
 from kondo.ranks.rank_report import RankClock, RankReport
 from kondo.ranks.rebalance import structure
 
-# Fields of `Counts` that are sums over ranks: all but price and rate.
-_SUMMED = len(Counts._fields) - 2
+# Fields of `Counts` that are numbers of things, which are added up: all but the last three.
+_SUMMED = Counts._fields.index("price")
 
 
 class _Done(NamedTuple):
@@ -150,15 +151,16 @@ class RankPeers(Alone):
         )
         return self._gate
 
-    def count(self, chosen: Selection, rows_screened: int, clock: StageClock) -> Counts:
+    def count(self, chosen: Selection, screened: Screened | None, clock: StageClock) -> Counts:
         """Add up what the ranks screened, saw and kept; make sure that they chose the same."""
-        own = chosen.counts._replace(rows_screened=rows_screened)
+        own = own_counts(chosen, screened)
         decided = (0, 0, 0)
         if self._gate is not None:
             decided = (_to_word(own.price), self._gate.num_kept, self._gate.digest)
         with clock.stage("wait"):
-            told = self._ranks.say(*(int(number) for number in own[:_SUMMED]), *decided)
-        if any(theirs[_SUMMED:] != told[0][_SUMMED:] for theirs in told):
+            numbers = (int(number) for number in own[:_SUMMED])
+            told = self._ranks.say(*numbers, *decided, _to_word(own.surprisal))
+        if any(theirs[_SUMMED:-1] != told[0][_SUMMED:-1] for theirs in told):
             prices = [_to_float(theirs[_SUMMED]) for theirs in told]
             raise RuntimeError(
                 f"gate decided differently on different ranks: prices {prices}; it must depend on "
@@ -166,7 +168,10 @@ class RankPeers(Alone):
             )
         self._kept_rows = [theirs[5] for theirs in told]
         sums = [sum(column) for column in zip(*(each[:_SUMMED] for each in told), strict=True)]
-        total = own._replace(**dict(zip(Counts._fields[:_SUMMED], sums, strict=True)))
+        total = own._replace(
+            **dict(zip(Counts._fields[:_SUMMED], sums, strict=True)),
+            surprisal=sum(_to_float(theirs[-1]) for theirs in told),
+        )
         return total if self._gate is not None else total._replace(rate=float(total.units > 0))
 
     def train(

@@ -1,0 +1,97 @@
+"""Watch a run for the known failure of gates by delight, and warn once.
+
+Where one reward is shared by many decisions, a gate that keeps the highest delight keeps unlikely
+actions that happened to be rewarded: the policy grows more random, and the reward falls.
+"""
+
+import math
+import warnings
+import weakref
+
+from kondo.core.contract import BaseGate
+from kondo.core.delight import delight
+from kondo.engine.select import Counts
+
+# Steps before a run is judged, and the weight of the past in running means.
+_FIRST_STEPS = 20
+_DECAY = 0.9
+
+# A running mean has moved if it left its best value by this many standard deviations of one step,
+# and by this share of that value.
+_DEVIATIONS = 3.0
+_SHARE = 0.1
+
+
+class Trend:
+    """Running mean of one number per step, which should fall or stay."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.mean = 0.0
+        self.lowest = math.inf
+        self._last = 0.0
+        self._change = 0.0  # running mean of squared changes from step to step
+
+    def observe(self, value: float) -> None:
+        """Add the number of one step; one that is not finite is left out."""
+        if not math.isfinite(value):
+            return
+        if self.steps:
+            self._change += (1 - _DECAY) * ((value - self._last) ** 2 - self._change)
+        self.steps, self._last = self.steps + 1, value
+        # A plain mean until there are enough steps for a running one.
+        self.mean += max(1 - _DECAY, 1 / self.steps) * (value - self.mean)
+        if self.steps >= _FIRST_STEPS:
+            self.lowest = min(self.lowest, self.mean)
+
+    @property
+    def rose(self) -> bool:
+        """Whether the mean is above its lowest value by more than the noise of steps."""
+        if self.steps < _FIRST_STEPS:
+            return False
+        noise = _DEVIATIONS * math.sqrt(self._change / 2)
+        return self.mean - self.lowest > max(noise, _SHARE * abs(self.lowest))
+
+
+class _Run:
+    """What is known of the steps that one gate has made."""
+
+    def __init__(self) -> None:
+        self.entropy, self.loss_of_reward = Trend(), Trend()
+        self.warned = False
+
+
+_RUNS: weakref.WeakKeyDictionary[BaseGate, _Run] = weakref.WeakKeyDictionary()
+
+
+def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) -> None:
+    """Take down one step, and warn once per gate if the run shows the known failure.
+
+    Args:
+        gate: of the step. Only one that keeps the highest delight without a draw is watched.
+        counts: of the step, of all ranks.
+        reward: mean reward of the step, where it is known.
+    """
+    if gate is None or gate.signal is not delight or gate.draws or gate.eta > 0:
+        return
+    run = _RUNS.setdefault(gate, _Run())
+    if run.warned or counts.units_kept == counts.units:
+        return
+    run.entropy.observe(counts.entropy)
+    run.loss_of_reward.observe(-reward)
+    seen = ""
+    if run.entropy.rose:
+        seen = f"entropy rose from {run.entropy.lowest:.3g} to {run.entropy.mean:.3g} nats"
+    elif run.loss_of_reward.rose:
+        highest, now = -run.loss_of_reward.lowest, -run.loss_of_reward.mean
+        seen = f"reward fell from {highest:.3g} to {now:.3g}"
+    if seen:
+        run.warned = True
+        warnings.warn(
+            f"{seen} under {gate!r}, which keeps the highest delight. Where one reward is shared "
+            f"by many decisions (tokens of an answer, steps of an episode), that choice is biased "
+            f"towards random policies. kondo.UnbiasedGate(rate=...) or (noise=1.5) has no such "
+            f"bias; see docs/which-gate.md.",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,104 @@
+"""The warning about gates by delight: when a run shows their failure, once, and never else."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import kondo
+from kondo.engine.watch import Trend
+
+ROWS, TOKENS, CHOICES = 512, 6, 8
+
+
+class Table(torch.nn.Module):
+    """One distribution per place; what is drawn has nothing to do with the reward."""
+
+    def __init__(self):
+        super().__init__()
+        start = torch.zeros(TOKENS, CHOICES)
+        start[:, 0] = 4.0
+        self.logits = torch.nn.Parameter(start)
+
+    def log_prob(self, tokens):
+        log_probs = self.logits.log_softmax(-1).expand(len(tokens), -1, -1)
+        return log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def train(gate, steps=60):
+    """Train on a reward by the toss of a coin, shared by all tokens of a row; return entropies."""
+    generator = torch.Generator().manual_seed(0)
+    model, found = Table(), []
+    optimiser = torch.optim.SGD(model.parameters(), lr=60.0)
+    for _ in range(steps):
+        probs = model.logits.detach().softmax(-1)
+        tokens = torch.multinomial(probs, ROWS, replacement=True, generator=generator).T
+        coins = torch.rand(ROWS, generator=generator).round() - 0.5
+        optimiser.zero_grad()
+        report = kondo.backward(
+            model.log_prob,
+            tokens,
+            coins,
+            gate=gate,
+            unit="sequence",
+            options=kondo.Options(generator=generator),
+        )
+        optimiser.step()
+        found.append(report.diagnostics["entropy"])
+    return found
+
+
+def test_a_gate_by_delight_that_makes_the_policy_random_is_named_once():
+    with pytest.warns(
+        RuntimeWarning, match=r"entropy rose from .* under Gate\(rate=0.1\)"
+    ) as caught:
+        entropies = train(kondo.Gate(rate=0.1))
+    assert entropies[-1] > 2 * entropies[0]
+    assert len([w for w in caught if "UnbiasedGate" in str(w.message)]) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        kondo.UnbiasedGate(rate=0.3),
+        kondo.Gate(rate=1.0),
+        kondo.Gate(rate=0.1, signal=kondo.signals.abs_advantage),
+    ],
+)
+def test_other_gates_are_not_warned_about(gate):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(gate, steps=40)
+
+
+def test_the_entropy_is_the_mean_surprisal_of_what_counts():
+    log_probs = torch.log(torch.rand(7, 3, generator=torch.Generator().manual_seed(0)))
+    mask = torch.ones(7, 3, dtype=torch.bool)
+    mask[2, 1:] = False
+    weights = torch.ones(1, requires_grad=True)
+    report = kondo.backward(
+        lambda rows: rows * weights,
+        log_probs,
+        torch.linspace(-1, 1, 7),
+        gate=kondo.Gate(rate=0.5),
+        mask=mask,
+        unit="token",
+    )
+    assert report.diagnostics["entropy"] == pytest.approx(float(-log_probs[mask].mean()), rel=1e-6)
+
+
+def test_a_trend_is_not_noise():
+    generator = torch.Generator().manual_seed(0)
+    flat, rising, falling = Trend(), Trend(), Trend()
+    for step in range(300):
+        noise = float(torch.randn(1, generator=generator))
+        flat.observe(5 + noise)
+        rising.observe(5 + 0.1 * step + noise)
+        falling.observe(5 - 0.1 * step + noise)
+    assert rising.rose
+    assert not flat.rose
+    assert not falling.rose
+    flat.observe(math.nan)
+    assert flat.steps == 300
