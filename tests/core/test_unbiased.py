@@ -13,6 +13,7 @@ import zoo
 from core.strategies import masked, rates, signed, tensors
 from kondo import UnbiasedGate
 from kondo.core.prechosen import Prechosen
+from kondo.core.rules import free_reads
 from kondo.core.unbiased import systematic
 from oracles import sampling
 from tolerances import assert_close
@@ -289,10 +290,36 @@ def test_the_same_generator_gives_the_same_draw():
 
 def test_units_that_are_certain_are_always_drawn():
     chance = torch.tensor([1.0, 0.3, 1.0, 0.3, 0.4], dtype=torch.float64).expand(5000, -1)
-    draws = torch.rand(chance.shape, generator=torch.Generator().manual_seed(0))
-    keep = systematic(chance, torch.tensor([3.0]), draws)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(chance.shape, generator=generator).argsort(-1)
+    start = torch.rand(5000, 1, generator=generator, dtype=torch.float64)
+    keep = systematic(chance, torch.tensor([3.0]), order, start)
     assert keep[:, [0, 2]].all()
     assert (keep.sum(1) == 3).all()
+
+
+def test_a_generator_draws_with_the_probabilities():
+    """From a generator the order is a permutation, not the ranks of draws."""
+    values, gate = torch.tensor([0.2, 3.0, 0.7, 0.0, 0.1, 0.4]).double(), UnbiasedGate(rate=0.5)
+    generator, number = torch.Generator().manual_seed(1), 4000
+    choices = [gate(values, generator=generator) for _ in range(number)]
+    kept = torch.stack([choice.keep for choice in choices]).double().mean(0)
+    expected = choices[0].probability
+    error = (expected * (1 - expected) / number).sqrt()
+    assert ((kept - expected).abs() <= 4.5 * error + 1e-12).all()
+
+
+@settings(max_examples=100)
+@given(small, st.one_of(st.builds(dict, rate=rates), st.builds(dict, noise=noises)))
+def test_looking_at_values_changes_nothing(values, options):
+    """On the CPU a price is found without a sort where nothing is certain."""
+    gate, mask = UnbiasedGate(**options), torch.ones_like(values, dtype=torch.bool)
+    blind = gate.choose(values, mask, torch.Generator().manual_seed(0))
+    with free_reads(True):
+        seen = gate.choose(values, mask, torch.Generator().manual_seed(0))
+    assert_close(seen.probability, blind.probability)
+    assert torch.equal(seen.keep, blind.keep)
+    assert_close(seen.price, blind.price)
 
 
 @settings(max_examples=50)

@@ -56,6 +56,11 @@ def free_reads(free: bool) -> Iterator[None]:
         _FREE_READS.reset(token)
 
 
+def reads_are_free() -> bool:
+    """Return whether a look at values costs nothing; see `free_reads`."""
+    return _FREE_READS.get()
+
+
 def count_for(rate: float, num_units: _Count) -> _Count:
     """Return the number of units a rate buys: round(rate * num_units), half to even, at least 1."""
     if isinstance(num_units, Tensor):
@@ -123,7 +128,7 @@ def highest(
     above = worth > edge
     tied = able & (worth == edge) & (place > 0)
     missing = place - above.sum(-1, keepdim=True)
-    if _FREE_READS.get() and bool((tied.sum(-1, keepdim=True) <= missing).all()):
+    if reads_are_free() and bool((tied.sum(-1, keepdim=True) <= missing).all()):
         keep = (above & (place > 0)) | tied  # no tie to break
         return keep, torch.where(keep, values, math.inf).amin(-1, keepdim=True)
     if position is None:

@@ -6,6 +6,7 @@ In: values and a mask, [..., M]. Out: keep, weight, price, rate and probability.
 unit must be worth to be kept for certain. Nothing is differentiated, and nothing is read back.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -15,14 +16,14 @@ from torch import Tensor
 from kondo.core import rules, signals
 from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 
-# An infinite value counts as this many times the largest finite one: it is all but certain.
-_INFINITE = 1e9
+# The largest value, and a price that nothing reaches. Squares of both are finite.
+_LARGEST, _HIGHEST = 1e140, 1e150
 
 # Share of a unit by which a number of units may exceed an integer through rounding.
 _ROUNDING = 1e-9
 
-# A price that nothing reaches, in multiples of the largest value.
-_HIGHEST = 1e150
+# A systematic draw starts this far from either end of [0, 1], where a rounded sum would count.
+_EDGE = 1e-9
 
 
 class UnbiasedGate(BaseGate):
@@ -107,20 +108,19 @@ class UnbiasedGate(BaseGate):
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among M units: exactly as many as the rate or the noise says."""
-        able, worth, scale = _worth(values, mask)
-        parts, floor = _Sums.of(worth, able.double()), self._floor()
+        worth, floor = _worth(values, mask), self._floor()
+        sums, num_valid = _Sums(worth), mask.sum(-1, keepdim=True)
         if self.rate is not None:
-            count = rules.count_for(self.rate, mask.sum(-1, keepdim=True)).double()
+            count = rules.count_for(self.rate, num_valid).double()
         else:
             assert self.noise is not None
-            price = parts.price_of_noise(self.noise, floor)
-            size = probability(worth, price, floor).sum(-1, keepdim=True)
-            count = (size - _ROUNDING).ceil()
-        count = torch.minimum(count, parts.total)
-        price, least = parts.price_of(count, floor)
+            price = sums.price_of_noise(self.noise, floor)
+            count = (probability(worth, price, floor).sum(-1, keepdim=True) - _ROUNDING).ceil()
+        count = torch.minimum(count, sums.total)
+        price, least = sums.price_of(count, floor)
         chance = probability(worth, price, least)
-        keep = systematic(chance, count, rules.uniform(values, generator))
-        return _weighted(keep, chance, mask, price * scale, values.dtype)
+        keep = systematic(chance, count, *_order_and_start(values, generator))
+        return _weighted(keep, chance, num_valid, price, values.dtype)
 
     def price_for(self, values: Tensor, weight: Tensor, num_valid: Tensor) -> Tensor:
         """Return the price of the units that some values stand for, [..., 1] float64.
@@ -130,13 +130,12 @@ class UnbiasedGate(BaseGate):
             weight: [..., V] float, how many units each stands for.
             num_valid: [..., 1], units that count, those of value 0 included.
         """
-        able, worth, scale = _worth(values, weight > 0)
-        parts = _Sums.of(worth, torch.where(able, weight.double(), 0.0))
+        sums = _Sums(_worth(values, weight > 0), weight.double())
         if self.noise is not None:
-            return parts.price_of_noise(self.noise, self._floor()) * scale
+            return sums.price_of_noise(self.noise, self._floor())
         assert self.rate is not None
-        count = torch.minimum(self.rate * num_valid.double(), parts.total)
-        return parts.price_of(count, self._floor())[0] * scale
+        count = torch.minimum(self.rate * num_valid.double(), sums.total)
+        return sums.price_of(count, self._floor())[0]
 
     def choose_at(self, values: Tensor, mask: Tensor, price: Tensor, draws: Tensor) -> Choice:
         """Choose by a price that is given: every unit by itself, so that their number varies.
@@ -147,9 +146,9 @@ class UnbiasedGate(BaseGate):
             price: [..., 1] float, what a unit must be worth to be kept for certain.
             draws: [..., M] uniform on [0, 1).
         """
-        worth = torch.where(mask & (values != 0), values.double().abs(), 0.0)
-        chance = probability(worth, price.double(), self._floor())
-        return _weighted(draws < chance, chance, mask, price.double(), values.dtype)
+        chance = probability(_worth(values, mask), price.double(), self._floor())
+        num_valid = mask.sum(-1, keepdim=True)
+        return _weighted(draws < chance, chance, num_valid, price.double(), values.dtype)
 
     def _floor(self) -> float:
         """Return the least probability of a unit that can be kept at all."""
@@ -178,55 +177,50 @@ def probability(worth: Tensor, price: Tensor, floor: Tensor | float = 0.0) -> Te
     return bounded
 
 
-def systematic(chance: Tensor, count: Tensor, draws: Tensor) -> Tensor:
+def systematic(chance: Tensor, count: Tensor, order: Tensor, start: Tensor) -> Tensor:
     """Draw exactly `count` units, each with exactly its probability.
 
-    Units that are not certain are laid end to end in a random order, each as long as its
-    probability. Those that hold one of the points u, u + 1, u + 2, ... are drawn.
-
-    The draws decide the order by their ranks, and u by their sum less its integer part. Both are
-    independent: the ranks of independent draws say nothing about their sum.
+    Units are laid end to end in a random order, each as long as its probability. Those that hold
+    one of the points 1 - u, 2 - u, 3 - u, ... are drawn.
 
     Args:
         chance: [..., M] float64 in [0, 1], which add up to count.
         count: [..., 1] float64, an integer.
-        draws: [..., M], independent and uniform on [0, 1).
+        order: [..., M] int64, a permutation.
+        start: [..., 1] float64, u, uniform on [0, 1); to nine digits.
 
     Example:
         >>> import torch
         >>> from kondo.core.unbiased import systematic
-        >>> chance = torch.tensor([1.0, 0.25, 0.75]).double()
-        >>> systematic(chance, torch.tensor([2.0]), torch.tensor([0.5, 0.1, 0.9])).tolist()
+        >>> chance, order = torch.tensor([1.0, 0.25, 0.75]).double(), torch.tensor([1, 2, 0])
+        >>> systematic(chance, torch.tensor([2.0]), order, torch.tensor([0.5])).tolist()
         [True, False, True]
     """
-    num_units = chance.shape[-1]
-    if num_units == 0:
-        return chance > 0
-    certain = chance >= 1
-    points = count - certain.sum(-1, keepdim=True)
-    random = (chance > 0) & ~certain
-    order = torch.where(random, draws.double(), -1.0).argsort(dim=-1, stable=True)
-    length = torch.where(random, chance, 0.0).gather(-1, order)
-    start = draws.double().sum(-1, keepdim=True).frac()
-    # How many points lie before the end of each unit. All of them before the end of the last one,
-    # and never more, whatever the rounding of a sum.
-    passed = torch.minimum((rules.running_sum(length) + start).floor(), points)
-    is_last = torch.arange(num_units, device=chance.device) == num_units - 1
-    passed = torch.where(is_last, points, passed)
+    ends = rules.running_sum(chance.gather(-1, order))
+    # To the last digit as long as there are points, so that no rounding of a sum adds or loses one.
+    ends = ends * (count / ends[..., -1:])
+    passed = (ends + (_EDGE + (1 - 2 * _EDGE) * start)).floor()
     drawn = passed > torch.nn.functional.pad(passed[..., :-1], (1, 0))
-    return certain | torch.zeros_like(certain).scatter(-1, order, drawn)
+    return torch.zeros_like(drawn).scatter(-1, order, drawn) | (chance >= 1)
 
 
-class _Sums(NamedTuple):
-    """Sums over the units of lowest value, from which a price is found exactly.
+def _order_and_start(like: Tensor, generator: Randomness) -> tuple[Tensor, Tensor]:
+    """Return a random order [..., M] and a start [..., 1].
 
-    As a function of the price t, the expected number of kept units and the second moment,
-
-        sum_i p_i  and  sum_i s_i^2 / p_i,    p_i = min(1, max(f, s_i / t)),
-
-    have one formula between two neighbours among all s_i and s_i / f. There, the units below one
-    place are at the floor f, and those from another place on are certain.
+    From draws that were made already, the order is by their ranks, and the start is their sum less
+    its integer part: ranks of independent draws say nothing about their sum.
     """
+    if isinstance(generator, Tensor) or like.ndim > 1:
+        draws = rules.uniform(like, generator)
+        start = draws.sum(-1, keepdim=True, dtype=torch.float64).frac()
+        return draws.argsort(dim=-1, stable=True), start
+    device = like.device if generator is None else generator.device
+    order = torch.randperm(like.shape[-1], generator=generator, device=device)
+    return order.to(like.device), rules.uniform(like[:1].double(), generator)
+
+
+class _Running(NamedTuple):
+    """Values in order, and sums over the lowest of them."""
 
     rising: Tensor
     """[..., V] float64, values in ascending order; 0 where there is none."""
@@ -237,18 +231,69 @@ class _Sums(NamedTuple):
     second: Tensor
     """[..., V + 1], the sum of their squares."""
 
-    @classmethod
-    def of(cls, worth: Tensor, weight: Tensor) -> "_Sums":
-        """Return the sums of values [..., V], each of which stands for `weight` units."""
-        rising, order = worth.sort(-1)
-        each = weight.gather(-1, order)
-        parts = torch.stack([each, each * rising, each * rising.square()])
-        return cls(rising, *torch.nn.functional.pad(rules.running_sum(parts), (1, 0)).unbind())
+    def neighbours(self, floor: Tensor | float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return prices [..., C]; from which place on units are certain; below which at the floor.
 
-    @property
-    def total(self) -> Tensor:
+        Places are None for 0, 1, ..., V and for no floor. Ties do not matter: a unit that is
+        exactly at a limit is on both sides of it.
+        """
+        rising = self.rising
+        tried = torch.nn.functional.pad(rising, (0, 1), value=_HIGHEST)
+        if not isinstance(floor, Tensor) and floor == 0:
+            return tried, None, None
+        place = torch.arange(rising.shape[-1] + 1, device=rising.device).expand(tried.shape)
+        floored = rising / floor
+        below = torch.searchsorted(rising, (rising * floor).contiguous())
+        above = torch.searchsorted(rising, floored.contiguous())
+        return (
+            torch.cat([tried, floored], -1),
+            torch.cat([place, above], -1),
+            torch.cat([below, place[..., -1:], place[..., :-1]], -1),
+        )
+
+
+class _Sums:
+    """Sums over the units of lowest value, from which a price is found exactly.
+
+    As a function of the price t, the expected number of kept units and the second moment,
+
+        sum_i p_i  and  sum_i s_i^2 / p_i,    p_i = min(1, max(f, s_i / t)),
+
+    have one formula between two neighbours among all s_i and s_i / f. There, the units below one
+    place are at the floor f, and those from another place on are certain.
+
+    Args:
+        worth: [..., V] float64, s >= 0.
+        weight: [..., V] float64, how many units each stands for; 1 by default.
+    """
+
+    def __init__(self, worth: Tensor, weight: Tensor | None = None):
+        self._worth = worth
+        each = (worth > 0).double()
+        self._each = each if weight is None else each * weight
+        self.total = self._each.sum(-1, keepdim=True)
         """[..., 1], units of a value other than 0."""
-        return self.number[..., -1:]
+
+    @functools.cached_property
+    def _whole(self) -> tuple[Tensor, Tensor]:
+        """The sum of all values, and that of their squares, [..., 1]."""
+        values = self._each * self._worth
+        return values.sum(-1, keepdim=True), (values * self._worth).sum(-1, keepdim=True)
+
+    @functools.cached_property
+    def _running(self) -> _Running:
+        """Sums over the lowest 0, 1, ..., V values."""
+        rising, order = self._worth.sort(-1)
+        each = self._each.gather(-1, order)
+        parts = torch.stack([each, each * rising, each * rising.square()])
+        sums = torch.nn.functional.pad(rules.running_sum(parts), (1, 0))
+        return _Running(rising, *sums.unbind())
+
+    def _none_is_certain(self, price: Tensor) -> bool:
+        """Whether no value exceeds a price, as far as that can be known for free."""
+        if not (rules.reads_are_free() and self._worth.shape[-1]):
+            return False
+        return bool((self._worth.amax(-1, keepdim=True) <= price).all())
 
     def price_of(self, count: Tensor, floor: float) -> tuple[Tensor, Tensor | float]:
         """Return the price at which `count` units are expected, and the floor that allows it.
@@ -257,76 +302,72 @@ class _Sums(NamedTuple):
             count: [..., 1] float64, at most `total`.
             floor: least probability. Lower where so few units do not allow it.
         """
+        even = self._whole[0] / count
+        if not floor and self._none_is_certain(even):
+            return even, floor
         least: Tensor | float = floor
         if floor:
             least = torch.minimum(torch.full_like(count, floor), count / self.total.clamp(min=1))
-        tried, certain, low = self._neighbours(least)
-        fixed = self.total - self.number.gather(-1, certain) + least * self.number.gather(-1, low)
-        middle = self.first.gather(-1, certain) - self.first.gather(-1, low)
-        enough = (tried > 0) & (fixed + middle / tried <= count * (1 + _ROUNDING))
-        place = torch.where(enough, tried, math.inf).argmin(-1, keepdim=True)
-        bound, fixed, middle = (part.gather(-1, place) for part in (tried, fixed, middle))
-        price = torch.where(middle > 0, middle / (count - fixed), bound)
-        # Rounding may leave nothing to share out, or less: the bound is then the price.
-        price = torch.where(count > fixed, torch.minimum(price, bound), bound)
-        return torch.where(price > 0, price, 1.0), least
+        running = self._running
+        tried, certain, low = running.neighbours(least)
+        fixed, middle = self.total - _at(running.number, certain), _at(running.first, certain)
+        if low is not None:
+            fixed = fixed + least * _at(running.number, low)
+            middle = middle - _at(running.first, low)
+        enough = fixed + middle / tried <= count * (1 + _ROUNDING)
+        bound, fixed, middle = _lowest(enough, tried, fixed, middle)
+        # Rounding may leave nothing to share out: the bound is then the price.
+        shared = (middle > 0) & (count > fixed)
+        price = torch.where(shared, torch.minimum(middle / (count - fixed), bound), bound)
+        return price, least
 
     def price_of_noise(self, noise: float, floor: float) -> Tensor:
         """Return the highest price at which the second moment is at most `noise` times dense's."""
-        tried, certain, low = self._neighbours(floor)
-        all_squares = self.second[..., -1:]
-        at_floor = self.second.gather(-1, low) / floor if floor else 0.0
-        fixed = all_squares - self.second.gather(-1, certain) + at_floor
-        middle = self.first.gather(-1, certain) - self.first.gather(-1, low)
-        target = noise * all_squares
-        enough = (tried > 0) & (fixed + tried * middle >= target * (1 - _ROUNDING))
-        place = torch.where(enough, tried, math.inf).argmin(-1, keepdim=True)
-        bound, fixed, middle = (part.gather(-1, place) for part in (tried, fixed, middle))
-        price = torch.where(middle > 0, (target - fixed) / middle, bound).clamp(min=0)
-        price = torch.where(price > 0, torch.minimum(price, bound), bound)
+        whole, dense = self._whole
+        even = noise * dense / whole
+        if not floor and self._none_is_certain(even):
+            return even
+        running = self._running
+        tried, certain, low = running.neighbours(floor)
+        fixed, middle = dense - _at(running.second, certain), _at(running.first, certain)
+        if low is not None:
+            fixed = fixed + _at(running.second, low) / floor
+            middle = middle - _at(running.first, low)
+        enough = fixed + tried * middle >= noise * (1 - _ROUNDING) * dense
+        bound, fixed, middle = _lowest(enough & (tried > 0), tried, fixed, middle)
+        missing = noise * dense - fixed
+        shared = (middle > 0) & (missing > 0)
+        price = torch.where(shared, torch.minimum(missing / middle, bound), bound)
         return torch.where(enough.any(-1, keepdim=True), price, _HIGHEST)
 
-    def _neighbours(self, floor: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return prices [..., C]; from which place on units are certain; below which at the floor.
 
-        Ties do not matter: a unit that is exactly at a limit is on both sides of it.
-        """
-        rising = self.rising
-        num_values = rising.shape[-1]
-        place = torch.arange(num_values + 1, device=rising.device).expand(self.number.shape)
-        tried = torch.nn.functional.pad(rising, (0, 1), value=_HIGHEST)
-        if not isinstance(floor, Tensor) and floor == 0:
-            return tried, place, torch.zeros_like(place)
-        floored = rising / floor
-        below = torch.searchsorted(rising, (rising * floor).contiguous())
-        above = torch.searchsorted(rising, floored.contiguous())
-        each = place[..., :-1]
-        return (
-            torch.cat([tried, floored], -1),
-            torch.cat([place, above], -1),
-            torch.cat([below, place[..., -1:], each], -1),
-        )
+def _at(sums: Tensor, place: Tensor | None) -> Tensor:
+    return sums if place is None else sums.gather(-1, place)
 
 
-def _worth(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which units can be kept, s over its largest value, and that value, [..., 1].
+def _lowest(enough: Tensor, tried: Tensor, fixed: Tensor, middle: Tensor) -> list[Tensor]:
+    """Return price and sums, [..., 1], at the lowest price that is enough."""
+    place = torch.where(enough, tried, math.inf).argmin(-1, keepdim=True)
+    return [part.gather(-1, place) for part in (tried, fixed, middle)]
 
-    s is 0 where a unit cannot be kept. Squares of what is at most 1 do not overflow.
+
+def _worth(values: Tensor, mask: Tensor) -> Tensor:
+    """Return s, float64: the size of a value, and 0 where a unit cannot be kept.
+
+    Bounded, so that squares do not overflow. An infinite value is all but certain.
     """
-    able = mask & (values != 0)
-    size = torch.where(able, values.double().abs(), 0.0)
-    finite = torch.where(size.isinf(), 0.0, size)
-    largest = (
-        finite.amax(-1, keepdim=True) if size.shape[-1] else size.new_zeros(*size.shape[:-1], 1)
-    )
-    scale = torch.where(largest > 0, largest, 1.0)
-    return able, torch.where(size.isinf(), _INFINITE, finite / scale), scale
+    return torch.where(mask, values.double().abs(), 0.0).clamp(max=_LARGEST)
 
 
 def _weighted(
-    keep: Tensor, chance: Tensor, mask: Tensor, price: Tensor, dtype: torch.dtype
+    keep: Tensor, chance: Tensor, num_valid: Tensor, price: Tensor, dtype: torch.dtype
 ) -> Choice:
     """Return the choice with weights 1 / p."""
-    choice = Choice.of(keep, mask, price.squeeze(-1), dtype)
-    weight = torch.where(keep, 1.0 / chance, 0.0)
-    return choice._replace(weight=weight.to(dtype), probability=chance.to(dtype))
+    rate = keep.sum(-1, keepdim=True, dtype=torch.float64) / num_valid.clamp(min=1)
+    return Choice(
+        keep=keep,
+        weight=torch.where(keep, 1.0 / chance, 0.0).to(dtype),
+        price=torch.where(price < _HIGHEST, price, math.inf).squeeze(-1),
+        rate=rate.squeeze(-1),
+        probability=chance.to(dtype),
+    )

@@ -184,7 +184,11 @@ def _units(
     elements = valid.sum(dim=1) if unit == "sequence" else valid
     units = _Units(faults, values, unit_mask, elements)
     few = gate.on_host and values.is_cuda and values.numel() <= FEW_UNITS
-    return _Units._make(_on_host(*units)) if few else units
+    if not few:
+        return units
+    ordered = (faults, elements.long(), values, unit_mask)  # by the size of their elements
+    faults, elements, values, unit_mask = copy_together(ordered, torch.device("cpu"))
+    return _Units(faults, values, unit_mask, elements)
 
 
 def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
@@ -198,32 +202,28 @@ def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
     outside, unknown, counted, kept = masks.sum(1)
     bought = torch.where(keep, units.values, 0.0).sum(dtype=torch.float64)
     elements = torch.stack([units.elements, units.elements * keep]).flatten(1).sum(1)
-    sizes = (counted, kept, *elements, kept_rows.sum())
-    numbers = torch.stack([number.double() for number in (outside, unknown, bought, *sizes)])
-    price = torch.stack([number.to(numbers.device) for number in (choice.price, choice.rate)])
+    rows = kept if kept_rows is keep else kept_rows.sum()
+    numbers = (outside, unknown, bought, counted, kept, *elements, rows, choice.price, choice.rate)
+    if not keep.is_cuda:  # nothing to wait for
+        return [*units.faults.tolist(), *(float(number) for number in numbers)]
     # float64 holds every count below 2^53.
-    read: list[float] = torch.cat([units.faults, numbers, price]).tolist()
+    together = torch.stack([number.to(keep.device).double() for number in numbers])
+    read: list[float] = torch.cat([units.faults, together]).tolist()
     return read
 
 
-def _on_host(*parts: Tensor) -> list[Tensor]:
-    """Return tensors on the CPU, with their shapes and dtypes: one read for all."""
-    together = torch.cat([part.double().flatten() for part in parts]).cpu()
-    pieces = torch.split(together, [part.numel() for part in parts])
-    return [
-        piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True)
-    ]
-
-
 def copy_together(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy tensors, those of larger elements first, to a device in one piece, without waiting."""
+    """Copy tensors, those of larger elements first, to a device in one piece.
+
+    To a GPU without waiting; to the CPU that is the one read of a step.
+    """
     if all(part.device == device for part in parts):
         return list(parts)
     flat = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
-    together = torch.cat(flat)
-    if device.type == "cuda":
+    together, to_gpu = torch.cat(flat), device.type == "cuda"
+    if to_gpu:
         together = together.pin_memory()
-    there = together.to(device, non_blocking=True)
+    there = together.to(device, non_blocking=to_gpu)
     pieces = torch.split(there, [part.numel() for part in flat])
     return [
         piece.view(part.dtype).view(part.shape) for piece, part in zip(pieces, parts, strict=True)
