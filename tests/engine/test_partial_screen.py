@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -49,6 +51,48 @@ def test_rows_without_a_positive_advantage_are_not_screened():
     assert (report.rows_screened, report.kept, report.rows_seen) == (3, 3, 6)
 
 
+UNBIASED = [
+    kondo.UnbiasedGate(rate=0.5),
+    kondo.UnbiasedGate(noise=1.2, signal=kondo.signals.abs_delight),
+]
+
+
+@pytest.mark.parametrize("gate", UNBIASED, ids=repr)
+def test_rows_without_an_advantage_are_not_screened_for_a_draw(gate):
+    policy, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert policy.screened == [0, 1, 3, 4, 5]
+    assert report.rows_screened == 5
+    assert report.diagnostics["zero_share"] == pytest.approx(1 / 6)  # its value is known: 0
+    assert math.isnan(report.diagnostics["entropy"])
+
+
+def test_a_row_with_one_advantage_that_counts_is_screened():
+    """Advantages of tokens, and a mask that has one column for all of them."""
+    advantages = torch.zeros(4, 3, dtype=torch.float64)
+    advantages[1, 2], advantages[2, 0] = 1.0, -1.0
+    mask = torch.tensor([[True], [True], [True], [False]])
+    log_probs = -torch.ones(4, 3, dtype=torch.float64)
+    gate = kondo.UnbiasedGate(rate=1.0)
+    policy, report = run(
+        gate, log_probs, advantages, unit="token", screen_rows="promising", mask=mask
+    )
+    assert policy.screened == [1, 2]
+    assert report.kept == 2
+
+
+@given(st.integers(0, 2**31), st.sampled_from(UNBIASED))
+def test_a_draw_is_the_same_with_a_partial_screen(seed, gate):
+    generator = torch.Generator().manual_seed(seed)
+    log_probs = -torch.rand(9, generator=generator, dtype=torch.float64) - 0.1
+    advantages = torch.randint(-1, 2, (9,), generator=generator).double()
+    found = []
+    for screen_rows in ("all", "promising"):
+        torch.manual_seed(seed)
+        policy, report = run(gate, log_probs, advantages, unit="sample", screen_rows=screen_rows)
+        found.append((report.kept, report.price, policy.shift.grad))
+    assert found[0] == found[1]
+
+
 def test_the_rest_is_screened_where_positive_delight_runs_out():
     gate = kondo.Gate(rate=0.6)  # four of six, and three are positive
     policy, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
@@ -97,9 +141,16 @@ def test_sequences_are_counted_not_their_tokens():
     ids=["reserve", "quota", "draw", "window", "negative price", "scale", "stranger"],
 )
 def test_gates_that_look_at_everything_are_shown_everything_once(gate):
+    """But the row without an advantage, whose delight is 0 whatever its log-prob."""
     policy, report = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
+    assert policy.screened == [0, 1, 3, 4, 5]
+    assert report.rows_screened == 5
+
+
+def test_a_signal_that_says_nothing_about_advantages_is_shown_everything():
+    gate = kondo.Gate(rate=0.3, signal=kondo.signals.surprisal)
+    policy, _ = run(gate, LOG_PROBS, ADVANTAGES, unit="sample", screen_rows="promising")
     assert policy.screened == list(range(6))
-    assert report.rows_screened == 6
 
 
 def test_a_free_screen_is_free_either_way():

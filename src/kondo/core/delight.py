@@ -142,4 +142,4 @@ def product(advantages: Tensor, unlikely: Tensor) -> Tensor:
     return advantages * torch.where((advantages == 0) & unlikely.isinf(), 0.0, unlikely)
 
 
-vars(delight)["unchecked"] = _unchecked
+vars(delight).update(unchecked=_unchecked, zero_without_advantage=True)

@@ -200,8 +200,12 @@ def _density_gradient_norm(
     return _delight.product(advantages, (1 + 2 * _delight.clamped(log_probs)).sqrt()).abs()
 
 
-vars(gradient_norm)["of_sequences"] = _sequence_gradient_norm
-vars(gradient_norm)["of_densities"] = _density_gradient_norm
+vars(gradient_norm).update(
+    of_sequences=_sequence_gradient_norm,
+    of_densities=_density_gradient_norm,
+    zero_without_advantage=True,
+)
+vars(abs_delight)["zero_without_advantage"] = True
 
 
 def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:

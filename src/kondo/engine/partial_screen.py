@@ -7,6 +7,9 @@ sign of the advantage, so a row without a positive advantage cannot be kept then
     rows with an advantage > 0 -> screen -> enough positive values? -> yes: the rest stays unknown
                                                                     -> no:  screen the rest too
 
+Where that does not hold, a row whose advantages are all 0 is left out if the signal is 0 there
+whatever the log-probs are, as delight is.
+
 The kept set is that of a screen of all rows. With many ranks the counts are those of all of them,
 and every rank makes the same number of forwards.
 """
@@ -19,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import check_mask, expand_rows
-from kondo.core.contract import needs_log_probs
+from kondo.core.contract import attribute_of, needs_log_probs
 from kondo.engine import rows
 from kondo.engine.inputs import Inputs
 from kondo.engine.policy import policy_of
@@ -69,33 +72,37 @@ def screen(inputs: Inputs, peers: ScreenPeers) -> Screened:
         return Screened(log_probs.to(inputs.device), None, 0, known=given)
     run = _Forward(inputs)
     if inputs.screens_promising:
-        promising = _promising(inputs.rows.advantages, inputs.rows.mask)
-        found = _screen_some(inputs, peers, run, promising)
+        found = _screen_some(inputs, peers, run)
         if found is not None:
             return found
     log_probs = _required(peers.forwards(run, batch, run.calls(batch)))
     return Screened(log_probs.to(inputs.device), None, run.rows)
 
 
-def _screen_some(
-    inputs: Inputs, peers: ScreenPeers, run: "_Forward", promising: Tensor
-) -> Screened | None:
-    """Screen rows with a positive advantage, and the others only if they can matter.
+def _screen_some(inputs: Inputs, peers: ScreenPeers, run: "_Forward") -> Screened | None:
+    """Screen rows with a positive advantage, or with any, and the others only if they can matter.
 
     Returns:
         None where all rows have to be screened at once: the gate looks at all, or nothing, or
         everything, is promising.
     """
-    assert inputs.gate is not None
+    gate = inputs.gate
+    assert gate is not None
+    by_sign = gate.positives_needed(1) is not None
+    if not by_sign and not attribute_of(gate.signal, "zero_without_advantage", False):
+        return None
+    promising = _promising(inputs.rows.advantages, inputs.rows.mask, by_sign=by_sign)
     index = promising.nonzero().squeeze(1)
     num_promising, num_rows = peers.total(index.numel(), promising.numel())
-    if num_promising in (0, num_rows) or inputs.gate.positives_needed(1) is None:
+    if num_promising in (0, num_rows):
         return None
     batch = inputs.rows.batch
     some = rows.take(batch, index)
     found = _required(peers.forwards(run, some, run.calls(some)))
     log_probs = found.new_zeros(promising.shape[0], *found.shape[1:])
     log_probs = log_probs.index_copy(0, index.to(found.device), found)
+    if not by_sign:  # values of the rest are known: they are 0
+        return Screened(log_probs.to(inputs.device), None, run.rows, known=False)
     if _settled(inputs, peers, log_probs):
         return Screened(log_probs.to(inputs.device), promising, run.rows, known=False)
     others = (~promising).nonzero().squeeze(1)
@@ -148,14 +155,16 @@ def _unseen(inputs: Inputs) -> Tensor | None:
     return advantages.new_zeros(size, widths[0]) if widths else None
 
 
-def _promising(advantages: Tensor, mask: Tensor | None) -> Tensor:
-    """Return [N] bool: rows with a positive advantage that counts."""
-    shape = advantages.shape if mask is None or mask.ndim < advantages.ndim else mask.shape
-    positive = expand_rows("advantages", advantages, shape) > 0
+def _promising(advantages: Tensor, mask: Tensor | None, *, by_sign: bool) -> Tensor:
+    """Return [N] bool: rows with an advantage that counts and is positive, or is not 0."""
+    given_shapes = [part.shape for part in (advantages, mask) if part is not None]
+    shape = max(given_shapes, key=lambda each: (each.numel(), len(each)))
+    spread = expand_rows("advantages", advantages, shape)
+    found = spread > 0 if by_sign else spread != 0
     counts = check_mask(mask, shape)
     if counts is not None:
-        positive = positive & counts.to(positive.device)
-    return positive if positive.ndim == 1 else positive.any(dim=1)
+        found = found & counts.to(found.device)
+    return found if found.ndim == 1 else found.any(dim=1)
 
 
 def _settled(inputs: Inputs, peers: ScreenPeers, log_probs: Tensor) -> bool:
