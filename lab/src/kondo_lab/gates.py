@@ -121,6 +121,29 @@ class DrawnVarianceGate(BaseGate):
         return f"DrawnVarianceGate(rate={self.rate!r}{within})"
 
 
+class WithDraws(BaseGate):
+    """A gate that draws, with draws that were made already: those of one member at one step.
+
+    Args:
+        gate: that chooses; its signal is kept.
+        draws: uniform on [0, 1), in the shape of the values it will be shown.
+
+    Example:
+        >>> import kondo, torch
+        >>> from kondo_lab.gates import WithDraws
+        >>> gate = WithDraws(kondo.UnbiasedGate(rate=0.5), torch.tensor([0.1, 0.9]))
+        >>> gate(torch.tensor([1.0, 1.0])).keep
+        tensor([ True, False])
+    """
+
+    def __init__(self, gate: BaseGate, draws: Tensor):
+        self.gate, self.given, self.signal = gate, draws, gate.signal
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Let the gate choose; the step may show it the values on another device."""
+        return self.gate.choose(values, mask, self.given.to(values.device))
+
+
 def unchecked(signal: Signal) -> Signal:
     """Return a signal that reads nothing from the device: log-probs here are at most 0."""
     if isinstance(signal, functools.partial):

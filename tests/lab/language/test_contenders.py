@@ -15,13 +15,17 @@ from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders
 from kondo_lab.language.contenders import Batch, Chosen, Contender, decide, loss
 from kondo_lab.language.sampler import Sampled
+from no_reads import NoReads
 from oracles import contenders as oracle
 from oracles import core
 from tolerances import assert_close
 
 MEMBERS, PROMPTS, ANSWERS, LENGTH, PROMPT_LENGTH = 3, 4, 4, 6, 5
 ROWS = PROMPTS * ANSWERS
-EVERY = contenders.contenders(rates=(0.1, 0.3), etas=(0.5,))
+EVERY = [
+    *contenders.contenders(rates=(0.1, 0.3), etas=(0.5,)),
+    *contenders.unbiased(rates=(0.3,), noises=(1.5,)),
+]
 by_name = pytest.mark.parametrize("contender", EVERY, ids=lambda each: each.name)
 
 
@@ -95,7 +99,7 @@ def expected_keep(contender, member, seed):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     "contender",
-    [each for each in EVERY if each.kind not in ("variance", "budget")],
+    [each for each in EVERY if each.kind not in ("variance", "budget", "unbiased")],
     ids=lambda each: each.name,
 )
 def test_kept_tokens_and_counts_are_those_of_plain_python(contender, seed):
@@ -221,6 +225,60 @@ def test_half_an_answer_of_a_group_has_no_variance():
         DrawnVarianceGate(rate=0.1, group=ANSWERS)
 
 
+UNBIASED = [each for each in EVERY if each.kind == "unbiased"]
+
+
+def worth_of_rows(name, log_probs, good, mask):
+    """What a row is drawn in proportion to, by plain Python."""
+    found = []
+    for own, u, counts in zip(log_probs.tolist(), good.tolist(), mask.tolist(), strict=True):
+        inside = [lp for lp, counted in zip(own, counts, strict=True) if counted]
+        if "|delight|" in name:
+            found.append(sum(abs(u) * -lp for lp in inside))
+        elif "|advantage|" in name:
+            found.append(abs(u))
+        else:
+            found.append(math.hypot(*(u * (1 - math.exp(lp)) for lp in inside)))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("contender", UNBIASED, ids=lambda each: each.name)
+def test_unbiased_rows_and_weights_are_those_of_the_librarys_gate_on_the_same_draws(contender):
+    log_probs, paid, mask, _ = experience(rewards="binary")
+    chosen = choose(contender, rewards="binary")
+    draws = Draws([0, 1, 2]).uniform("unbiased", 3, ROWS)
+    for member in range(MEMBERS):
+        good = kondo.advantage.group_mean(paid[member], ANSWERS)
+        worth = worth_of_rows(contender.name, log_probs[member], good, mask[member])
+        every = torch.ones(ROWS, dtype=torch.bool)
+        expected = contender.gate.choose(worth, every, draws[member])
+        assert expected.keep.any()
+        assert_close(chosen.weight[member], expected.weight.unsqueeze(1) * mask[member])
+
+
+@pytest.mark.parametrize("contender", UNBIASED, ids=lambda each: each.name)
+def test_the_mean_gradient_of_unbiased_rows_is_dense_grpos(contender):
+    log_probs, paid, mask, _ = (part[:1] for part in experience(rewards="binary"))
+    sampled = sample_of(log_probs, mask)
+
+    def slope(one, step):
+        new = log_probs.clone().requires_grad_()
+        drawn = decide(one, batch(log_probs, paid, mask, draws=Draws([0]), step=step))
+        return torch.autograd.grad(loss(one, new, sampled, drawn).sum(), new)[0]
+
+    dense = slope(Contender(name="GRPO", loss=contenders.CLIPPED, divided=True), 0)
+    found = torch.stack([slope(contender, step) for step in range(600)])
+    error = found.std(dim=0) / math.sqrt(len(found))
+    assert ((found.mean(dim=0) - dense).abs() <= 4.5 * error + 1e-12).all()
+    assert (found.std(dim=0) > 0).any()  # something is drawn
+
+
+def test_unbiased_contenders_have_the_loss_of_dense_grpo():
+    (dense,) = (each for each in contenders.contenders() if each.name == "GRPO")
+    for each in contenders.unbiased():
+        assert dataclasses.replace(each, name="GRPO", gate=None) == dense
+
+
 @by_name
 def test_rows_hold_every_kept_row_once(contender):
     chosen = choose(contender, rewards="binary")
@@ -310,6 +368,13 @@ def test_the_loss_of_the_kept_rows_is_the_loss_of_all(contender):
 
 
 @by_name
+def test_a_choice_reads_nothing_from_the_device(contender):
+    own = batch(*experience(rewards="binary"), step=torch.tensor(3))
+    with NoReads():
+        decide(contender, own)
+
+
+@by_name
 def test_what_lies_outside_the_mask_leaks_nowhere(contender):
     log_probs, paid, mask, entropies = experience(rewards="binary")
     broken = [torch.where(mask, x, float("nan")) for x in (log_probs, entropies)]
@@ -374,6 +439,8 @@ def test_contenders_that_contradict_themselves_are_refused():
         Contender(name="x", gate=kondo.Gate(rate=0.1, signal=contenders.entropy))
     with pytest.raises(ValueError, match="unit must be 'sequence' for DrawnVarianceGate"):
         Contender(name="x", gate=DrawnVarianceGate(rate=0.1), unit="token")
+    with pytest.raises(ValueError, match="unit must be 'sequence' for UnbiasedGate"):
+        Contender(name="x", gate=kondo.UnbiasedGate(rate=0.1), unit="token")
     with pytest.raises(ValueError, match="entropy is known to the sampler alone"):
         contenders.entropy(torch.zeros(1), torch.zeros(1))
 
@@ -388,11 +455,14 @@ def test_contenders_that_contradict_themselves_are_refused():
         (kondo.Gate(rate=0.1, signal=signals.uniform), "top", 0.1, False),
         (DrawnVarianceGate(rate=0.1), "variance", 0.1, False),
         (BudgetGate(budget=0.1), "budget", 0.1, False),
+        (kondo.UnbiasedGate(rate=0.1), "unbiased", 0.1, False),
+        (kondo.UnbiasedGate(noise=1.5), "unbiased", math.nan, False),
     ],
 )
 def test_contenders_tell_what_they_keep(gate, kind, rate, by_delight):
     contender = Contender(name="x", gate=gate)
-    assert (contender.kind, contender.rate, contender.by_delight) == (kind, rate, by_delight)
+    assert (contender.kind, contender.by_delight) == (kind, by_delight)
+    assert contender.rate == pytest.approx(rate, nan_ok=True)
 
 
 def test_inputs_that_cannot_be_right_are_refused():

@@ -31,6 +31,7 @@ NUM_TOKENS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 3, 4
 GROUP, ROWS = 4, 32
 EVERY = [
     *contenders.contenders(rates=(0.1, 0.3), etas=(0.5,)),
+    *contenders.unbiased(rates=(0.3,), noises=(1.5,)),
     Contender(name="DG sequences", gate=Everything(2.0)),
     Contender(name="PODS groups", gate=DrawnVarianceGate(rate=0.5, group=4), **GRPO),
     Contender(name="GRPO kept", gate=kondo.Gate(rate=0.2), denominator="kept", **GRPO),

@@ -13,6 +13,7 @@ through the product.
 """
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -22,10 +23,11 @@ from torch.nn.functional import pad
 
 from kondo.core import losses, signals
 from kondo.core.advantage import group_mean
-from kondo.core.contract import BaseGate, Choice, Signal, needs_log_probs
+from kondo.core.contract import BaseGate, Choice, Signal, attribute_of, needs_log_probs
 from kondo.core.delight import delight
 from kondo.core.gates import Gate
 from kondo.core.rules import count_for
+from kondo.core.unbiased import UnbiasedGate
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything, kept_first, unchecked
@@ -55,6 +57,7 @@ class Contender:
     | `kondo.Gate(rate=...)`      | the units of highest delight, or of another signal; rate 1  |
     |                             | by |U| is the zero-advantage filter                         |
     | `DrawnVarianceGate(...)`    | the rows whose rewards vary most: PODS                      |
+    | `kondo.UnbiasedGate(...)`   | rows drawn by their value, weight 1 / probability           |
     | `BudgetGate(...)`           | what buys most delight for a share of all tokens            |
 
     Example:
@@ -82,10 +85,10 @@ class Contender:
 
     def __post_init__(self) -> None:
         if self.unit == "token":
-            if isinstance(self.gate, DrawnVarianceGate):
+            if self.gate is not None and self.gate.draws:
                 raise ValueError(
-                    f"unit must be 'sequence' for {self.gate!r}: rewards are those of whole "
-                    f"answers; got 'token'."
+                    f"unit must be 'sequence' for {self.gate!r}: its draws are one per answer; got "
+                    f"'token'."
                 )
         elif self.gate is not None and self.gate.signal is entropy:
             raise ValueError(
@@ -94,7 +97,12 @@ class Contender:
 
     @property
     def rate(self) -> float:
-        """Share of the units kept; of a budget, tokens differentiated / all, prompts in both."""
+        """Share of the units kept; of a budget, tokens differentiated / all, prompts in both.
+
+        NaN where it is not fixed beforehand: a bound of the noise keeps as many as it takes.
+        """
+        if getattr(self.gate, "noise", None) is not None:
+            return math.nan
         share = getattr(self.gate, "rate", None) or getattr(self.gate, "budget", None)
         return 1.0 if share is None else float(share)
 
@@ -103,7 +111,12 @@ class Contender:
         """The gate's kind in a word."""
         if isinstance(self.gate, Gate):
             return "top" if self.rate < 1 else "filter"
-        kinds = {Everything: "soft", DrawnVarianceGate: "variance", BudgetGate: "budget"}
+        kinds = {
+            Everything: "soft",
+            DrawnVarianceGate: "variance",
+            BudgetGate: "budget",
+            UnbiasedGate: "unbiased",
+        }
         return next((word for kind, word in kinds.items() if isinstance(self.gate, kind)), "dense")
 
     @property
@@ -239,9 +252,9 @@ def fixed_rows(contender: Contender, num_rows: int, group: int) -> int | None:
     gate = contender.gate
     if isinstance(gate, DrawnVarianceGate) and gate.group is not None:
         return num_rows // group * count_for(gate.rate, group)
-    if contender.kind == "variance" or (contender.kind == "top" and contender.unit == "sequence"):
-        return count_for(contender.rate, num_rows)
-    return None
+    if contender.kind not in ("top", "variance", "unbiased") or contender.unit == "token":
+        return None
+    return None if math.isnan(contender.rate) else count_for(contender.rate, num_rows)
 
 
 def loss_advantages(
@@ -276,8 +289,14 @@ def choose_rows(gate: BaseGate, values: Tensor, batch: Batch) -> Choice:
     sampled, _, draws, step, _ = batch
     if isinstance(gate, BudgetGate):
         gate = gate.for_rows(_with_prompts(sampled.mask, sampled.prompts.shape[-1]))
-    drawn = draws.uniform("variance", step, values.shape[1]) if gate.draws else None
+    drawn = draws_of(gate, draws, step, values.shape[1]) if gate.draws else None
     return gate.choose(values, sampled.mask.any(dim=2), drawn)
+
+
+def draws_of(gate: BaseGate, draws: Draws, step: int | Tensor, num_rows: int) -> Tensor:
+    """Return what a gate that draws among rows draws with, [P, N]: one stream per kind of gate."""
+    stream = "unbiased" if isinstance(gate, UnbiasedGate) else "variance"
+    return draws.uniform(stream, step, num_rows)
 
 
 def _choose_tokens(
@@ -317,6 +336,11 @@ def values_of(contender: Contender, gate: BaseGate, batch: Batch, log_probs: Ten
         return batch.draws.uniform("priority", batch.step, *shape)
     if by_row and not needs_log_probs(signal):  # a sum over tokens would favour length
         return signal(centred, centred)
+    of_rows = attribute_of(signal, "of_sequences") if by_row else None
+    if of_rows is not None:
+        rows = log_probs.detach().flatten(0, 1), centred.flatten()  # members side by side
+        of_each: Tensor = of_rows(*rows, mask=mask.flatten(0, 1))
+        return of_each.view_as(centred)
     spread = centred.unsqueeze(2).expand_as(log_probs)
     values = unchecked(signal)(log_probs.detach(), spread, mask=mask)
     return values.sum(dim=2) if by_row else values
@@ -361,6 +385,13 @@ CLIPPED = partial(losses.ppo, clip=0.2)
 """GRPO's loss."""
 FILTER = Gate(rate=1.0, signal=signals.abs_advantage)
 """Keeps answers to prompts whose rewards differ: U is not 0."""
+UNBIASED_SIGNALS: dict[str, Signal] = {
+    "": signals.gradient_norm,
+    " |delight|": signals.abs_delight,
+    " |advantage|": signals.unit_advantage,
+}
+"""Ending of a contender's name -> what rows are drawn in proportion to; the first is the gate's
+default."""
 
 
 def contenders(
@@ -419,4 +450,29 @@ def at_rate(rate: float) -> list[Contender]:
         other("entropy tokens", gate=by(entropy), unit="token", **grpo),
         other("surprisal", gate=by(signals.surprisal)),
         other("advantage", gate=by(signals.advantage)),
+    ]
+
+
+def unbiased(
+    *, rates: tuple[float, ...] = (0.03, 0.1), noises: tuple[float, ...] = (1.5, 3.0)
+) -> list[Contender]:
+    """Return dense GRPO with its gradient estimated from some rows by `kondo.UnbiasedGate`.
+
+    Loss, division by the standard deviation and full denominator are dense GRPO's, and so is the
+    learning rate: the expected gradient is the same. Rows are drawn by the centred advantage, as
+    gates see it everywhere; the division changes the noise, not the mean.
+
+    Example:
+        >>> from kondo_lab.language.contenders import unbiased
+        >>> [each.name for each in unbiased(rates=(0.1,), noises=(1.5,))]
+        ['unbiased 10%', 'unbiased |delight| 10%', 'unbiased |advantage| 10%', 'noise 1.5']
+    """
+    gates = {
+        f"unbiased{ending} {percent(rate)}": UnbiasedGate(rate=rate, signal=signal)
+        for rate in rates
+        for ending, signal in UNBIASED_SIGNALS.items()
+    }
+    gates |= {f"noise {noise:g}": UnbiasedGate(noise=noise) for noise in noises}
+    return [
+        Contender(name=name, gate=gate, loss=CLIPPED, divided=True) for name, gate in gates.items()
     ]

@@ -27,7 +27,7 @@ from kondo.core.advantage import group_mean
 from kondo.core.contract import BaseGate, Signal, needs_log_probs
 from kondo.core.prechosen import Prechosen
 from kondo.lm.budget import BudgetGate
-from kondo_lab.gates import DrawnVarianceGate
+from kondo_lab.gates import DrawnVarianceGate, WithDraws
 from kondo_lab.language import contenders
 from kondo_lab.language.contenders import Batch, Contender
 from kondo_lab.population.losses import inputs_of
@@ -114,6 +114,9 @@ def _gate(contender: Contender, rows: lm.TokenRows, batch: Batch) -> tuple[BaseG
         if gate.group is not None:
             advantages = contenders.loss_advantages(contender, rewards, group, among=keep)
         gate = Prechosen(keep[0])
+    elif gate is not None and gate.draws:
+        draws = contenders.draws_of(gate, batch.draws, batch.step, rewards.shape[1])
+        gate = WithDraws(gate, draws[0])
     return gate, advantages[0]
 
 
