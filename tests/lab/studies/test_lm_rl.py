@@ -13,7 +13,15 @@ from kondo_lab.language.contenders import Batch, Contender, decide, loss
 from kondo_lab.language.sampler import Sampled
 from kondo_lab.part import Context, Record
 from kondo_lab.studies import records, runner
-from kondo_lab.studies.lm_rl import STUDY, assignments, expected_seconds, run, starts, tuning
+from kondo_lab.studies.lm_rl import (
+    STUDY,
+    assignments,
+    expected_seconds,
+    run,
+    starts,
+    training,
+    tuning,
+)
 from kondo_lab.studies.lm_rl.settings import FULL, SMALL, Field, Settings, scaled, settings
 from lab.studies import toy
 
@@ -222,7 +230,7 @@ def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
             part=name,
         )
         records.write(tmp_path / f"{name}.csv.gz", table)
-    rates = run.rates_in(TINY, TINY.main, context(tmp_path))
+    rates = training.rates_in(TINY, TINY.main, context(tmp_path))
     best |= {"DG-K exact 10%": 1e-3, "DG-K tokens exact 10%": 3e-4}
     known = [each for each in TINY.everyone() if each.name in best]
     assert {each.name: rates(each) for each in known} == best
@@ -391,7 +399,7 @@ def test_diagnostics_of_the_headline_are_kept_and_of_others_the_last_ones(tiny):
 
 def test_warm_records_count_demonstrations(tiny):
     own = by_part(tiny[2], assignments.warm_name(TINY.main))
-    assert set(own["metric"]) == {tuning.QUALITY, run.WARM_LOSS}
+    assert set(own["metric"]) == {tuning.QUALITY, training.WARM_LOSS}
     assert set(own["step"]) <= {2, 4}
     assert (own["forward"] == 4 * own["step"]).all()
     assert isinstance(own, pd.DataFrame)

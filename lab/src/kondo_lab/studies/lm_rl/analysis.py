@@ -1,18 +1,18 @@
 """Records -> what skipping bought: rewards, times to targets, speed-ups, and what went wrong."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import pandas as pd
 
 from kondo_lab.language import timed_step
-from kondo_lab.language.contenders import percent
+from kondo_lab.language.contenders import Contender, percent
 from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.language.transformer import SIZES
 from kondo_lab.studies.lm_rl import assignments, drawing, failures, runs, tuning
 from kondo_lab.studies.lm_rl.runs import AXES, DENSE, LEARNER, LOOP, Arena, Reach, SpeedUp
-from kondo_lab.studies.lm_rl.settings import Field, Settings
+from kondo_lab.studies.lm_rl.settings import Field, Settings, Training
 from kondo_lab.studies.statistics import estimate
 from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
 
@@ -29,7 +29,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     found = Analysis(headline=[], figures={}, findings=[], frontier=[])
     arenas = runs.arenas(records, settings)
-    _add_starts(found, records, settings)
+    add_starts(found, records, settings)
     for arena in arenas:
         _add_arena(found, arena, records, settings)
     _add_seconds(found, records, settings)
@@ -46,7 +46,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
 _line = partial(headline, FIGURE)
 
 
-def _add_starts(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:
+def add_starts(found: Analysis, records: pd.DataFrame, settings: Training) -> None:
     """Say where supervised starts ended."""
     quality = records[records["metric"] == tuning.QUALITY]
     for field in settings.fields:
@@ -86,7 +86,7 @@ def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: S
         for level in levels.values():
             found.headline.extend(_speed_lines(arena, settings, shown, level))
     found.frontier.extend(_frontier(arena, rates, levels))
-    found.findings.extend(_failure_findings(arena, own, settings))
+    found.findings.extend(failure_findings(arena, own, settings.everyone()))
     found.figures[f"curves-{assignments.slug(arena.name)}"] = drawing.curves(arena, shown, levels)
     if arena.field == settings.main:
         found.figures["frontier"] = drawing.frontier(arena, rates)
@@ -263,9 +263,12 @@ def _mean_of_those_there(reach: Reach) -> float:
     return sum(there) / len(there) if there else math.nan
 
 
-def _failure_findings(arena: Arena, records: pd.DataFrame, settings: Settings) -> list[str]:
+def failure_findings(
+    arena: Arena, records: pd.DataFrame, contenders: Sequence[Contender]
+) -> list[str]:
+    """Return a sentence for every kind of failure, which names all series that show it."""
     by_kind: dict[str, list[str]] = {}
-    for failure in failures.found(arena, records, settings.everyone()):
+    for failure in failures.found(arena, records, contenders):
         by_kind.setdefault(failure.kind, []).append(f"{failure.series} ({failure.evidence})")
     return [f"{arena.name}: {kind}: {'; '.join(told)}." for kind, told in by_kind.items()]
 
@@ -359,15 +362,7 @@ def _add_learning_rates(found: Analysis, records: pd.DataFrame, settings: Settin
     """Say which learning rates were chosen, and what the denominator does to the best one."""
     tuned = tuned_rewards(records, settings, settings.main)
     best = best_by_rate(records, settings)
-    for field in settings.fields:
-        if field.tuned_on:
-            continue
-        at_edge = edges(tuned_rewards(records, settings, field), field.learning_rates)
-        if at_edge:
-            found.findings.append(
-                f"{field.name}: the best learning rate is at the edge of those tried for "
-                f"{', '.join(at_edge)}."
-            )
+    found.findings.extend(edge_findings(records, settings))
     for kind, by_rate in best.items():
         told = ", ".join(f"{percent(rate)}: {by_rate[rate]:g}" for rate in sorted(by_rate))
         found.findings.append(f"Best learning rate of DG-K with the {kind} denominator: {told}.")
@@ -379,8 +374,21 @@ def _add_learning_rates(found: Analysis, records: pd.DataFrame, settings: Settin
         found.figures["learning-rates"] = drawing.learning_rates(shown, best)
 
 
+def edge_findings(records: pd.DataFrame, settings: Training) -> Iterator[str]:
+    """Yield, field by field, whose best learning rate is at the edge of those tried."""
+    for field in settings.fields:
+        if field.tuned_on:
+            continue
+        at_edge = edges(tuned_rewards(records, settings, field), field.learning_rates)
+        if at_edge:
+            yield (
+                f"{field.name}: the best learning rate is at the edge of those tried for "
+                f"{', '.join(at_edge)}."
+            )
+
+
 def tuned_rewards(
-    records: pd.DataFrame, settings: Settings, field: Field
+    records: pd.DataFrame, settings: Training, field: Field
 ) -> dict[str, dict[float, float]]:
     """Return series -> learning rate -> reward at the end of tuning."""
     own = records[records["part"].isin(assignments.tune_names(settings, field))]

@@ -10,7 +10,7 @@ from kondo_lab.language.loop import Path
 from kondo_lab.language.population import Member
 from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.lm_rl.settings import Field, Settings
+from kondo_lab.studies.lm_rl.settings import Field, Settings, Training
 
 
 def slug(*words: object) -> str:
@@ -55,9 +55,14 @@ def member(contender: Contender, learning_rate: float, seed: int) -> Member:
     )
 
 
-def tune_members(settings: Settings, field: Field) -> list[Member]:
+def tune_members(settings: Training, field: Field) -> list[Member]:
     """Return every contender that is tuned at every learning rate."""
-    tuned = [each for each in settings.of(field) if tuning.tuned_name(each) == each.name]
+    given = settings.given_rates(field)
+    tuned = [
+        each
+        for each in settings.of(field)
+        if tuning.tuned_name(each) == each.name and each.name not in given
+    ]
     return _at_rates(tuned, field.learning_rates, settings.tune_seeds(field))
 
 
@@ -98,7 +103,7 @@ def denominators(settings: Settings) -> list[Contender]:
 
 
 def named_pieces(
-    kind: str, settings: Settings, field: Field, members: Sequence[Member]
+    kind: str, settings: Training, field: Field, members: Sequence[Member]
 ) -> dict[str, slice]:
     """Return part -> its members: no more than fit one population."""
     most = max(1, settings.most_rows // max(field.num_rows, settings.num_held_out))
@@ -108,7 +113,7 @@ def named_pieces(
     }
 
 
-def tune_names(settings: Settings, field: Field) -> list[str]:
+def tune_names(settings: Training, field: Field) -> list[str]:
     """Return the names of the parts that tune a field's contenders."""
     field = settings.field(field.tuned_on) if field.tuned_on else field
     return list(named_pieces("tune", settings, field, tune_members(settings, field)))
@@ -126,7 +131,7 @@ def denominator_names(settings: Settings) -> list[str]:
 
 
 def wall_runs(
-    settings: Settings, field: Field, seeds: Iterable[int]
+    settings: Training, field: Field, seeds: Iterable[int]
 ) -> dict[str, tuple[Contender, Path, int]]:
     """Return part -> contender, path and seed that are run by the clock in a field.
 
@@ -136,11 +141,12 @@ def wall_runs(
         wall_name(field, each, path, seed): (each, path, seed)
         for seed in seeds
         for each in settings.clocked(field)
+        if seed in settings.seeds(field, each)
         for path in (field.dense_paths if each.gate is None else ("product",))
     }
 
 
-def wall_names(settings: Settings, field: Field) -> list[str]:
+def wall_names(settings: Training, field: Field) -> list[str]:
     """Return the names of all parts by the clock of a field."""
     return list(wall_runs(settings, field, range(field.num_seeds)))
 

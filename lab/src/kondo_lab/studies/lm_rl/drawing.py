@@ -20,6 +20,10 @@ FAMILIES = {
     "random": "#cc79a7",
     "advantage": "#56b4e9",
     "zero-advantage filter": "#e69f00",
+    "unbiased": "#0072b2",
+    "unbiased |delight|": "#56b4e9",
+    "unbiased |advantage|": "#8073ac",
+    "noise": "#e69f00",
 }
 """Colours; other families have grey."""
 BAR_EVERY = 4
@@ -29,15 +33,15 @@ DASHES = ("-", "--", ":", "-.")
 
 
 def family(series: str) -> str:
-    """Return a contender's name without rate or temperature.
+    """Return a contender's name without rate, noise or temperature.
 
     Example:
         >>> from kondo_lab.studies.lm_rl.drawing import family
-        >>> family("DG-K exact 3%"), family("DG, eta 0.1"), family("PG")
-        ('DG-K exact', 'DG', 'PG')
+        >>> family("DG-K exact 3%"), family("DG, eta 0.1"), family("PG"), family("noise 1.5")
+        ('DG-K exact', 'DG', 'PG', 'noise')
     """
     head, _, tail = series.rpartition(" ")
-    return head if tail.endswith("%") else series.partition(",")[0]
+    return head if tail.endswith("%") or head == "noise" else series.partition(",")[0]
 
 
 def curves(arena: Arena, series: Sequence[str], levels: Mapping[str, float]) -> Figure:
@@ -47,7 +51,7 @@ def curves(arena: Arena, series: Sequence[str], levels: Mapping[str, float]) -> 
     for ax, axis in zip(axes.flat, known, strict=True):
         for name in series:
             if name in arena.runs:
-                _draw_runs(ax, arena.runs[name], axis, name, series)
+                draw_runs(ax, arena.runs[name], axis, name, series)
         for level in levels.values():
             ax.axhline(level, color="#999999", linewidth=0.8, linestyle=":")
         ax.set_xlabel(axis)
@@ -62,7 +66,8 @@ def curves(arena: Arena, series: Sequence[str], levels: Mapping[str, float]) -> 
     return figure
 
 
-def _draw_runs(ax: Axes, runs: Sequence[Run], axis: str, name: str, among: Sequence[str]) -> None:
+def draw_runs(ax: Axes, runs: Sequence[Run], axis: str, name: str, among: Sequence[str]) -> None:
+    """Draw the mean reward of a series' seeds against a cost, with bars of a standard error."""
     shared = min(len(own.steps) for own in runs)
     rewards = np.stack([own.reward[:shared] for own in runs])
     paid = np.mean([own.costs[axis][:shared] for own in runs], axis=0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kondo_lab.language.contenders import Contender, fixed_rows
 from kondo_lab.language.population import Member
 from kondo_lab.language.transformer import SIZES
-from kondo_lab.studies.lm_rl.settings import Field, Settings
+from kondo_lab.studies.lm_rl.settings import Field, Training
 from kondo_lab.studies.lm_rl.starts import task_of
 
 PACE_PER_WIDTH = 6e11
@@ -26,7 +26,7 @@ OPENING = 3.0
 """Seconds to build a model, record its graphs and evaluate it, of any part."""
 
 
-def warm(settings: Settings, field: Field) -> float:
+def warm(settings: Training, field: Field) -> float:
     """Return the seconds of a supervised start; a few hundred steps are enough, as far as known."""
     steps = min(field.warm_steps, 300)
     members = field.num_seeds + field.tune_seeds

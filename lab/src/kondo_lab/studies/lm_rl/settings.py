@@ -1,7 +1,8 @@
 """What the study runs: fields where contenders meet, and how much of everything."""
 
 import dataclasses
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 
 from kondo_lab.language.contenders import Contender, contenders, percent
 from kondo_lab.language.loop import Path
@@ -63,7 +64,61 @@ FIRST_TUNE_SEED = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Training(ABC):
+    """How starts and runs are made, whatever a study compares."""
+
+    warm_reward: float = 0.3
+    """At temperature 1 on held-out prompts: where a supervised start ends."""
+    warm_every: int = 10
+    """Steps between two looks at it."""
+    num_held_out: int = 256
+    """Prompts of an evaluation."""
+    wall_evaluations: int = 20
+    """Of a run by the clock, evenly spaced, and one before it."""
+    tune_evaluations: int = 10
+    most_rows: int = 50_000
+    """Of one population: members beyond go into the next part."""
+    max_tokens: int = 65_536
+    """Of a training forward, populations and single models alike."""
+    max_norm: float = 1.0
+    compiled: bool = False
+    """Compile the layers of the timed models, dense and gated alike."""
+
+    @property
+    @abstractmethod
+    def fields(self) -> tuple[Field, ...]:
+        """All of them."""
+
+    @abstractmethod
+    def of(self, field: Field) -> list[Contender]:
+        """Return who meets in a field."""
+
+    @abstractmethod
+    def clocked(self, field: Field) -> list[Contender]:
+        """Return who is run by the clock in a field."""
+
+    @abstractmethod
+    def seeds(self, field: Field, contender: Contender) -> range:
+        """Return the reported seeds of a contender in a field."""
+
+    def given_rates(self, field: Field) -> Mapping[str, float]:
+        """Return series -> its learning rate, where it is not tuned here; by default none."""
+        return {}
+
+    def field(self, name: str) -> Field:
+        """Return the field of this name."""
+        known = {field.name: field for field in self.fields}
+        if name not in known:
+            raise ValueError(f"name must be a field's, one of {', '.join(known)}, got {name!r}.")
+        return known[name]
+
+    def tune_seeds(self, field: Field) -> range:
+        """Return the seeds that learning rates are chosen by."""
+        return range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + field.tune_seeds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Training):
     """All that can change the results."""
 
     grids: tuple[Field, ...]
@@ -75,23 +130,10 @@ class Settings:
     headline_rates: tuple[float, ...] = (0.03, 0.1)
     headline_etas: tuple[float, ...] = (1.0, 10.0)
     """The papers', and one so large that the gate is nearly flat."""
-    warm_reward: float = 0.3
-    """At temperature 1 on held-out prompts: where a supervised start ends."""
-    warm_every: int = 10
-    """Steps between two looks at it."""
-    num_held_out: int = 256
-    """Prompts of an evaluation."""
     evaluations: int = 20
     """Of a run in a grid, evenly spaced, and one before it."""
-    wall_evaluations: int = 20
-    """Of a run by the clock."""
-    tune_evaluations: int = 10
     rounds: int = 5
     """Of the clock, for every contender in turn."""
-    most_rows: int = 50_000
-    """Of one population: members beyond go into the next part."""
-    max_tokens: int = 65_536
-    """Of a training forward, populations and single models alike."""
     denominator_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     denominator_seeds: int = 2
     denominator_steps: int = 150
@@ -100,21 +142,11 @@ class Settings:
     """Of the runs whose saved time buys rollouts."""
     most_times: int = 8
     """More prompts than the dense contender's, at most."""
-    max_norm: float = 1.0
-    compiled: bool = False
-    """Compile the layers of the timed models, dense and gated alike."""
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """All of them."""
         return (*self.grids, *self.walls)
-
-    def field(self, name: str) -> Field:
-        """Return the field of this name."""
-        known = {field.name: field for field in self.fields}
-        if name not in known:
-            raise ValueError(f"name must be a field's, one of {', '.join(known)}, got {name!r}.")
-        return known[name]
 
     @property
     def main(self) -> Field:
@@ -156,10 +188,6 @@ class Settings:
         """Return the reported seeds of a contender in a field."""
         headline = contender in self.headliners()
         return range(field.num_seeds if headline else field.other_seeds)
-
-    def tune_seeds(self, field: Field) -> range:
-        """Return the seeds that learning rates are chosen by."""
-        return range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + field.tune_seeds)
 
 
 _CLOCKED = Field(

@@ -10,7 +10,7 @@ import torch
 from kondo_lab.language.supervised import Start, WarmPoint, warm_start
 from kondo_lab.language.transformer import StackedLM, compute_dtype
 from kondo_lab.part import Context
-from kondo_lab.studies.lm_rl.settings import Field, Settings
+from kondo_lab.studies.lm_rl.settings import Field, Training
 from kondo_lab.text import NUM_TOKENS, TextTask, make
 
 
@@ -31,12 +31,12 @@ def model_of(field: Field, device: torch.device) -> StackedLM:
     )
 
 
-def seeds_of(settings: Settings, field: Field) -> list[int]:
+def seeds_of(settings: Training, field: Field) -> list[int]:
     """Return all seeds of a field, reported ones first."""
     return [*range(max(field.num_seeds, field.other_seeds)), *settings.tune_seeds(field)]
 
 
-def train(settings: Settings, field: Field, context: Context) -> list[WarmPoint]:
+def train(settings: Training, field: Field, context: Context) -> list[WarmPoint]:
     """Make the starts of a field's seeds, leave them for the parts to come, say how it went."""
     start, points = warm_start(
         model_of(field, context.device),
@@ -55,7 +55,7 @@ def train(settings: Settings, field: Field, context: Context) -> list[WarmPoint]
     return points
 
 
-def load(settings: Settings, field: Field, context: Context) -> Start:
+def load(settings: Training, field: Field, context: Context) -> Start:
     """Return the starts of a field's seeds, made now if no part has left them."""
     path = context.checkpoint.with_name(_file(field))
     if not path.exists():

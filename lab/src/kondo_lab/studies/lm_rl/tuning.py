@@ -53,12 +53,13 @@ def rewards_by_rate(records: pd.DataFrame) -> dict[str, dict[float, float]]:
 
 
 def tuned_name(contender: Contender) -> str:
-    """Return whose learning rate a contender has: its own, but for two kinds.
+    """Return whose learning rate a contender has: its own, but for three kinds.
 
     With an exact screen the free one's: the two decide by the same numbers up to rounding. The
-    zero-advantage filter dense GRPO's: what it leaves out has no gradient.
+    zero-advantage filter dense GRPO's: what it leaves out has no gradient. Unbiased gates dense
+    GRPO's too: their expected gradient is dense GRPO's.
     """
-    if contender.kind == "filter":
+    if contender.kind in ("filter", "unbiased"):
         return "GRPO"
     return contender.name.replace(" exact", "") if contender.screen == "exact" else contender.name
 

@@ -1,0 +1,210 @@
+"""Parts that start models, try their learning rates and train them one by one, by the clock.
+
+    warm    a supervised start of every seed of a field
+    tune    learning rates of contenders, on seeds that are not reported
+    wall    one contender of one seed, end to end through the product
+
+A part may be run on its own after those it needs: starts are made again where they are missing,
+tuned rates are read from the records of the tuning parts.
+"""
+
+import dataclasses
+import gc
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.loop import Learner, Path
+from kondo_lab.language.population import Member, Population, Shape
+from kondo_lab.part import Context, Part, Record
+from kondo_lab.population.run import train
+from kondo_lab.studies.lm_rl import assignments, expected_seconds, starts, tuning
+from kondo_lab.studies.lm_rl.settings import Field, Training
+from kondo_lab.worker_pool import one_thread
+
+WARM_LOSS = "demonstration loss"
+REWARDS = (tuning.QUALITY, tuning.GREEDY)
+CURVES = (
+    *REWARDS,
+    "entropy",
+    "tokens differentiated",
+    "seconds generate",
+    "seconds learner",
+    "seconds loop",
+)
+"""Metrics that are kept of every evaluated step. Of diagnostics only those of the last step are,
+but for the headliners of a grid: results are kept under version control."""
+
+
+class Place(NamedTuple):
+    """Where a part runs."""
+
+    settings: Training
+    field: Field
+    part: str
+    """Its name."""
+    context: Context
+
+
+def make_part(
+    name: str,
+    settings: Training,
+    field: Field,
+    work: float,
+    make: Callable[..., Iterable[Record]],
+    *inputs: Any,
+) -> Part:
+    """Return a part that makes records of its place and inputs, of `work` expected seconds."""
+
+    def run(context: Context) -> list[Record]:
+        tidy(context)
+        with one_thread():  # of a CPU
+            return list(make(Place(settings, field, name, context), *inputs))
+
+    return Part(name=name, run=run, work=work)
+
+
+def tuned_parts(settings: Training, field: Field) -> list[Part]:
+    """Return the parts that lead to a field's starts and learning rates."""
+    work = expected_seconds.warm(settings, field)
+    warm = make_part(assignments.warm_name(field), settings, field, work, _warm)
+    members = [] if field.tuned_on else assignments.tune_members(settings, field)
+    return [warm, *trials("tune", settings, field, members, field.tune_steps)]
+
+
+def trials(
+    kind: str, settings: Training, field: Field, members: Sequence[Member], num_steps: int
+) -> list[Part]:
+    """Return parts that try learning rates, of which the rewards alone are kept."""
+    found = []
+    for name, piece in assignments.named_pieces(kind, settings, field, members).items():
+        work = expected_seconds.population(field, members[piece], num_steps)
+        found.append(make_part(name, settings, field, work, _try_rates, members[piece], num_steps))
+    return found
+
+
+def wall_parts(settings: Training, field: Field, seeds: Iterable[int]) -> list[Part]:
+    """Return the parts that train a field's contenders by the clock, with some of their seeds."""
+    found = []
+    for name, inputs in assignments.wall_runs(settings, field, seeds).items():
+        work = expected_seconds.loops(field, [inputs[0]], field.num_steps)
+        found.append(make_part(name, settings, field, work, _wall, *inputs))
+    return found
+
+
+def lean(records: Sequence[Record], *, but: Collection[str] = ()) -> list[Record]:
+    """Leave out the diagnostics of all steps but the last, not those of the series `but`."""
+    last = max(record.step for record in records)
+    return [
+        record
+        for record in records
+        if record.metric in CURVES or record.step == last or record.series in but
+    ]
+
+
+def _warm(place: Place) -> Iterable[Record]:
+    """Start every seed; series are where seeds stand, steps are supervised ones."""
+    settings, field, part, context = place
+    seeds = starts.seeds_of(settings, field)
+    for point in starts.train(settings, field, context):
+        paid = point.step * field.warm_batch
+        for seed, loss, reward in zip(seeds, point.loss, point.reward, strict=True):
+            for value in ((tuning.QUALITY, reward), (WARM_LOSS, loss)):
+                yield Record(part, "start", math.nan, seed, point.step, paid, paid, *value)
+
+
+def _try_rates(place: Place, members: Sequence[Member], num_steps: int) -> list[Record]:
+    steps = assignments.evenly(num_steps, place.settings.tune_evaluations)
+    found = train_population(place, members, steps)
+    return [record for record in found if record.metric in REWARDS]
+
+
+def train_population(place: Place, members: Sequence[Member], steps: Sequence[int]) -> list[Record]:
+    """Train a population, evaluated after `steps`."""
+    settings, field, part, context = place
+    trained = Population(
+        starts.model_of(field, context.device),
+        starts.task_of(field),
+        members,
+        starts.load(settings, field, context),
+        device=context.device,
+        shape=_shape(settings, field, field.num_prompts),
+    )
+    return train(
+        trained, context, part=part, num_steps=steps[-1], log_steps=(), evaluate_steps=steps
+    )
+
+
+def _shape(settings: Training, field: Field, num_prompts: int) -> Shape:
+    return Shape(
+        num_prompts=num_prompts,
+        repeats=field.repeats,
+        num_held_out=settings.num_held_out,
+        max_norm=settings.max_norm,
+        max_tokens=settings.max_tokens,
+    )
+
+
+def _wall(place: Place, contender: Contender, path: Path, seed: int) -> list[Record]:
+    """Train one contender by the clock. Setting: the learning rate."""
+    own = tuned_member(place, contender, seed)
+    own = dataclasses.replace(own, series=assignments.titled(contender, path))
+    return lean(train_by_clock(place, make_learner(place, own, path=path)))
+
+
+def tuned_member(place: Place, contender: Contender, seed: int) -> Member:
+    """Return a run of a contender at its learning rate."""
+    rate = rates_in(place.settings, place.field, place.context)(contender)
+    return assignments.member(contender, rate, seed)
+
+
+def train_by_clock(place: Place, learner: Learner) -> list[Record]:
+    """Train one model for a field's steps, evaluated on the way."""
+    num_steps, points = place.field.num_steps, place.settings.wall_evaluations
+    return train(
+        learner,
+        place.context,
+        part=place.part,
+        num_steps=num_steps,
+        log_steps=(),
+        evaluate_steps=assignments.evenly(num_steps, points),
+    )
+
+
+def make_learner(
+    place: Place, own: Member, *, path: Path = "product", num_prompts: int | None = None
+) -> Learner:
+    """Return one model at its start; by default a step has the field's prompts."""
+    settings, field, _, context = place
+    return Learner(
+        starts.task_of(field),
+        starts.model_of(field, context.device),
+        starts.load(settings, field, context).of([own.seed]),
+        own,
+        shape=_shape(settings, field, num_prompts or field.num_prompts),
+        path=path,
+        compiled=settings.compiled,
+    )
+
+
+def rates_in(settings: Training, field: Field, context: Context) -> Callable[[Contender], float]:
+    """Return who has which learning rate in a field: as given, or as tuning parts have found it."""
+    known = dict(settings.given_rates(field))
+    names = assignments.tune_names(settings, field)
+    if names:
+        known |= tuning.handed_over(context, names)
+    return lambda contender: known[tuning.tuned_name(contender)]
+
+
+def tidy(context: Context) -> None:
+    """Free what earlier parts left on the device.
+
+    A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier parts
+    must be gone before new ones are recorded, not whenever Python finds the time.
+    """
+    if context.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
