@@ -279,6 +279,16 @@ def test_unbiased_contenders_have_the_loss_of_dense_grpo():
         assert dataclasses.replace(each, name="GRPO", gate=None) == dense
 
 
+def test_a_rate_fixes_the_number_of_rows_and_a_bound_of_the_noise_does_not():
+    found = {each.name: contenders.fixed_rows(each, ROWS, ANSWERS) for each in UNBIASED}
+    assert found == {
+        "unbiased 30%": 5,
+        "unbiased |delight| 30%": 5,
+        "unbiased |advantage| 30%": 5,
+        "noise 1.5": None,
+    }
+
+
 @by_name
 def test_rows_hold_every_kept_row_once(contender):
     chosen = choose(contender, rewards="binary")

@@ -1,0 +1,35 @@
+"""Which gate is safe for language models: does it end where dense training ends?"""
+
+from kondo_lab.studies.lm_gates.analysis import analyse
+from kondo_lab.studies.lm_gates.run import parts
+from kondo_lab.studies.lm_gates.settings import settings
+from kondo_lab.studies.study import Study
+
+STUDY = Study(
+    name="lm-gates",
+    title="Language-model RL: which gate ends where dense training ends",
+    paper="beyond the papers",
+    claim=(
+        "With 25 million parameters, on sorting and on addition, kondo.UnbiasedGate at 10% of the "
+        "rows and at noise 1.5 ends at a held-out reward lower than dense GRPO's by at most one "
+        "standard error of the difference."
+    ),
+    differences=(
+        "Tasks, starts, losses and the loop are those of lm-rl; evaluations have 1024 held-out "
+        "prompts instead of 256.",
+        "Unbiased gates have dense GRPO's loss, its full denominator and its learning rate; none "
+        "of them is tuned.",
+        "Learning rates on sorting are those of results/lm-rl-v1; on addition dense GRPO, DG-K, "
+        "PODS and random rows are tuned here, on a seed that is not reported.",
+        "Rows are drawn by centred advantages, and the loss divides them by the group's standard "
+        "deviation: values are not quite in proportion to the gradients' norms.",
+        "Gradient norms are clipped at 1 and Adam divides by a running norm: the update of an "
+        "unbiased estimate is not quite unbiased.",
+        "Dense GRPO is trained without kondo, by the faster path of lm-rl; gates go through "
+        "kondo.backward.",
+    ),
+    version=1,
+    settings=settings,
+    parts=parts,
+    analyse=analyse,
+)
