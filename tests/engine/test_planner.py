@@ -93,3 +93,73 @@ def test_bad_input_is_named(options, message):
 def test_detached_log_probs_are_named():
     with pytest.raises(ValueError, match="must be differentiable"):
         kondo.plan(lambda rows: rows[:, 0], torch.randn(4, 4), rates=(1.0,))
+
+
+# A gate for a batch.
+
+
+def planned(monkeypatch, seconds, advantages, **options):
+    """Plan with measured seconds that are given: forward, dense, and those of each rate."""
+    told = iter(seconds)
+    monkeypatch.setattr(planner, "_median_seconds", lambda *_: next(told))
+    batch = torch.zeros(len(advantages), 4)
+    return kondo.plan(
+        lambda rows: -torch.ones(len(rows)),
+        batch,
+        advantages=advantages,
+        rates=(0.1, 1.0),
+        **options,
+    )
+
+
+def few_advantages():
+    """Eight of forty rows have one."""
+    advantages = torch.zeros(40)
+    advantages[::5] = 1.0
+    return advantages
+
+
+def test_recommends_a_noise_budget(monkeypatch):
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0], few_advantages())
+    assert repr(plan.gate) == "UnbiasedGate(noise=1.5)"
+    # Of eight rows alike 8 / 1.5 are enough: 6 of 40. Four of them are twice as noisy as all.
+    assert "recommended: gate=kondo.UnbiasedGate(noise=1.5): it keeps 15% of" in str(plan)
+    assert [row.noise for row in plan.rates] == [pytest.approx(2.0), pytest.approx(1.0)]
+
+
+def test_recommends_the_papers_gate_for_single_decisions(monkeypatch):
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0], few_advantages(), single_decisions=True)
+    assert repr(plan.gate) == "Gate(rate=0.03)"
+    # No rate below 10% was measured: the nearest counts, 3 / (1 + 0.5) and 3 / 0.5.
+    assert "2.0x with an exact screen, 6.0x with a free one" in plan.advice
+
+
+def test_seconds_between_two_rates_are_interpolated(monkeypatch):
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 2.5], torch.ones(40))
+    share = 27 / 40  # 40 / 1.5
+    kept = 0.5 + (share - 0.1) / 0.9 * 2.0
+    assert f"{3 / kept:.1f}x with a free one" in plan.advice
+
+
+def test_recommends_dense_where_skipping_loses(monkeypatch):
+    plan = planned(monkeypatch, [1.0, 3.0, 3.5, 3.5], few_advantages())
+    assert plan.gate is None
+    assert "recommended: dense" in plan.advice
+    assert "would be slower" in plan.advice
+
+
+def test_an_exact_screen_that_loses_is_said(monkeypatch):
+    plan = planned(monkeypatch, [1.0, 3.0, 2.5, 2.5], few_advantages())
+    assert "an exact screen would be slower than dense" in plan.advice
+
+
+def test_a_batch_without_advantages_has_no_gate(monkeypatch):
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0], torch.zeros(40))
+    assert plan.gate is None
+    assert "No row of this batch has an advantage" in plan.advice
+
+
+def test_without_advantages_nothing_is_recommended():
+    _, log_prob = policy()
+    plan = kondo.plan(log_prob, torch.randn(10, 4), rates=(0.5,), repeats=1)
+    assert (plan.gate, plan.advice, plan.rates[0].noise) == (None, "", None)

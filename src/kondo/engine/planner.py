@@ -6,7 +6,8 @@ With F and B the seconds of a forward without a graph and of what a backward add
     exact screen   F + rho (F + B)     pays below rho = B / (F + B), about 2/3
     free screen        rho (F + B)     always pays
 
-A small kept batch costs more than its share, so each rate's backward is also measured.
+A small kept batch costs more than its share, so each rate's backward is also measured. With the
+batch's advantages it also says how noisy each rate is, and recommends a gate.
 """
 
 import dataclasses
@@ -19,10 +20,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32
+from kondo.core import signals
+from kondo.core._checks import at_least_float32, check_float, check_mask
+from kondo.core.contract import BaseGate
+from kondo.core.diagnostics import diagnostics
+from kondo.core.gates import Gate
 from kondo.core.rules import count_for
+from kondo.core.unbiased import UnbiasedGate
 from kondo.engine import rows
-from kondo.engine.screen import LogProb, devices_of, no_trace
+from kondo.engine.policy import Policy, policy_of
+from kondo.engine.screen import devices_of, no_trace, screen_log_probs
+from kondo.engine.select import Unit, unit_values
+
+# What is recommended: a noise budget, and for single decisions the papers' rate.
+_SAFE_NOISE = 1.5
+_PAPER_RATE = 0.03
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +54,9 @@ class PlannedRate:
     """The cost model's speed-up, (F + B) / (F + rho (F + B))."""
     free_limit: float
     """The cost model's speed-up, 1 / rho."""
+    noise: float | None = None
+    """Second moment of an unbiased draw at this rate over the dense one's; None without
+    advantages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +68,10 @@ class Plan:
     backward_seconds: float
     """B: what a graph and a backward of all rows add to F."""
     rates: tuple[PlannedRate, ...]
+    gate: BaseGate | None = None
+    """What is recommended; None for dense, and where no advantages were given."""
+    advice: str = ""
+    """Why; empty where no advantages were given."""
 
     @property
     def ratio(self) -> float:
@@ -69,34 +88,42 @@ class Plan:
             f"forward {1e3 * self.forward_seconds:.2f} ms, backward adds "
             f"{1e3 * self.backward_seconds:.2f} ms (ratio {self.ratio:.2f}); an exact screen pays "
             f"below a rate of {self.break_even_rate:.0%}",
-            "rate     rows   exact screen (limit)   free screen (limit)",
+            "rate     rows   exact screen (limit)   free screen (limit)   noise",
         ]
         for row in self.rates:
             loses = "" if row.exact > 1 else "   exact screen loses: use a free screen or dense"
+            noise = "-" if row.noise is None else f"{row.noise:.2f}"
             lines.append(
                 f"{row.rate:>5.1%} {row.rows:>7}   {row.exact:>10.2f}x ({row.exact_limit:.2f}x)"
-                f"   {row.free:>10.2f}x ({row.free_limit:.2f}x){loses}"
+                f"   {row.free:>10.2f}x ({row.free_limit:.2f}x) {noise:>7}{loses}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, self.advice] if self.advice else lines)
 
 
 def plan(
-    log_prob: LogProb,
+    policy: Any,
     batch: Any,
     *,
+    advantages: Tensor | None = None,
+    single_decisions: bool = False,
     rates: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0),
     micro_batch: int | None = None,
     repeats: int = 3,
 ) -> Plan:
-    """Measure forward and backward of `log_prob` on `batch`; say what each rate would save.
+    """Measure forward and backward of a policy on `batch`; say what each rate would save.
+
+    With `advantages` it also recommends a gate: `plan.gate`, with the reason in `plan.advice`.
 
     Gradients, RNG, training flags and buffers written in place are as before afterwards, so
     gradient checkpointing needs use_reentrant=False. Counts one unit per row: token units keep more
     rows than their rate says.
 
     Args:
-        log_prob: rows -> [n] or [n, T], as for `kondo.backward`.
+        policy: rows -> [n] or [n, T], or a `kondo.lm.CausalLM`, as for `kondo.backward`.
         batch: any nest of tensors with N rows; use a full, typical batch.
+        advantages: [N] or [N, T] float, the advantages of the batch, centred.
+        single_decisions: whether every reward belongs to one decision, as in a bandit. False where
+            a reward is shared by the tokens of an answer or the steps of an episode.
         rates: rates to plan for, each in (0, 1].
         micro_batch: rows per forward/backward; all at once if None.
         repeats: timed repetitions of each measurement; the median counts.
@@ -107,6 +134,11 @@ def plan(
         >>> plan = kondo.plan(lambda rows: -policy(rows).square().sum(1), torch.randn(256, 4))
         >>> [row.rows for row in plan.rates]
         [3, 8, 26, 77, 128, 179, 256]
+
+    With the batch's advantages, `plan.gate` is what to use:
+
+        plan = kondo.plan(policy, batch, advantages=advantages)
+        report = kondo.backward(policy, batch, advantages, gate=plan.gate)
     """
     if micro_batch is not None and micro_batch < 1:
         raise ValueError(f"micro_batch must be at least 1 row, got {micro_batch}.")
@@ -116,6 +148,9 @@ def plan(
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"rates must lie in (0, 1], got {rate}.")
     size = rows.num_rows(batch)
+    known = policy_of(policy)
+    log_prob = known.log_prob
+    worth = None if advantages is None else _unit_worth(known, batch, advantages, micro_batch)
     cuda = any(device.type == "cuda" for device in devices_of(log_prob, batch))
     counts = [count_for(rate, size) for rate in rates]
 
@@ -142,14 +177,79 @@ def plan(
             free=dense_seconds / kept,
             exact_limit=dense_seconds / (forward_seconds + count / size * dense_seconds),
             free_limit=size / count,
+            noise=None if worth is None else _noise(UnbiasedGate(rate=rate), *worth),
         )
         for rate, count, kept in zip(rates, counts, kept_seconds, strict=True)
     )
-    return Plan(
+    measured = Plan(
         forward_seconds=forward_seconds,
         backward_seconds=dense_seconds - forward_seconds,
         rates=planned,
     )
+    if worth is None:
+        return measured
+    gate, advice = _recommended(measured, single_decisions, *worth)
+    return dataclasses.replace(measured, gate=gate, advice=advice)
+
+
+def _unit_worth(
+    known: Policy, batch: Any, advantages: Tensor, micro_batch: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return a proxy of the norm of each row's gradient, [N], and which rows count."""
+    found = screen_log_probs(known.log_prob, batch, chunk=micro_batch)
+    unit: Unit = "sample" if found.ndim == 1 else "sequence"
+    mask = check_mask(known.mask(batch), found.shape)
+    valid = torch.ones_like(found, dtype=torch.bool) if mask is None else mask.to(found.device)
+    given = check_float("advantages", advantages).to(found.device)
+    return unit_values(signals.gradient_norm, found, given, valid, unit)
+
+
+def _noise(gate: BaseGate, worth: Tensor, mask: Tensor) -> float:
+    """Return the second moment of a draw over the dense one's."""
+    return diagnostics(worth, gate(worth, mask, torch.Generator().manual_seed(0)), mask=mask)[
+        "noise"
+    ]
+
+
+def _recommended(
+    measured: Plan, single_decisions: bool, worth: Tensor, mask: Tensor
+) -> tuple[BaseGate | None, str]:
+    """Return a gate for such batches, and the reason."""
+    if not bool((worth != 0).any()):
+        return None, "recommended: dense, gate=None. No row of this batch has an advantage."
+    gate: BaseGate = UnbiasedGate(noise=_SAFE_NOISE)
+    share = float(gate(worth, mask, torch.Generator().manual_seed(0)).rate)
+    why = (
+        f"it keeps {share:.0%} of this batch, so that the gradient's second moment is at most "
+        f"{_SAFE_NOISE:g} times dense's; safe where a reward is shared by many decisions"
+    )
+    if single_decisions:
+        gate, share = Gate(rate=_PAPER_RATE), _PAPER_RATE
+        why = "the papers' gate: every reward belongs to one decision"
+    forward, dense = measured.forward_seconds, measured.forward_seconds + measured.backward_seconds
+    kept = _seconds_at(measured.rates, share)
+    exact, free = dense / (forward + kept), dense / kept
+    told = f"{exact:.1f}x with an exact screen, {free:.1f}x with a free one"
+    if free <= 1:
+        return None, f"recommended: dense, gate=None. {gate!r} would be slower: {told}."
+    warning = "" if exact > 1 else "; give screen=, an exact screen would be slower than dense"
+    return gate, f"recommended: gate=kondo.{gate!r}: {why}. Learner {told}{warning}."
+
+
+def _seconds_at(planned: Sequence[PlannedRate], rate: float) -> float:
+    """Return the measured seconds of a kept share, between those that were planned for."""
+    below = max(
+        (row for row in planned if row.rate <= rate), key=lambda row: row.rate, default=None
+    )
+    above = min(
+        (row for row in planned if row.rate >= rate), key=lambda row: row.rate, default=None
+    )
+    if below is None or above is None or above.rate == below.rate:
+        nearest = below or above
+        assert nearest is not None
+        return nearest.kept_seconds
+    way = (rate - below.rate) / (above.rate - below.rate)
+    return (1 - way) * below.kept_seconds + way * above.kept_seconds
 
 
 def _in_pieces(batch: Any, micro_batch: int | None, call: Callable[[Any], Any]) -> None:
