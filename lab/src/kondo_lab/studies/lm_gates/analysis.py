@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from kondo_lab.studies.lm_gates import drawing
+from kondo_lab.studies.lm_gates import drawing, equal_seconds
 from kondo_lab.studies.lm_gates.settings import Settings
 from kondo_lab.studies.lm_rl import analysis as lm_rl
 from kondo_lab.studies.lm_rl import assignments, runs, tuning
@@ -23,7 +23,7 @@ Verdict = Literal["met", "missed", "open"]
 
 
 class Difference(NamedTuple):
-    """The reward at the end less dense GRPO's, seed by seed."""
+    """The reward at the end less dense GRPO's, seed by seed: at its end, or at equal seconds."""
 
     estimate: Estimate
 
@@ -106,6 +106,15 @@ def difference(arena: Arena, series: str) -> Difference | None:
     return Difference(estimate(apart)) if apart else None
 
 
+def at_equal_seconds(arena: Arena, series: str) -> dict[str, Difference]:
+    """Return, by kind of seconds, how far ahead of dense GRPO a series is at its own end.
+
+    The claim is about equal steps. This was not fixed in advance, and has no verdict.
+    """
+    by_axis = {axis: equal_seconds.differences(arena, series, axis) for axis in (LOOP, LEARNER)}
+    return {axis: Difference(estimate(apart)) for axis, apart in by_axis.items() if apart}
+
+
 def _kept(several: list[Run]) -> dict[str, Estimate]:
     """Return the share of the rows kept at first, at last and over the run, over seeds."""
     shares = [drawing.kept_shares(own) for own in several]
@@ -130,6 +139,9 @@ def _lines(
         if name in differences:
             metric = "reward at the end less dense GRPO's, seed by seed"
             yield line(metric, ours=differences[name].estimate)
+            for axis, own in at_equal_seconds(arena, name).items():
+                metric = f"reward at the end less dense GRPO's at the same {axis}"
+                yield line(metric, ours=own.estimate)
         for metric, share in _kept(several).items():
             yield line(metric, ours=share)
         yield line("entropy at the end, nats a token", ours=estimate(list(entropy.loc[name])))
@@ -188,7 +200,15 @@ def _verdict(arena: Arena, name: str, own: Difference) -> str:
     return (
         f"{sentence} It keeps {share:.1f}% of the rows, {first:.1f}% at first and {last:.1f}% at "
         f"last. For the same steps dense GRPO's learner takes {learner} as long, its loop {loop}."
+        f"{_told_at_equal_seconds(arena, name)}"
     )
+
+
+def _told_at_equal_seconds(arena: Arena, name: str) -> str:
+    """Return a sentence to follow a verdict; empty where nothing is known."""
+    known = at_equal_seconds(arena, name)
+    told = "; ".join(f"at the same {axis} {own}" for axis, own in known.items())
+    return f" Less dense GRPO's reward {told} (not fixed in advance)." if told else ""
 
 
 def _told(reward: Estimate) -> str:
