@@ -14,7 +14,7 @@ from integrations.trl.recording import centred, raw_micro
 from integrations.trl.tiny import OPTIONS, policy, reward
 from integrations.trl.two_processes import SCENARIOS
 from oracles.grpo import gated_loss, gradient_sizes
-from oracles.proportional import chances, count_of_noise
+from oracles.sampling import probabilities, smallest_count
 from oracles.variance import best_sets
 from tolerances import assert_close
 
@@ -120,8 +120,8 @@ def test_weights_are_those_of_all_rows_together(runs, name):
         sizes = gradient_sizes(model, raw, unit, beta=both[0]["beta"])
         values = (sizes[mask] if unit == "token" else sizes).tolist()
         rate = SCENARIOS[name][0]["kondo_rate"]
-        wanted = round(rate * len(values)) if rate else count_of_noise(values, 1.5)
-        chance = torch.tensor(chances(values, wanted))
+        wanted = round(rate * len(values)) if rate else smallest_count(values, 1.5)
+        chance = torch.tensor(probabilities(values, wanted))
         weights = torch.zeros(mask.shape)
         for part in (part for run in both for part in run["steps"][number]["slices"]):
             part = fitted(part, generated)

@@ -12,7 +12,7 @@ from integrations.trl.test_selection import Forwards
 from integrations.trl.tiny import move_reference, policy, reward, trainer
 from kondo.integrations.trl.grpo_inputs import loss_advantages
 from oracles.grpo import gradient_sizes
-from oracles.proportional import chances, count_of_noise
+from oracles.sampling import probabilities, smallest_count
 from tolerances import assert_close
 
 UNITS = ["sequence", "token"]
@@ -48,8 +48,8 @@ def test_chances_are_in_proportion_to_the_gradient(tmp_path, monkeypatch, unit, 
     values = sizes[mask] if unit == "token" else sizes
     wanted = round(0.5 * values.numel())
     if "kondo_noise" in options:
-        wanted = count_of_noise(values.tolist(), 1.5)
-    chance = torch.tensor(chances(values.tolist(), wanted))
+        wanted = smallest_count(values.tolist(), 1.5)
+    chance = torch.tensor(probabilities(values.tolist(), wanted))
     keep, weight = (decision(step, f"kondo_{name}") for name in ("keep", "weight"))
     if unit == "token":
         kept, found = keep[mask], weight[mask]
