@@ -35,7 +35,7 @@ bench-lab: $(READY)
 $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./lab
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './lab[control]'
 	touch $@
 
 # The source distribution of the package we stand in for: its own tests run against our module.

@@ -6,6 +6,7 @@
     trl      trl.GRPOTrainer
     rollout  KondoGRPOTrainer, the sampler's log-probs are the screen
     exact    KondoGRPOTrainer, a forward without a graph is the screen
+             (both by delight, which leaves nothing to chance: all rounds train the same rows)
 
     the same weights and completions -> a new trainer -> train(): a step to warm up, then timed ones
 
@@ -299,7 +300,11 @@ def build_trainer(
     cuda = work.device.type == "cuda"
     ours = contender.name != TRL
     kind: Any = KondoGRPOConfig if ours else GRPOConfig
-    gate = {"kondo_rate": contender.rate, "kondo_screen": contender.name} if ours else {}
+    gate = (
+        {"kondo_rate": contender.rate, "kondo_screen": contender.name, "kondo_by": "delight"}
+        if ours
+        else {}
+    )
     args = kind(
         folder,
         per_device_train_batch_size=work.micro_rows,

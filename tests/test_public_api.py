@@ -14,6 +14,7 @@ import kondo
 PUBLIC = [
     "BaseGate",
     "Choice",
+    "DistributionPolicy",
     "Gate",
     "Options",
     "Plan",

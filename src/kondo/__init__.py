@@ -7,6 +7,7 @@ from kondo.core.diagnostics import diagnostics
 from kondo.core.gates import Gate
 from kondo.core.unbiased import UnbiasedGate
 from kondo.core.variance import VarianceGate
+from kondo.engine.distribution import DistributionPolicy
 from kondo.engine.options import Options
 from kondo.engine.planner import Plan, plan
 from kondo.engine.report import Report
@@ -17,6 +18,7 @@ __version__ = "0.2.0"
 __all__ = [
     "BaseGate",
     "Choice",
+    "DistributionPolicy",
     "Gate",
     "Options",
     "Plan",

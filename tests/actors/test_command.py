@@ -136,6 +136,14 @@ def test_the_command_passes_its_options_on(monkeypatch, tmp_path, capsys):
         "10.0.0.1:6379",
     )
     assert "3 steps." in capsys.readouterr().out
+    assert (settings.gate, settings.noise) == ("delight", None)
+    options = parse("reversal", "--gate", "unbiased", "--noise", "1.5")
+    assert options.run(options) == 0
+    settings = given["settings"]
+    assert (settings.gate, settings.rate, settings.noise) == ("unbiased", None, 1.5)
+    options = parse("reversal")
+    assert options.run(options) == 0
+    assert given["settings"].rate == 0.03
 
 
 def test_at_the_source_and_on_this_machine_by_default():
@@ -153,6 +161,7 @@ def test_at_the_source_and_on_this_machine_by_default():
         (["math:pi"], "must be a function that returns a Setup"),
         (["digits", "--resume"], "--resume needs --checkpoint"),
         (["digits", "--rate", "2"], "rate must lie in"),
+        (["digits", "--noise", "2"], 'noise must be None with gate "delight"'),
     ],
 )
 def test_a_wrong_command_is_told_what_is_wrong(arguments, message, capsys):

@@ -13,7 +13,7 @@ from kondo.actors.learner import MAX_KEPT, QUARANTINE, Learner, StepOrder, Undel
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings
 from kondo.actors.source_price import Price
-from tolerances import assert_close
+from tolerances import TOLERANCES, assert_close
 
 UNITS = ["sample", "token", "sequence"]
 
@@ -63,6 +63,49 @@ def test_the_gradient_is_that_of_the_whole_rollouts_masked_by_the_price(tmp_path
     assert_close(sum(gradients), policy.weight.grad)
 
 
+def gradients_and_chances(policy, rollout, unit, price):
+    """Of each unit alone: its gradient with the full denominator, and min(1, size / price)."""
+    log_probs = policy.log_prob(rollout.rows)
+    advantages = rollout.advantages.reshape(-1, *[1] * (log_probs.ndim - 1))
+    losses, sizes = -log_probs * advantages, advantages.abs() * (1 - log_probs.detach().exp())
+    if unit == "sequence":
+        losses, sizes = losses.sum(1), sizes.square().sum(1).sqrt()
+    each = (torch.autograd.grad(x, policy.weight, retain_graph=True)[0] for x in losses.flatten())
+    return torch.stack(list(each)) / log_probs.numel(), (sizes.flatten() / price).clamp(max=1)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_mean_gradient_of_unbiased_draws_is_the_dense_one(tmp_path, unit):
+    """The same rollout under 400 numbers, sent at the source, against plain torch."""
+    options = {"gate": "unbiased", "learning_rate": 1e-30}  # the weights stay where they are
+    made = learner(tmp_path, unit=unit, dtype=torch.float64, **options)
+    rollout = Task(1, unit=unit, dtype=torch.float64).rollout(made.policy)
+    price = 2.0 if unit == "sequence" else 1.0
+    each, chance = gradients_and_chances(made.policy, rollout, unit, price)
+    assert 0.05 < float(chance.mean()) < 0.7
+    found = []
+    made.policy.weight.register_hook(lambda grad: found.append(grad.clone()))
+    for number in range(400):
+        order = Order(number, 0, 1, number, Price(price, 1.0))
+        how = {"unit": unit, "at_source": True, "sketch_size": 4}
+        message = pack(rollout, order, rule=made.rule, **how)
+        before = len(found)
+        report = made.step(StepOrder(number + 1, (order,), (), number + 1, 1), [message])
+        assert not report.quarantined
+        assert (len(found) > before) == (len(message["index"]) > 0)
+        if unit != "token" and len(found) > before:
+            drawn = torch.from_numpy(message["index"]).long()
+            expected = (each[drawn] / chance[drawn].view(-1, 1, 1)).sum(0)
+            assert_close(found[-1], expected, torch.float32)
+    shape = (-1, *[1] * (each.ndim - 1))
+    noise = (each.square() * ((1 - chance) / chance).nan_to_num(posinf=0).view(shape)).sum(0)
+    error = (noise / 400).sqrt()
+    dense = each.sum(0)
+    assert float(error.norm()) < 0.3 * float(dense.norm())
+    rounding = TOLERANCES[torch.float32]["atol"]
+    assert bool((sum(found) / 400 - dense).abs().le(4.5 * error + rounding).all())
+
+
 @pytest.mark.parametrize(
     ("loss", "name"), [("is_pg", "behaviour_log_probs"), ("ppo", "old_log_probs")]
 )
@@ -79,7 +122,8 @@ def test_a_loss_may_ask_for_the_log_probs_that_the_actor_sampled_with(tmp_path, 
     for number in (1, 2):
         order = Order(number - 1, 0, 1, 0, made.price)
         rollout = Task(number, dtype=torch.float64).rollout(actor)
-        message = pack(rollout, order, unit="sample", at_source=False, sketch_size=4)
+        how = {"unit": "sample", "at_source": False, "sketch_size": 4}
+        message = pack(rollout, order, rule=made.rule, **how)
         made.step(StepOrder(number, (order,), (), number, 1), [message])
         log_probs = policy.log_prob(rollout.rows)
         ratio = (log_probs - rollout.log_probs).exp()
@@ -94,15 +138,22 @@ def test_a_loss_may_ask_for_the_log_probs_that_the_actor_sampled_with(tmp_path, 
     assert_close(made.policy.weight, policy.weight)
 
 
+PRICED = {"price": 0.05, "rate": None}
+# A sketch of few values holds them all: both runs have the same prices.
+DRAWN = {"gate": "unbiased", "rate": 0.25, "sketch_size": 64}
+
+
+@pytest.mark.parametrize("gate", [PRICED, DRAWN], ids=["delight", "unbiased"])
 @pytest.mark.parametrize("unit", UNITS)
-def test_sending_at_the_source_trains_bit_for_bit_like_sending_everything(tmp_path, unit):
+def test_sending_at_the_source_trains_bit_for_bit_like_sending_everything(tmp_path, unit, gate):
     ends = []
     for at_source in (True, False):
         folder = tmp_path / str(at_source)
         folder.mkdir()
-        made = learner(folder, unit=unit, at_source=at_source, price=0.05, rate=None)
+        made = learner(folder, unit=unit, at_source=at_source, **gate)
         task = Task(1, unit=unit)
-        reports = [feed(made, task, settings(at_source=at_source), n) for n in range(1, 6)]
+        own = settings(at_source=at_source, **gate)
+        reports = [feed(made, task, own, n) for n in range(1, 6)]
         ends.append((weights(made), [r.trained for r in reports], made.ledger.counts()))
         sent = sum(report.wire_bytes for report in reports)
         assert (sent < made.full_bytes) == at_source
@@ -110,14 +161,16 @@ def test_sending_at_the_source_trains_bit_for_bit_like_sending_everything(tmp_pa
     assert ends[0][1:] == ends[1][1:]
 
 
-def test_the_price_follows_all_delight_and_holds_the_rate(tmp_path):
-    made, task = learner(tmp_path), Task(2)
+@pytest.mark.parametrize("gate", ["delight", "unbiased"])
+def test_the_price_follows_all_values_and_holds_the_rate(tmp_path, gate):
+    made, task = learner(tmp_path, gate=gate), Task(2)
     kept = [feed(made, task, settings(), n).trained for n in range(1, 61)]
     assert np.mean(kept[5:]) / SAMPLES == pytest.approx(0.25, abs=0.06)
 
 
-def test_the_learner_learns(tmp_path):
-    made, task = learner(tmp_path, learning_rate=0.05), Task(3)
+@pytest.mark.parametrize("gate", ["delight", "unbiased"])
+def test_the_learner_learns(tmp_path, gate):
+    made, task = learner(tmp_path, learning_rate=0.05, gate=gate), Task(3)
     rollout = Task(9).rollout(made.policy)
     right = rollout.rewards == 1
 
@@ -224,8 +277,10 @@ def drawing_loss(log_probs, advantages):
     return -log_probs * advantages * (0.5 + torch.rand(()))
 
 
-def test_a_checkpoint_and_a_replay_lead_to_the_same_bits(tmp_path):
-    first = learner(tmp_path, checkpoint_every=3, loss=drawing_loss)
+@pytest.mark.parametrize("gate", ["delight", "unbiased"])
+def test_a_checkpoint_and_a_replay_lead_to_the_same_bits(tmp_path, gate):
+    options = {"checkpoint_every": 3, "loss": drawing_loss, "gate": gate}
+    first = learner(tmp_path, **options)
     task, calls = Task(5), []
     for number in range(1, 6):
         order = Order(number - 1, 0, 1, first.step_number, first.price)
@@ -233,8 +288,9 @@ def test_a_checkpoint_and_a_replay_lead_to_the_same_bits(tmp_path):
         calls.append((StepOrder(number, (order,), (), number, 1), [message]))
         first.step(*calls[-1])
     torch.rand(7)  # the new process has drawn other numbers than the old one
-    again = learner(tmp_path, checkpoint_every=3, loss=drawing_loss, resume=True)
+    again = learner(tmp_path, **options, resume=True)
     assert again.step_number == 3
+    assert again.price == calls[3][0].orders[0].price  # the one that step 4 acted with
     assert again.ledger.issued == 3
     reports = [again.step(*call) for call in calls[3:]]
     assert torch.equal(weights(again), weights(first))
@@ -325,6 +381,9 @@ def test_a_checkpoint_of_another_setup_or_format_is_refused(tmp_path):
     checkpoint.save(tmp_path, {**state, "setup": "other"})
     with pytest.raises(ValueError, match="setup must be 'other'"):
         learner(tmp_path, resume=True)
+    checkpoint.save(tmp_path, state)
+    with pytest.raises(ValueError, match="gate must be 'delight' as in the checkpoint"):
+        learner(tmp_path, gate="unbiased", resume=True)
     torch.save({"format": 99}, tmp_path / checkpoint.FILE)
     with pytest.raises(ValueError, match=f"format {checkpoint.FORMAT}, got 99"):
         checkpoint.load(tmp_path)
@@ -336,7 +395,12 @@ def test_a_checkpoint_of_another_setup_or_format_is_refused(tmp_path):
     [
         ({"rate": None}, "exactly one"),
         ({"price": 0.0}, "exactly one"),
+        ({"noise": 2.0}, "exactly one"),
         ({"rate": 1.5}, "rate must lie"),
+        ({"gate": "variance"}, 'gate must be "delight" or "unbiased"'),
+        ({"rate": None, "noise": 2.0}, 'noise must be None with gate "delight"'),
+        ({"rate": None, "price": 1.0, "gate": "unbiased"}, 'price must be None with gate "unb'),
+        ({"rate": None, "noise": 0.5, "gate": "unbiased"}, "noise must be finite and at least 1"),
         ({"actors": 0}, "actors must be >= 1"),
         ({"queue": 1, "actors": 1, "rollouts_per_step": 2}, "rollouts_per_step must be at most"),
         ({"sketch_size": 5}, "sketch_size"),

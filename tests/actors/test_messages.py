@@ -17,9 +17,11 @@ from kondo.actors.messages import (
     validate,
     wire_bytes,
 )
-from kondo.actors.setup import Setup
-from kondo.actors.source_price import EVERYTHING, Price
+from kondo.actors.setup import Settings, Setup
+from kondo.actors.source_price import EVERYTHING, Price, rule_for
 
+DELIGHT, UNBIASED = (rule_for(Settings(gate=gate, seed=3)) for gate in ("delight", "unbiased"))
+RULES = pytest.mark.parametrize("rule", [DELIGHT, UNBIASED], ids=["delight", "unbiased"])
 ORDER = Order(number=3, actor=1, incarnation=5, version=2, price=Price(0.1, 0.5))
 
 
@@ -31,21 +33,39 @@ def schema(unit="sample"):
     return schema_of(toy(unit=unit), unit, rollout(unit))
 
 
-def packed(made=None, *, order=ORDER, at_source=True, unit="sample"):
+def packed(made=None, *, order=ORDER, at_source=True, unit="sample", rule=DELIGHT):
     made = rollout(unit) if made is None else made
-    return pack(made, order, unit=unit, at_source=at_source, sketch_size=4)
+    return pack(made, order, rule=rule, unit=unit, at_source=at_source, sketch_size=4)
 
 
-@pytest.mark.parametrize("unit", ["sample", "token", "sequence"])
-def test_what_is_sent_at_the_source_is_what_the_learner_would_keep(unit):
-    sent = validate(packed(unit=unit), ORDER, schema(unit), at_source=True)
-    whole = validate(packed(unit=unit, at_source=False), ORDER, schema(unit), at_source=False)
+def check(message, order=ORDER, made=None, *, at_source=True, rule=DELIGHT):
+    return validate(message, order, made or schema(), rule=rule, at_source=at_source)
+
+
+UNITS = ["sample", "token", "sequence"]
+
+
+@RULES
+@pytest.mark.parametrize("unit", UNITS)
+def test_what_is_sent_at_the_source_is_what_the_learner_would_keep(unit, rule):
+    order = ORDER if rule is DELIGHT else ORDER._replace(price=Price(2.0, 1.0))
+    sent, whole = (
+        check(
+            packed(order=order, unit=unit, at_source=at_source, rule=rule),
+            order,
+            schema(unit),
+            at_source=at_source,
+            rule=rule,
+        )
+        for at_source in (True, False)
+    )
     assert isinstance(sent, Batch)
     assert isinstance(whole, Batch)
     rows = whole.keep if unit != "token" else whole.keep.any(dim=1)
     assert 0 < int(rows.sum()) < SAMPLES
     assert torch.equal(sent.rows["inputs"], whole.rows["inputs"][rows])
     assert torch.equal(sent.keep, whole.keep[rows])
+    assert torch.equal(sent.weight, whole.weight[rows])
     assert sent.trained == whole.trained == int(rows.sum())
     assert sent.wire_bytes < whole.wire_bytes
     assert sent.full_bytes == whole.full_bytes == whole.wire_bytes
@@ -58,35 +78,64 @@ def test_bytes_are_those_of_the_message():
     assert wire_bytes({"a": np.zeros(1000)}) > 8000
 
 
+@RULES
 @pytest.mark.parametrize("at_source", [True, False], ids=["at source", "send all"])
 @pytest.mark.parametrize("kind", POISONS)
-def test_every_poison_is_quarantined_with_its_reason(kind, at_source):
+def test_every_poison_is_quarantined_with_its_reason(kind, at_source, rule):
     order = ORDER._replace(price=EVERYTHING)
-    message = packed(poisoned(rollout(), kind), order=order, at_source=at_source)
-    found = validate(message, order, schema(), at_source=at_source)
+    message = packed(poisoned(rollout(), kind), order=order, at_source=at_source, rule=rule)
+    found = check(message, order, at_source=at_source, rule=rule)
     assert isinstance(found, Quarantine)
     assert found.reason == REASON[kind]
     assert "expected" in found.detail
 
 
-def test_a_nan_is_sent_even_where_the_price_keeps_nothing():
+@RULES
+@pytest.mark.parametrize(("value", "reason"), [(torch.nan, "nan"), (-torch.inf, "range")])
+def test_what_is_broken_is_sent_even_where_the_price_keeps_nothing(value, reason, rule):
     order = ORDER._replace(price=Price(1e9, 0.0))
-    message = packed(poisoned(rollout(), "nan_log_prob"), order=order)
-    found = validate(message, order, schema(), at_source=True)
+    made = rollout()
+    made.log_probs[3] = value
+    message = packed(made, order=order, rule=rule)
+    assert message["index"].tolist() == [3]
+    found = check(message, order, rule=rule)
     assert isinstance(found, Quarantine)
-    assert found.reason == "nan"
+    assert found.reason == reason
+
+
+@RULES
+@pytest.mark.parametrize("unit", UNITS)
+def test_an_actor_that_sends_a_row_which_the_price_does_not_buy_is_caught(unit, rule):
+    order = ORDER._replace(price=Price(0.4, 0.5))
+    honest = packed(order=order, unit=unit, rule=rule)
+    assert isinstance(check(honest, order, schema(unit), rule=rule), Batch)
+    everything = packed(order=order, unit=unit, at_source=False)
+    extra = min(set(range(SAMPLES)) - set(honest["index"].tolist()))
+    sent = sorted([*honest["index"].tolist(), extra])
+    arrays = {name: array[sent] for name, array in everything["arrays"].items()}
+    found = check(
+        honest | {"index": np.array(sent, np.int32), "arrays": arrays},
+        order,
+        schema(unit),
+        rule=rule,
+    )
+    assert found == ("rows", "expected rows that the price buys, got 1 others")
+    # A whole rollout hides nothing.
+    whole = check(everything, order, schema(unit), rule=rule)
+    assert isinstance(whole, Batch)
+    assert whole.trained == len(honest["index"])
 
 
 def test_a_rollout_that_is_worth_nothing_is_a_sound_message_without_rows():
     order = ORDER._replace(price=Price(1e9, 0.0))
-    found = validate(packed(order=order), order, schema(), at_source=True)
+    found = check(packed(order=order), order)
     assert isinstance(found, Batch)
     assert (found.trained, len(found.log_probs)) == (0, 0)
 
 
 @pytest.mark.parametrize("claim", [{"number": 4}, {"incarnation": 6}])
 def test_a_message_for_another_order_is_refused(claim):
-    found = validate({**packed(), **claim}, ORDER, schema(), at_source=True)
+    found = check({**packed(), **claim})
     assert isinstance(found, Quarantine)
     assert found.reason == "identity"
 
@@ -122,13 +171,13 @@ def one_value(value, level):
     ],
 )
 def test_every_part_of_a_message_is_checked(change, reason):
-    found = validate({**packed(), **change}, ORDER, schema(), at_source=True)
+    found = check({**packed(), **change})
     assert isinstance(found, Quarantine)
     assert found.reason == reason
 
 
 def test_half_a_rollout_is_refused_where_all_of_it_was_to_be_sent():
-    found = validate(packed(at_source=True), ORDER, schema(), at_source=False)
+    found = check(packed(at_source=True), at_source=False)
     assert isinstance(found, Quarantine)
     assert found.reason == "rows"
 
@@ -150,7 +199,7 @@ def test_half_a_rollout_is_refused_where_all_of_it_was_to_be_sent():
 def test_no_message_makes_the_check_raise(key, junk):
     sound = packed()
     for message in (junk, {**sound, key: junk}, {key: junk}):
-        found = validate(message, ORDER, schema(), at_source=True)
+        found = check(message)
         assert isinstance(found, Batch | Quarantine)
         assert isinstance(found, Batch) or found.reason in REASONS
 
@@ -175,7 +224,7 @@ def test_no_array_makes_the_check_raise(name, data):
         )
     )
     message["arrays"][name] = junk
-    assert isinstance(validate(message, ORDER, schema(), at_source=True), Batch | Quarantine)
+    assert isinstance(check(message), Batch | Quarantine)
 
 
 def test_what_is_accepted_may_be_written_to():
@@ -183,7 +232,7 @@ def test_what_is_accepted_may_be_written_to():
     message = packed()
     for array in message["arrays"].values():
         array.setflags(write=False)
-    found = validate(message, ORDER, schema(), at_source=True)
+    found = check(message)
     assert isinstance(found, Batch)
     found.rows["inputs"].zero_()
     assert message["arrays"]["inputs"].any()

@@ -204,6 +204,21 @@ def test_a_run_that_was_killed_as_a_whole_goes_on_and_counts_what_ended_with_it(
     assert min(number for line in lines[12:] for number in line["orders"]) >= ended
 
 
+def test_actors_draw_what_they_send(tmp_path):
+    """A row that was not drawn would be quarantined."""
+    settings = Settings(actors=2, steps=40, gate="unbiased", rate=0.25, spares=0)
+    summary = run(toy(), settings, folder=tmp_path)
+    assert summary.step == 40
+    assert summary.balanced
+    assert summary.counts["quarantined"] == 0
+    accepted = summary.counts["trained"] + summary.counts["skipped"]
+    assert 0.1 < summary.counts["trained"] / accepted < 0.4
+    assert summary.wire_bytes < summary.full_bytes
+    second = run(toy(), dataclasses.replace(settings, steps=50), folder=tmp_path, resume=True)
+    assert second.step == 50
+    assert second.counts["quarantined"] == 0
+
+
 def work_for_ever(pool, weights):
     while True:
         pool.give_orders(-1, EVERYTHING, weights)

@@ -4,14 +4,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kondo
+from kondo.actors.setup import Settings
 from kondo.actors.source_price import (
     EVERYTHING,
+    HighestDelight,
     Price,
     PriceWindow,
+    UnbiasedDraw,
     bought,
+    rule_for,
     sketch,
-    unit_delight,
+    unit_values,
 )
+from tolerances import assert_close
+
+
+def at(rate):
+    return HighestDelight(rate=rate, price=None)
+
+
+def draw(seed=0, **options):
+    return UnbiasedDraw(kondo.UnbiasedGate(**options), seed)
 
 
 @given(
@@ -23,7 +37,7 @@ def test_a_window_of_few_values_prices_exactly(values, rate):
     delight = torch.tensor(values)
     window = PriceWindow(4)
     window.push(sketch(delight, 64), len(values))
-    price = window.price(rate)
+    price = window.price(at(rate))
     budget = rate * len(values)
     above = int(((delight > price.price) & (delight != 0)).sum())
     tied = int(((delight == price.price) & (delight != 0)).sum())
@@ -43,7 +57,7 @@ def test_sketches_of_many_actors_give_an_unbiased_price():
             delight = torch.randn(1000, generator=generator) + shift
             window.push(sketch(delight, 4), 1000)
             everything.append(delight)
-        rates.append(float((torch.cat(everything) > window.price(0.03).price).double().mean()))
+        rates.append(float((torch.cat(everything) > window.price(at(0.03)).price).double().mean()))
     assert np.mean(rates) == pytest.approx(0.03, abs=0.0015)
     assert np.std(rates) < 0.01
 
@@ -53,36 +67,117 @@ def test_a_price_from_what_was_sent_alone_would_rise_for_ever():
     delight = torch.arange(1.0, 1001.0)
     window = PriceWindow(1)
     window.push(sketch(delight, 64), 1000)
-    assert window.price(0.1).price == pytest.approx(900, abs=10)
+    assert window.price(at(0.1)).price == pytest.approx(900, abs=10)
     window.push(sketch(delight[delight > 900], 64), 100)
-    assert window.price(0.1).price == pytest.approx(990, abs=2)
+    assert window.price(at(0.1)).price == pytest.approx(990, abs=2)
 
 
 def test_zero_delight_is_never_bought_and_counts_for_the_rate():
     delight = torch.tensor([0.0, 0.0, 0.0, 1.0, -1.0, 2.0, 0.0, 0.0])
     window = PriceWindow(1)
     window.push(sketch(delight, 4), 8)
-    assert window.price(1.0) == EVERYTHING
-    kept = bought(delight, EVERYTHING, number=0, index=torch.arange(8))
+    assert window.price(at(1.0)) == EVERYTHING
+    kept = bought(at(1.0), delight, EVERYTHING, number=0, index=torch.arange(8)).keep
     assert kept.tolist() == (delight != 0).tolist()
-    assert window.price(0.25).price == 1.0  # two of eight units
+    assert window.price(at(0.25)).price == 1.0  # two of eight units
 
 
 def test_a_share_of_ties_is_bought_and_the_same_wherever_it_is_judged():
     delight, price, every = torch.ones(4000), Price(1.0, 0.25), torch.arange(4000)
-    keep = bought(delight, price, number=7, index=every)
+    keep, weight = bought(at(0.1), delight, price, number=7, index=every)
+    assert torch.equal(weight, keep.double())
     assert float(keep.float().mean()) == pytest.approx(0.25, abs=0.03)
     some = every[::3]
-    again = bought(delight[some], price, number=7, index=some)
+    again = bought(at(0.1), delight[some], price, number=7, index=some).keep
     assert torch.equal(again, keep[some])
-    assert not torch.equal(keep, bought(delight, price, number=8, index=every))
+    assert not torch.equal(keep, bought(at(0.1), delight, price, number=8, index=every).keep)
 
 
-def test_the_delight_of_a_sequence_does_not_depend_on_who_else_is_there():
-    log_probs, advantages = -torch.rand(500, 7), torch.randn(500)
-    whole = unit_delight(log_probs, advantages, "sequence")
-    part = unit_delight(log_probs[::3], advantages[::3], "sequence")
+@pytest.mark.parametrize("rule", [at(0.1), draw(rate=0.1)])
+@pytest.mark.parametrize("unit", ["sample", "token", "sequence"])
+def test_the_value_of_a_unit_does_not_depend_on_who_else_is_there(unit, rule):
+    log_probs = -torch.rand(500) if unit == "sample" else -torch.rand(500, 7)
+    advantages = torch.randn(500)
+    whole = unit_values(rule, log_probs, advantages, unit)
+    part = unit_values(rule, log_probs[::3], advantages[::3], unit)
     assert torch.equal(whole[::3], part)
+    assert whole.dtype == torch.float32
+
+
+def values_of(generator, shift):
+    """Sizes of gradients, many near 0."""
+    return (torch.randn(1000, generator=generator) * 2 + shift).exp()
+
+
+def test_a_draw_holds_its_rate_over_sketches_of_many_actors():
+    generator = torch.Generator().manual_seed(2)
+    rates = []
+    for _ in range(60):
+        window, everything = PriceWindow(4), []
+        for shift in (0.0, 0.5, -1.0, 2.0):  # actors need not see the same values
+            everything.append(values_of(generator, shift))
+            window.push(sketch(everything[-1], 4), 2000)  # half of the units are worth 0
+        price = window.price(draw(rate=0.03)).price
+        chance = (torch.cat(everything).double() / price).clamp(max=1)
+        rates.append(float(chance.sum()) / 8000)
+    assert np.mean(rates) == pytest.approx(0.03, rel=0.03)
+    assert np.std(rates) < 0.003
+
+
+def test_a_draw_holds_its_noise_over_sketches_of_many_actors():
+    generator = torch.Generator().manual_seed(2)
+    found = []
+    for _ in range(60):
+        window, everything = PriceWindow(4), []
+        for shift in (0.0, 0.5, -1.0, 2.0):
+            everything.append(values_of(generator, shift))
+            window.push(sketch(everything[-1], 4), 1000)
+        worth = torch.cat(everything).double()
+        chance = (worth / window.price(draw(noise=1.5)).price).clamp(max=1)
+        found.append(float((worth.square() / chance).sum() / worth.square().sum()))
+    assert np.mean(found) == pytest.approx(1.5, rel=0.03)
+
+
+def test_a_unit_is_drawn_as_often_as_its_chance_says_and_weighted_by_its_inverse():
+    """Exactly 1 in expectation: a share `chance` of all rollouts, times 1 / chance."""
+    values, price = torch.tensor([0.0, 0.1, 0.5, 1.9, 2.0, 7.0]), Price(2.0, 1.0)
+    chance = torch.tensor([0.0, 0.05, 0.25, 0.95, 1.0, 1.0]).double()
+    every, number = torch.arange(6), 20_000
+    drawn = [bought(draw(rate=0.1), values, price, number=n, index=every) for n in range(number)]
+    for keep, weight in drawn[:50]:
+        assert_close(weight, torch.where(keep, 1 / chance, 0.0), torch.float32)
+    share = torch.stack([keep for keep, _ in drawn]).double().mean(0)
+    error = (chance * (1 - chance) / number).sqrt()
+    assert bool(((share - chance).abs() <= 4 * error).all())
+    assert share[0] == 0
+    assert share[4:].tolist() == [1, 1]
+
+
+def test_draws_are_those_of_the_run_the_rollout_the_row_and_the_token():
+    values, price, every = torch.ones(500, 4), Price(2.0, 1.0), torch.arange(500)
+
+    def keep(index=every, seed=0, number=3):
+        return bought(draw(seed, rate=0.1), values[index], price, number=number, index=index).keep
+
+    first = keep()
+    assert float(first.double().mean()) == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(keep(every[::3]), first[::3])
+    # Every other draw agrees with it by chance alone: half of the time.
+    for other in (keep(seed=1), keep(seed=2), keep(number=4), keep().flip(0), keep().flip(1)):
+        assert float((other == first).double().mean()) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_draw_without_a_price_keeps_everything():
+    values = torch.tensor([0.0, 1e-30, 3.0])
+    keep, weight = bought(draw(rate=0.1), values, EVERYTHING, number=0, index=torch.arange(3))
+    assert keep.tolist() == [False, True, True]
+    assert weight.tolist() == [0, 1, 1]
+
+
+def test_the_settings_name_the_rule():
+    assert isinstance(rule_for(Settings()), HighestDelight)
+    unbiased = Settings(gate="unbiased", rate=None, noise=2.0)
+    assert isinstance(rule_for(unbiased), UnbiasedDraw)
 
 
 def test_the_window_forgets_and_its_state_comes_back():
@@ -91,11 +186,11 @@ def test_the_window_forgets_and_its_state_comes_back():
         window.push(sketch(torch.full((10,), value), 4), 10)
     again = PriceWindow(2)
     again.load_state_dict(window.state_dict())
-    assert window.price(0.4) == again.price(0.4) == (2.0, pytest.approx(0.8))
+    assert window.price(at(0.4)) == again.price(at(0.4)) == (2.0, pytest.approx(0.8))
 
 
 def test_an_empty_window_buys_everything():
-    assert PriceWindow(3).price(0.03) == EVERYTHING
+    assert PriceWindow(3).price(at(0.03)) == EVERYTHING
 
 
 @pytest.mark.parametrize("delight", [[], [0.0, 0.0], [float("nan"), float("inf")]])

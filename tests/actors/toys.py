@@ -174,6 +174,7 @@ def make_message(learner, task, settings: Settings, order, *, at_source=None, sp
     return pack(
         poisoned(rollout, spoil) if spoil else rollout,
         order,
+        rule=learner.rule,
         unit=task.unit,
         at_source=settings.at_source if at_source is None else at_source,
         sketch_size=settings.sketch_size,

@@ -1,9 +1,9 @@
 """GRPO's losses the obvious way: every row forward and backward, what is skipped masked afterwards.
 
 A micro-batch is a dict: prompt_ids, prompt_mask [b, P], completion_ids, completion_mask [b, T],
-advantages [b], keep [b, T]; weight, tool_mask, old, ref [b, T] and correction, the sampler's
-importance ratio, [b, T] or [b, 1], where there are any. `tokens`: all that count in an optimizer
-step, for the losses that divide by them.
+advantages [b], keep [b, T]; weight (of the advantage), gate_weight (of all terms), tool_mask, old,
+ref [b, T] and correction, the sampler's importance ratio, [b, T] or [b, 1], where there are any.
+`tokens`: all that count in an optimizer step, for the losses that divide by them.
 """
 
 import torch
@@ -67,7 +67,9 @@ def gated_loss(kind, model, micros, *, max_length, temperature=1.0, entropy_coef
         log_probs, entropy = log_probs_and_entropy(model, micro, temperature)
         mask = counted(micro)
         kept = micro["keep"] * mask
-        loss = torch.where(kept > 0, token_losses(kind, log_probs, micro, **options), 0.0)
+        weight = micro.get("gate_weight", torch.ones_like(mask))
+        loss = token_losses(kind, log_probs, micro, **options) * weight
+        loss = torch.where(kept > 0, loss, 0.0)
         rows = mask.shape[0] * len(micros)
         if kind in ("grpo", "sapo"):
             total = total + (loss.sum(1) / mask.sum(1).clamp(min=1)).sum() / rows
@@ -79,7 +81,18 @@ def gated_loss(kind, model, micros, *, max_length, temperature=1.0, entropy_coef
             total = total + loss.sum() / rows
         else:
             total = total + loss.sum() / micro["tokens"]
-        total = total - entropy_coef * (entropy * kept).sum() / mask.sum().clamp(min=1) / len(
-            micros
-        )
+        bonus = (entropy * kept * weight).sum() / mask.sum().clamp(min=1)
+        total = total - entropy_coef * bonus / len(micros)
     return total
+
+
+def gradient_sizes(model, micro, unit, *, temperature=1.0, beta=0.0):
+    """|factor of grad log pi| (1 - pi) of each token, [b, T], or its norm over each row, [b]."""
+    with torch.no_grad():
+        log_probs, _ = log_probs_and_entropy(model, micro, temperature)
+    log_probs.requires_grad_()
+    mask = counted(micro)
+    losses = token_losses("grpo", log_probs, {**micro, "old": log_probs.detach()}, beta=beta)
+    (factors,) = torch.autograd.grad((losses * mask).sum(), log_probs)
+    sizes = factors.abs() * (1 - log_probs.detach().exp())
+    return sizes if unit == "token" else sizes.square().sum(1).sqrt()

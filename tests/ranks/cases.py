@@ -16,7 +16,7 @@ from kondo.lm import CausalLM, TokenRows
 from kondo.lm.budget import BudgetGate
 from kondo.ranks.communicator import Ranks
 from kondo.ranks.rebalance import move
-from ranks.problems import Policy, gradients, problem, wrap
+from ranks.problems import Policy, gradients, normal_problem, problem, wrap
 from steps import run_rank_step, run_step
 from tolerances import assert_close
 
@@ -107,6 +107,52 @@ def one_step(group, spec):
         "state": gate.state_dict(),
         "diagnostics": report.diagnostics,
     }
+
+
+def density_step(group, splits, screen, gate):
+    """A step of a normal policy: its modes come from the policy, a draft or a pair of tensors."""
+    model, policy, (observations, actions), advantages = normal_problem(sum(splits))
+    start = sum(splits[: group.rank()])
+    own = slice(start, start + splits[group.rank()])
+    batch = (observations[own], actions[own])
+    known = None
+    if screen == "pair" and splits[group.rank()]:
+        with torch.no_grad():
+            known = policy.screen(batch)
+    elif screen == "pair":
+        known = (advantages[:0], advantages[:0])
+    elif screen == "draft":
+        known = policy.screen
+    report = run_rank_step(
+        policy,
+        batch,
+        advantages[own],
+        gate=kondo.Gate(**gate),
+        screen=known,
+        group=group,
+        all_reduce=True,
+    )
+    return {"grads": gradients(model), "report": told(report)}
+
+
+def differing_density_step(group):
+    """Rank 0 gives log-probs alone, rank 1 a pair: refused on both."""
+    _, policy, batch, advantages = normal_problem(8)
+    with torch.no_grad():
+        pair = policy.screen(batch)
+    try:
+        run_rank_step(
+            policy,
+            batch,
+            advantages,
+            gate=kondo.Gate(rate=0.5),
+            screen=pair[0] - pair[1] if group.rank() == 0 else pair,
+            group=group,
+            all_reduce=True,
+        )
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def rounded_step(group, spec):

@@ -6,7 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributions import Independent, Normal
 from torch.nn.parallel import DistributedDataParallel
+
+import kondo
 
 NUM_ACTIONS = 7
 
@@ -59,6 +62,19 @@ def problem(unit, splits, *, widths=None, seed=0, dtype=torch.float64):
     return Problem(
         batch=batch, advantages=advantages, mask=mask, splits=tuple(splits), widths=widths
     )
+
+
+def normal_problem(num_rows):
+    """Return mean, policy, batch and advantages: normals so narrow that densities exceed 1."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(num_rows, 6, generator=generator, dtype=torch.float64)
+    observations, noise, advantages = numbers[:, :3], numbers[:, 3:5], numbers[:, 5]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2, dtype=torch.float64)
+    actions = (model(observations) + 0.1 * noise).detach()
+    policy = kondo.DistributionPolicy(lambda seen: Independent(Normal(model(seen), 0.1), 1))
+    return model, policy, (observations, actions), advantages
 
 
 class Policy(nn.Module):

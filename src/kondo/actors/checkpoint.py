@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 FILE = "checkpoint.pt"
-FORMAT = 2
+FORMAT = 3
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TASKS = "kondo.actors"
 """Entry-point group: short names of functions that return a `Setup`."""
+RATE = 0.03
+"""Share to train on if nothing is said."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
@@ -46,9 +48,13 @@ def add_parser(commands: "Commands") -> None:
     add("task", metavar="TASK", help=known)
     add("--actors", type=_positive, default=2, metavar="N", help="default: %(default)s")
     add("--steps", type=_positive, default=200, metavar="N", help="default: %(default)s")
-    add("--rate", type=float, default=0.03, help="share to train on (default: %(default)s)")
+    kinds_of_gate = "what to train on: the highest delight (default), or an unbiased draw"
+    add("--gate", choices=("delight", "unbiased"), default="delight", help=kinds_of_gate)
+    much = parser.add_mutually_exclusive_group().add_argument
+    much("--rate", type=float, help=f"share to train on (default: {RATE})")
+    much("--noise", type=float, help="instead of a rate: the noise that a draw may have, >= 1")
     where = parser.add_mutually_exclusive_group().add_argument
-    at_source = "actors send only what is worth the price (default)"
+    at_source = "actors send only what the price buys (default)"
     where("--price-at-source", dest="at_source", action="store_true", help=at_source)
     where("--send-all", dest="at_source", action="store_false", help="actors send everything")
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
@@ -70,7 +76,9 @@ def run_command(options: argparse.Namespace) -> int:
         return _fail("--resume needs --checkpoint DIR.")
     try:
         setup = find_setup(options.task)
-        names = ("actors", "steps", "rate", "at_source", "seed")
+        if options.rate is None and options.noise is None:
+            options.rate = RATE
+        names = ("actors", "steps", "gate", "rate", "noise", "at_source", "seed")
         settings = Settings(**{name: getattr(options, name) for name in names})
         screen = Console(file=sys.stdout)
         with _interrupts() as stopped, console.shown(screen) as observe:

@@ -19,7 +19,7 @@ from kondo.actors import checkpoint
 from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
 from kondo.actors.setup import Settings, Setup, process_seed
-from kondo.actors.source_price import Price, PriceWindow, sketch, unit_delight
+from kondo.actors.source_price import Price, PriceWindow, rule_for, sketch, unit_values
 from kondo.core.prechosen import Prechosen
 from kondo.engine.options import Options
 from kondo.engine.step import backward
@@ -86,6 +86,7 @@ class Learner:
 
     def __init__(self, setup: Setup, settings: Settings, folder: Path, *, resume: bool = False):
         self._setup, self._settings, self._folder = setup, settings, folder
+        self.rule = rule_for(settings)
         seed = process_seed(settings.seed, 0)
         self.policy, self._task = setup.make_policy(seed), setup.make_task(seed)
         self._optimiser = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
@@ -93,10 +94,10 @@ class Learner:
         # actor would send its first rollouts whole. Nothing is trained on it.
         probe = self._task.rollout(self.policy)
         self.schema = schema_of(setup, self._task.unit, probe)
-        delight = unit_delight(probe.log_probs, probe.advantages, self._task.unit)
+        worth = unit_values(self.rule, probe.log_probs, probe.advantages, self._task.unit)
         self._window = PriceWindow(settings.window)
-        self._window.push(sketch(delight, settings.sketch_size), self.schema.units)
-        self.price = self._next_price()
+        self._window.push(sketch(worth, settings.sketch_size), self.schema.units)
+        self.price = self._window.price(self.rule)
         self.ledger = Ledger(setup.samples)
         self.step_number = self.wire_bytes = self.full_bytes = self.incarnations = 0
         self.staleness: Counter[int] = Counter()  # accepted samples by staleness
@@ -122,7 +123,7 @@ class Learner:
         batches, refused = self._accept(order.orders, messages)
         loss = self._train(batches, refused)
         self.step_number += 1
-        self.price = self._next_price()
+        self.price = self._window.price(self.rule)
         report = self._report(order, batches, refused, loss)
         if self.step_number % self._settings.checkpoint_every == 0:
             report = report._replace(durable=self.step_number)
@@ -149,7 +150,8 @@ class Learner:
             if isinstance(message, Undelivered):
                 self.ledger.lose([order.number], "undelivered")
                 continue
-            found = validate(message, order, self.schema, at_source=self._settings.at_source)
+            at_source = self._settings.at_source
+            found = validate(message, order, self.schema, rule=self.rule, at_source=at_source)
             if isinstance(found, Batch):
                 batches.append(found)
                 continue
@@ -170,12 +172,15 @@ class Learner:
             self._optimiser.zero_grad()
             rows = {name: torch.cat([b.rows[name] for b in batches]) for name in batches[0].rows}
             log_probs = torch.cat([batch.log_probs for batch in batches])
-            keep = torch.cat([batch.keep for batch in batches])
+            keep, weight = (
+                torch.cat([getattr(batch, name) for batch in batches])
+                for name in ("keep", "weight")
+            )
             report = backward(
                 self.policy.log_prob,
                 rows,
                 torch.cat([batch.advantages for batch in batches]),
-                gate=Prechosen(keep, price=self.price.price),
+                gate=Prechosen(keep, weight=weight, price=self.price.price),
                 screen=log_probs,
                 unit=self.schema.unit,
                 loss=self._settings.loss,
@@ -204,12 +209,6 @@ class Learner:
             refused.append((batch.order.actor, "gradient", "expected a finite gradient"))
         batches.clear()
         return 0.0
-
-    def _next_price(self) -> Price:
-        if self._settings.price is not None:
-            return Price(self._settings.price, 0.0)
-        assert self._settings.rate is not None
-        return self._window.price(self._settings.rate)
 
     def _report(
         self, order: StepOrder, batches: list[Batch], refused: list[_Refusal], loss: float
@@ -254,6 +253,7 @@ class Learner:
             self._folder,
             {
                 "setup": self._setup.name,
+                "gate": self._settings.gate,
                 "step": self.step_number,
                 **{name: part.state_dict() for name, part in self._parts().items()},
                 **{name: getattr(self, name) for name in _NUMBERS},
@@ -276,10 +276,11 @@ class Learner:
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        if state["setup"] != self._setup.name:
-            raise ValueError(
-                f"setup must be {state['setup']!r} as in the checkpoint, got {self._setup.name!r}."
-            )
+        for what, given in (("setup", self._setup.name), ("gate", self._settings.gate)):
+            if state[what] != given:
+                raise ValueError(
+                    f"{what} must be {state[what]!r} as in the checkpoint, got {given!r}."
+                )
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         for name in _NUMBERS:

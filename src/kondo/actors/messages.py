@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from kondo.actors.setup import Rollout, Setup
-from kondo.actors.source_price import Array, Price, Sketch, bought, sketch, unit_delight
+from kondo.actors.source_price import Array, Price, Rule, Sketch, bought, sketch, unit_values
+from kondo.core.delight import check_excess
 from kondo.engine.select import Unit
 
 # Log-probs in low precision may stand this little above 0.
@@ -43,16 +44,17 @@ class Batch(NamedTuple):
     rows: dict[str, Tensor]  # [n, ...] each
     log_probs: Tensor  # [n] or [n, T]
     advantages: Tensor  # [n]
-    keep: Tensor  # bool, one per unit: [n], or [n, T] for unit "token": worth its price
-    sketch: Sketch  # of all units' delight
+    keep: Tensor  # bool, one per unit: [n], or [n, T] for unit "token": the price buys it
+    weight: Tensor  # like keep, float: factor of a unit's loss, 0 where not kept
+    sketch: Sketch  # of all units' values
     mean_reward: float  # of all N samples
     wire_bytes: int  # of the message
     full_bytes: int  # of the message had it held all N rows
 
     @property
     def trained(self) -> int:
-        """Rows with a unit that is worth its price."""
-        return int((self.keep if self.keep.ndim == 1 else self.keep.any(dim=1)).sum())
+        """Rows with a unit that the price buys."""
+        return int(_of_rows(self.keep).sum())
 
 
 class Quarantine(NamedTuple):
@@ -140,23 +142,26 @@ def _limits(setup: Setup, name: str, array: Array) -> tuple[float, float]:
     return known.get(name, (-np.inf, np.inf))
 
 
-def pack(rollout: Rollout, order: Order, *, unit: Unit, at_source: bool, sketch_size: int) -> Any:
+def pack(
+    rollout: Rollout, order: Order, *, rule: Rule, unit: Unit, at_source: bool, sketch_size: int
+) -> Any:
     """Return the message of a rollout: plain arrays and numbers.
 
-    At the source, rows that are not worth the order's price stay behind. What is broken is always
+    At the source, rows that the order's price does not buy stay behind. What is broken is always
     sent: the learner must see it to put the rollout into quarantine.
     """
     arrays = _arrays(rollout)
     index = torch.arange(len(arrays["log_probs"]))
-    delight = torch.zeros(0)
+    worth = torch.zeros(0)
     if _is_sound(arrays, unit):
-        delight = unit_delight(rollout.log_probs, rollout.advantages, unit)
+        check_excess(rollout.log_probs)
+        worth = unit_values(rule, rollout.log_probs, rollout.advantages, unit)
         if at_source:
-            keep = bought(delight, order.price, number=order.number, index=index)
-            keep |= ~delight.isfinite()
-            index = (keep if keep.ndim == 1 else keep.any(dim=1)).nonzero().squeeze(1)
+            keep = bought(rule, worth, order.price, number=order.number, index=index).keep
+            broken = _of_rows(~worth.isfinite()) | _of_rows(~rollout.log_probs.isfinite())
+            index = (_of_rows(keep) | broken).nonzero().squeeze(1)
             arrays = {name: array[index.numpy()] for name, array in arrays.items()}
-    values, weights = sketch(delight, sketch_size)
+    values, weights = sketch(worth, sketch_size)
     message = {
         "number": order.number,
         "incarnation": order.incarnation,
@@ -174,7 +179,7 @@ def pack(rollout: Rollout, order: Order, *, unit: Unit, at_source: bool, sketch_
 
 
 def _is_sound(arrays: dict[str, Array], unit: Unit) -> bool:
-    """Return whether delight can be computed; what cannot is sent whole, for the learner to see."""
+    """Return whether values can be computed; what cannot is sent whole, for the learner to see."""
     log_probs, advantages = arrays["log_probs"], arrays["advantages"]
     return (
         all(array.shape[:1] == log_probs.shape[:1] for array in arrays.values())
@@ -202,10 +207,12 @@ class _RefusedError(Exception):
     """Carries reason and detail of a quarantine out of a check."""
 
 
-def validate(message: Any, order: Order, schema: Schema, *, at_source: bool) -> Batch | Quarantine:
+def validate(
+    message: Any, order: Order, schema: Schema, *, rule: Rule, at_source: bool
+) -> Batch | Quarantine:
     """Return the batch, or why it must not be trained on. Never raises, whatever the message."""
     try:
-        return _checked(message, order, schema, at_source)
+        return _checked(message, order, schema, rule, at_source)
     except _RefusedError as bad:
         return Quarantine(*bad.args)
 
@@ -218,7 +225,7 @@ _KEYS: dict[str, type] = {
 }
 
 
-def _checked(message: Any, order: Order, schema: Schema, at_source: bool) -> Batch:
+def _checked(message: Any, order: Order, schema: Schema, rule: Rule, at_source: bool) -> Batch:
     _check_structure(message, schema)
     asked, got = ((m["number"], m["incarnation"]) for m in (order._asdict(), message))
     detail = f"rollout {asked[0]} of process {asked[1]} was asked for, got {got[0]} of {got[1]}"
@@ -234,9 +241,18 @@ def _checked(message: Any, order: Order, schema: Schema, at_source: bool) -> Bat
     sizes = (message["wire_bytes"], message["full_bytes"])
     _require(0 < sizes[0] <= sizes[1] < 2**62, "structure", f"sizes in bytes, got {sizes}")
     log_probs, advantages, _ = (tensors.pop(name) for name in _SIGNALS)
-    delight = unit_delight(log_probs, advantages, schema.unit)
-    keep = bought(delight, order.price, number=order.number, index=index)
-    return Batch(order, tensors, log_probs, advantages, keep, found, mean, *sizes)
+    worth = unit_values(rule, log_probs, advantages, schema.unit)
+    keep, weight = bought(rule, worth, order.price, number=order.number, index=index)
+    # An actor has no say in what is chosen: it sends what the price buys, or all it has.
+    others = int((~_of_rows(keep)).sum()) if len(index) < schema.samples else 0
+    _require(not others, "rows", f"rows that the price buys, got {others} others")
+    weight = weight.to(log_probs.dtype)
+    return Batch(order, tensors, log_probs, advantages, keep, weight, found, mean, *sizes)
+
+
+def _of_rows(units: Tensor) -> Tensor:
+    """Return which rows have a unit that is True: bool [n] or [n, T] -> [n]."""
+    return units if units.ndim == 1 else units.any(dim=1)
 
 
 def _check_structure(message: Any, schema: Schema) -> None:

@@ -16,6 +16,7 @@ from kondo.actors.learner import Learner, Publication, StepOrder, StepReport, Un
 from kondo.actors.ledger import COUNTERS
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, process_seed
+from kondo.actors.source_price import rule_for
 
 # A message that was announced lies in the object store; on another machine it has to be fetched.
 _FETCH_SECONDS = 60.0
@@ -69,7 +70,7 @@ class RolloutProcess:
         torch.set_num_threads(1)
         seed = process_seed(settings.seed, incarnation)
         torch.manual_seed(seed)  # of a policy that draws from torch's own generator
-        self._settings = settings
+        self._settings, self._rule = settings, rule_for(settings)
         self._task, self._policy = setup.make_task(seed), setup.make_policy(seed)
         self._version = -1
 
@@ -89,6 +90,7 @@ class RolloutProcess:
         message = pack(
             self._task.rollout(self._policy),
             order,
+            rule=self._rule,
             unit=self._task.unit,
             at_source=self._settings.at_source,
             sketch_size=self._settings.sketch_size,

@@ -7,7 +7,7 @@ checked against the limits given here before the learner looks at it.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -112,18 +112,24 @@ _AT_LEAST_ONE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to run it. Give exactly one of `rate` and `price`."""
+    """How to run it. Give exactly one of `rate`, `noise` and `price`."""
 
     actors: int = 2
     """Rollout processes."""
     steps: int = 100
     """Updates of the learner."""
+    gate: Literal["delight", "unbiased"] = "delight"
+    """What is trained on: "delight", the units of highest delight; "unbiased", a random draw by the
+    size of the gradient, weighted so that the mean gradient is that of all units."""
     rate: float | None = 0.03
-    """Share of the units to train on; the price for it follows the delight of recent rollouts."""
+    """Share of the units to train on; the price for it follows the values of recent rollouts."""
+    noise: float | None = None
+    """Instead of a rate, for gate "unbiased": second moment of the gradient, as a multiple of that
+    of all units."""
     price: float | None = None
-    """A fixed price instead of a rate."""
+    """Instead of a rate, for gate "delight": a fixed price."""
     at_source: bool = True
-    """Whether actors send only what is above the price; else everything, and the learner gates."""
+    """Whether actors send only what the price buys; else everything, and the learner gates."""
     rollouts_per_step: int = 1
     """Rollouts that make one update."""
     queue: int = 2
@@ -142,9 +148,9 @@ class Settings:
     seed: int = 0
     """Names the run."""
     sketch_size: int = 4
-    """Accuracy of an actor's sketch of its delight (REQ's k), even and from 4 to 1024."""
+    """Accuracy of an actor's sketch of its values (REQ's k), even and from 4 to 1024."""
     window: int = 4
-    """Recent rollouts whose delight sets the price: more are smoother, and lag behind."""
+    """Recent rollouts whose values set the price: more are smoother, and lag behind."""
     checkpoint_every: int = 20
     """Updates between checkpoints; the rollouts since the last one are kept for a replay."""
     spares: int = 2
@@ -165,15 +171,7 @@ class Settings:
             at_least(name, getattr(self, name), 1)
         if not 4 <= self.sketch_size <= 1024 or self.sketch_size % 2:
             raise ValueError(f"sketch_size must be even, from 4 to 1024, got {self.sketch_size}.")
-        if (self.rate is None) == (self.price is None):
-            raise ValueError(
-                f"give exactly one of rate and price, got rate={self.rate}, price={self.price}; "
-                f"rate=None, price=0.0 keeps positive delight."
-            )
-        if self.rate is not None and not 0 < self.rate <= 1:
-            raise ValueError(f"rate must lie in (0, 1], got {self.rate}; 0.03 keeps 3%.")
-        if self.price is not None and math.isnan(self.price):
-            raise ValueError("price must be a number, got nan; 0.0 keeps positive delight.")
+        self._check_gate()
         for name in ("rollout_timeout", "start_timeout", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
@@ -182,6 +180,28 @@ class Settings:
                 f"rollouts_per_step must be at most queue * actors ({self.queue * self.actors}), "
                 f"got {self.rollouts_per_step}: a step would wait for ever."
             )
+
+    def _check_gate(self) -> None:
+        if self.gate not in ("delight", "unbiased"):
+            raise ValueError(f'gate must be "delight" or "unbiased", got {self.gate!r}.')
+        if [self.rate, self.noise, self.price].count(None) != 2:
+            raise ValueError(
+                f"give exactly one of rate, noise and price, got rate={self.rate}, "
+                f"noise={self.noise}, price={self.price}; rate=None, price=0.0 keeps positive "
+                f"delight."
+            )
+        for name, gate in (("noise", "unbiased"), ("price", "delight")):
+            if getattr(self, name) is not None and self.gate != gate:
+                raise ValueError(
+                    f'{name} must be None with gate "{self.gate}", got {getattr(self, name)}; '
+                    f'give a rate, or set gate="{gate}".'
+                )
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise ValueError(f"rate must lie in (0, 1], got {self.rate}; 0.03 keeps 3%.")
+        if self.noise is not None and not 1 <= self.noise < math.inf:
+            raise ValueError(f"noise must be finite and at least 1, got {self.noise}.")
+        if self.price is not None and math.isnan(self.price):
+            raise ValueError("price must be a number, got nan; 0.0 keeps positive delight.")
 
 
 # Rollout processes count from 1: seed 0 of a run is the learner's own.

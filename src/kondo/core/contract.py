@@ -25,10 +25,11 @@ Signal = Callable[..., Tensor]
 
 Optional attributes: `needs_log_probs = False` where it reads nothing of log_probs but their shape;
 `of_sequences`, a function with the same arguments that returns one value per row, [N], for unit
-"sequence" instead of the sum over a row's tokens; `of_densities`, the same for log-probs that are
-measured from the mode of a density; `unchecked`, the same function without the check that log-probs
-are at most 0, which the step makes together with its own; `zero_without_advantage = True` where it
-is 0 for an advantage of 0, whatever the log-probs, so that a screen may leave such rows out.
+"sequence" instead of the sum over a row's tokens; `of_densities`, a function with the same
+arguments for log_probs that are densities measured from the mode, log pi(a) - log pi(mode);
+`unchecked`, the same function without the check that log-probs are at most 0, which the step makes
+together with its own; `zero_without_advantage = True` where it is 0 for an advantage of 0, whatever
+the log-probs, so that a screen may leave such rows out.
 """
 
 

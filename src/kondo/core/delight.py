@@ -80,7 +80,9 @@ def check_excess(log_probs: Tensor, ceiling: Tensor | None = None) -> None:
         raise ValueError(
             f"log_probs must not exceed {what}, got an excess of {worst:.4g}. If these are "
             f"densities (continuous actions) give mode_log_probs, the log-density at the policy's "
-            f"mode; if they are probabilities, compute the log-softmax in float32."
+            f"mode (to kondo.backward as screen=(log_probs, mode_log_probs), or give it a "
+            f"kondo.DistributionPolicy); if they are probabilities, compute the log-softmax in "
+            f"float32."
         )
 
 

@@ -275,10 +275,9 @@ class _Sums:
         """[..., 1], units of a value other than 0."""
 
     @functools.cached_property
-    def _whole(self) -> tuple[Tensor, Tensor]:
-        """The sum of all values, and that of their squares, [..., 1]."""
-        values = self._each * self._worth
-        return values.sum(-1, keepdim=True), (values * self._worth).sum(-1, keepdim=True)
+    def _first(self) -> Tensor:
+        """The sum of all values, [..., 1]."""
+        return (self._each * self._worth).sum(-1, keepdim=True)
 
     @functools.cached_property
     def _running(self) -> _Running:
@@ -302,7 +301,7 @@ class _Sums:
             count: [..., 1] float64, at most `total`.
             floor: least probability. Lower where so few units do not allow it.
         """
-        even = self._whole[0] / count
+        even = self._first / count
         if not floor and self._none_is_certain(even):
             return even, floor
         least: Tensor | float = floor
@@ -323,8 +322,8 @@ class _Sums:
 
     def price_of_noise(self, noise: float, floor: float) -> Tensor:
         """Return the highest price at which the second moment is at most `noise` times dense's."""
-        whole, dense = self._whole
-        even = noise * dense / whole
+        dense = (self._each * self._worth.square()).sum(-1, keepdim=True)
+        even = noise * dense / self._first
         if not floor and self._none_is_certain(even):
             return even
         running = self._running

@@ -12,7 +12,7 @@ from kondo.engine import rows
 from kondo.engine.differentiate import Loss
 from kondo.engine.options import Options, check_size
 from kondo.engine.policy import Policy, policy_of
-from kondo.engine.screen import devices_of
+from kondo.engine.screen import devices_of, from_mode
 from kondo.engine.select import Unit
 
 # The no-grad screen stores no activations: its chunks can be this much larger.
@@ -51,6 +51,8 @@ class Inputs:
     options: Options
     own_mask: bool
     """Whether the mask is the policy's."""
+    density: bool
+    """Whether the screen that was given is densities, measured from the mode."""
     device: torch.device
     """Where the work happens: CUDA if any row or parameter lives there."""
 
@@ -109,9 +111,10 @@ def prepare(
         narrower = mask is not None  # the policy's own mask bounds what can count
         mask = _both(given.mask, mask) if narrower else given.mask
     mask = mask.to(device) if isinstance(mask, Tensor) else mask
-    screen = given.screen
+    screen, density = from_mode(given.screen)
     if not (screen is None or isinstance(screen, Tensor)):
-        screen = policy_of(screen, "screen").log_prob
+        draft = policy_of(screen, "screen")
+        screen = draft.screen or draft.log_prob
     checked = Rows(given.batch, advantages, mask, loss_inputs, screen)
     _check_rows(checked, size)
     unit = known.unit if unit is None else unit
@@ -127,6 +130,7 @@ def prepare(
         micro_batch=micro_batch,
         options=options,
         own_mask=own_mask,
+        density=density,
         device=device,
     )
 

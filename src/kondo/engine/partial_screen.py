@@ -25,8 +25,8 @@ from kondo.core._checks import check_mask, expand_rows
 from kondo.core.contract import attribute_of, needs_log_probs
 from kondo.engine import rows
 from kondo.engine.inputs import Inputs
-from kondo.engine.policy import policy_of
-from kondo.engine.screen import screen_log_probs
+from kondo.engine.policy import Policy, policy_of
+from kondo.engine.screen import Screen, from_mode, screen_log_probs
 from kondo.engine.select import unit_values
 
 Forward = Callable[..., Tensor]
@@ -42,6 +42,8 @@ class Screened(NamedTuple):
     """[N] bool: screened rows; None for all."""
     num_rows: int
     """Rows that entered a forward."""
+    density: bool
+    """Whether log_probs are densities, measured from the mode."""
     known: bool = True
     """Whether these are log-probs of every row, rather than stand-ins for some."""
 
@@ -69,14 +71,14 @@ def screen(inputs: Inputs, peers: ScreenPeers) -> Screened:
         log_probs = known
         if inputs.rows.size:
             log_probs = screen_log_probs(inputs.policy.log_prob, batch, screen=known)
-        return Screened(log_probs.to(inputs.device), None, 0, known=given)
+        return Screened(log_probs.to(inputs.device), None, 0, inputs.density, known=given)
     run = _Forward(inputs)
     if inputs.screens_promising:
         found = _screen_some(inputs, peers, run)
         if found is not None:
             return found
     log_probs = _required(peers.forwards(run, batch, run.calls(batch)))
-    return Screened(log_probs.to(inputs.device), None, run.rows)
+    return Screened(log_probs.to(inputs.device), None, run.rows, run.density)
 
 
 def _screen_some(inputs: Inputs, peers: ScreenPeers, run: "_Forward") -> Screened | None:
@@ -101,27 +103,30 @@ def _screen_some(inputs: Inputs, peers: ScreenPeers, run: "_Forward") -> Screene
     found = _required(peers.forwards(run, some, run.calls(some)))
     log_probs = found.new_zeros(promising.shape[0], *found.shape[1:])
     log_probs = log_probs.index_copy(0, index.to(found.device), found)
+    home, density = inputs.device, run.density
     if not by_sign:  # values of the rest are known: they are 0
-        return Screened(log_probs.to(inputs.device), None, run.rows, known=False)
-    if _settled(inputs, peers, log_probs):
-        return Screened(log_probs.to(inputs.device), promising, run.rows, known=False)
+        return Screened(log_probs.to(home), None, run.rows, density, known=False)
+    if _settled(inputs, peers, log_probs, density):
+        return Screened(log_probs.to(home), promising, run.rows, density, known=False)
     others = (~promising).nonzero().squeeze(1)
     rest = rows.take(batch, others)
     missing = _required(peers.forwards(run, rest, run.calls(rest)))
     log_probs = log_probs.index_copy(0, others.to(missing.device), missing)
-    return Screened(log_probs.to(inputs.device), None, run.rows)
+    return Screened(log_probs.to(inputs.device), None, run.rows, run.density)
 
 
 class _Forward:
-    """Screens some rows of the batch, and counts those that a forward was made for."""
+    """Screens some rows of the batch, counts them, and says whether it found densities."""
 
     def __init__(self, inputs: Inputs):
         given = inputs.rows.screen
+        draft = inputs.policy.screen if given is None else given
         self._log_prob = inputs.policy.log_prob
-        self._draft = None if given is None else partial(_checked, given, inputs.policy)
+        self._draft = None if draft is None else partial(self._checked, draft, inputs.policy)
         self._policy = inputs.policy if given is None else policy_of(given, "screen")
         self._chunk = inputs.screen_chunk
         self.rows = 0
+        self.density = False
 
     def __call__(self, some: Any, *, count: bool = True) -> Tensor:
         self.rows += rows.num_rows(some) if count else 0
@@ -131,12 +136,11 @@ class _Forward:
         """Return how many forwards these rows take."""
         return self._policy.screen_calls(some, rows.leaves(some)[0].shape[0], self._chunk)
 
-
-def _checked(draft: Forward, policy: Any, some: Any) -> Tensor:
-    log_probs = draft(some)
-    if isinstance(log_probs, Tensor):  # anything else is refused by the screen
-        policy.check_log_probs(log_probs, some)
-    return log_probs
+    def _checked(self, draft: Screen, policy: Policy, some: Any) -> Any:
+        log_probs, self.density = from_mode(draft(some), "screen(rows)")
+        if isinstance(log_probs, Tensor):  # anything else is refused by the screen
+            policy.check_log_probs(log_probs, some)
+        return log_probs
 
 
 def _required(log_probs: Tensor | None) -> Tensor:
@@ -167,14 +171,16 @@ def _promising(advantages: Tensor, mask: Tensor | None, *, by_sign: bool) -> Ten
     return found if found.ndim == 1 else found.any(dim=1)
 
 
-def _settled(inputs: Inputs, peers: ScreenPeers, log_probs: Tensor) -> bool:
+def _settled(inputs: Inputs, peers: ScreenPeers, log_probs: Tensor, density: bool) -> bool:
     """Whether there is enough positive value among the rows screened, over all ranks."""
     assert inputs.gate is not None
     home = log_probs.device
     valid = check_mask(inputs.rows.mask, log_probs.shape)
     valid = torch.ones_like(log_probs, dtype=torch.bool) if valid is None else valid.to(home)
     advantages = inputs.rows.advantages.to(home)
-    values, counts = unit_values(inputs.gate.signal, log_probs, advantages, valid, inputs.unit)
+    values, counts = unit_values(
+        inputs.gate.signal, log_probs, advantages, valid, inputs.unit, density
+    )
     own = torch.stack([((values > 0) & counts).sum(), counts.sum()]).tolist()
     positive, num_valid = peers.total(*(int(number) for number in own))
     needed = inputs.gate.positives_needed(num_valid)

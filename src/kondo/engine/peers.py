@@ -124,7 +124,9 @@ def own_counts(chosen: Selection, screened: Screened | None) -> Counts:
     """Return what this process screened, saw and kept."""
     if screened is None:
         return chosen.counts
-    surprisal = chosen.counts.surprisal if screened.known else math.nan
+    # Measured from the mode, mean surprisal is no entropy.
+    tells = screened.known and not screened.density
+    surprisal = chosen.counts.surprisal if tells else math.nan
     return chosen.counts._replace(rows_screened=screened.num_rows, surprisal=surprisal)
 
 

@@ -29,7 +29,7 @@ from kondo.core.rules import count_for
 from kondo.core.unbiased import UnbiasedGate
 from kondo.engine import rows
 from kondo.engine.policy import Policy, policy_of
-from kondo.engine.screen import devices_of, no_trace, screen_log_probs
+from kondo.engine.screen import devices_of, from_mode, no_trace, screen_log_probs
 from kondo.engine.select import Unit, unit_values
 
 # What is recommended: a noise budget, and for single decisions the papers' rate.
@@ -196,12 +196,21 @@ def _unit_worth(
     known: Policy, batch: Any, advantages: Tensor, micro_batch: int | None
 ) -> tuple[Tensor, Tensor]:
     """Return a proxy of the norm of each row's gradient, [N], and which rows count."""
-    found = screen_log_probs(known.log_prob, batch, chunk=micro_batch)
+    density = False
+
+    def shown(some: Any) -> Any:
+        nonlocal density
+        assert known.screen is not None
+        log_probs, density = from_mode(known.screen(some), "screen(rows)")
+        return log_probs
+
+    model = known.log_prob if known.screen is None else shown
+    found = screen_log_probs(model, batch, chunk=micro_batch)
     unit: Unit = "sample" if found.ndim == 1 else "sequence"
     mask = check_mask(known.mask(batch), found.shape)
     valid = torch.ones_like(found, dtype=torch.bool) if mask is None else mask.to(found.device)
     given = check_float("advantages", advantages).to(found.device)
-    return unit_values(signals.gradient_norm, found, given, valid, unit)
+    return unit_values(signals.gradient_norm, found, given, valid, unit, density)
 
 
 def _noise(gate: BaseGate, worth: Tensor, mask: Tensor) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kondo.engine.compact import MicroBatch, micro_batches
-from kondo.engine.screen import LogProb
+from kondo.engine.screen import LogProb, Screen
 from kondo.engine.select import Selection, Unit
 
 
@@ -30,6 +30,8 @@ class Policy:
     """Which rows a screen looks at unless the caller says so."""
     plain: bool = True
     """Whether the number of micro-batches follows from the number of rows and `micro_batch`."""
+    screen: Screen | None = None
+    """What a screening forward calls; None for `log_prob`."""
 
     def __init__(self, log_prob: LogProb):
         self.log_prob = log_prob
@@ -97,6 +99,8 @@ def policy_of(given: Any, name: str = "policy") -> Policy:
         ValueError: it is neither.
     """
     owner = given.__self__ if inspect.ismethod(given) else given
+    if isinstance(owner, Policy):
+        return owner
     for candidate in (owner, getattr(owner, "module", None)):
         make = getattr(candidate, "kondo_policy", None)
         if callable(make):
@@ -104,7 +108,8 @@ def policy_of(given: Any, name: str = "policy") -> Policy:
             return _checked(make(given if isinstance(given, torch.nn.Module) else None))
     if not callable(given):
         raise ValueError(
-            f"{name} must be callable on rows, or a kondo.lm.CausalLM, got {type(given).__name__}."
+            f"{name} must be callable on rows, a kondo.DistributionPolicy or a kondo.lm.CausalLM, "
+            f"got {type(given).__name__}."
         )
     return Policy(given)
 

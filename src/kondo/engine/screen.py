@@ -3,6 +3,9 @@
 screen=None      no-grad forward of log_prob in chunks      costs F
 screen=tensor    log-probs already known (the rollout's)    costs nothing
 screen=callable  a draft: any cheaper log_prob              costs the draft's forward
+
+A density can exceed 1. Where a screen gives a pair (log_probs, mode_log_probs), the gate sees
+log pi(a) - log pi(mode) <= 0; see `from_mode`.
 """
 
 import contextlib
@@ -24,6 +27,8 @@ from kondo.engine import rows
 
 LogProb = Callable[[Any], Tensor]
 """Rows -> [n] or [n, T] log-probs of the taken actions."""
+Screen = Callable[[Any], Tensor | tuple[Tensor, Tensor]]
+"""Like `LogProb`; for densities it returns them together with those at the mode."""
 
 # How deep, and how many items of a holder, the search for modules looks: a policy may stand beside
 # a replay buffer of millions. What it misses the hook finds.
@@ -65,6 +70,30 @@ def screen_log_probs(
             part = check_float(f"{name}(rows)", model(batch if whole else rows.take(batch, piece)))
             parts.append(_check_log_probs(f"{name}(rows)", part, piece.stop - piece.start))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def from_mode(given: Any, name: str = "screen") -> tuple[Any, bool]:
+    """Return log-probs, and whether they are densities measured from the mode, at most 0.
+
+    Args:
+        given: log-probs, or a pair (log_probs, mode_log_probs) of one shape.
+        name: of the argument, for messages.
+    """
+    if not isinstance(given, tuple | list):
+        return given, False
+    if len(given) != 2 or not all(isinstance(part, Tensor) for part in given):
+        kinds = [type(part).__name__ for part in given]
+        raise ValueError(
+            f"{name} must be log-probs or a pair (log_probs, mode_log_probs), got {kinds}."
+        )
+    log_probs, modes = (check_float(name, part).detach() for part in given)
+    if log_probs.shape != modes.shape:
+        raise ValueError(
+            f"{name} must hold log_probs and mode_log_probs of one shape, got "
+            f"{list(log_probs.shape)} and {list(modes.shape)}; give the mode's log-density for "
+            f"every taken action."
+        )
+    return log_probs - modes.to(log_probs.device), True
 
 
 def _check_log_probs(name: str, log_probs: Tensor, size: int) -> Tensor:

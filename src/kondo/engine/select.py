@@ -92,6 +92,7 @@ def select(
     unit: Unit = "sample",
     mask: Tensor | None = None,
     generator: torch.Generator | None = None,
+    density: bool = False,
 ) -> Selection:
     """Let the gate choose among the units.
 
@@ -99,14 +100,15 @@ def select(
     sum of their tokens' values. The sum, not the mean: the action is then the whole sequence, with
     surprisal -log pi(sequence) = sum of token surprisals, and delight is the paper's U * l of that
     action. A mean would rank a short sequence above a long one of the same surprise per token. A
-    signal with another rule for sequences brings it as `of_sequences`.
+    signal with another rule for sequences brings it as `of_sequences`, and one with another rule
+    for densities, whose log_probs are measured from the mode, as `of_densities`.
 
     Raises:
         ValueError: shapes that do not fit the unit, NaN in a unit that counts, or a kept unit with
             an infinite value, whose gradient would not be finite.
     """
     valid = _check_inputs(log_probs, advantages, unit, mask)
-    units = _units(gate, log_probs, advantages, valid, unit)
+    units = _units(gate, log_probs, advantages, valid, unit, density)
     early = gate.remembers or not units.values.is_cuda
     if early:  # a broken batch must not enter a running state
         hidden_nan = _refuse_inputs(units.faults.tolist(), log_probs, advantages, valid)
@@ -175,12 +177,17 @@ def _check_inputs(log_probs: Tensor, advantages: Tensor, unit: Unit, mask: Tenso
 
 
 def _units(
-    gate: BaseGate, log_probs: Tensor, advantages: Tensor, valid: Tensor, unit: Unit
+    gate: BaseGate,
+    log_probs: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    unit: Unit,
+    density: bool,
 ) -> _Units:
     # Our own signals need log-probs that are at most 0; others may be given densities.
     ours = attribute_of(gate.signal, "unchecked") is not None
     faults = _faults(log_probs, advantages, valid, ours)
-    values, unit_mask = unit_values(gate.signal, log_probs, advantages, valid, unit)
+    values, unit_mask = unit_values(gate.signal, log_probs, advantages, valid, unit, density)
     elements = valid.sum(dim=1) if unit == "sequence" else valid
     units = _Units(faults, values, unit_mask, elements)
     few = gate.on_host and values.is_cuda and values.numel() <= FEW_UNITS
@@ -231,12 +238,19 @@ def copy_together(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]
 
 
 def unit_values(
-    signal: Signal, log_probs: Tensor, advantages: Tensor, valid: Tensor, unit: Unit
+    signal: Signal,
+    log_probs: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    unit: Unit,
+    density: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the signal's value of every unit, and which units count: [N], or [N, T] for tokens."""
     function: Signal = attribute_of(signal, "unchecked", signal)
     if unit == "sequence":
         function = attribute_of(signal, "of_sequences", function)
+    if density:
+        function = attribute_of(signal, "of_densities", function)
     values = at_least_float32(function(log_probs, advantages, mask=valid))
     unit_mask = valid
     if unit == "sequence":

@@ -45,6 +45,7 @@ def backward(
     Args:
         policy: rows -> [n] or [n, T] log-probs of the taken actions, differentiated with respect to
             whatever requires grad inside; a row's log-probs must not depend on other rows. Or a
+            `kondo.DistributionPolicy`, for a batch (observations, actions). Or a
             `kondo.lm.CausalLM`, for a batch of `kondo.lm.TokenRows`: it brings mask and unit, cuts
             rows after their last kept token and packs them.
         batch: any nest (dict, list, tuple, dataclass, TensorDict) of tensors with N rows.
@@ -58,8 +59,10 @@ def backward(
         screen: where log-probs come from before the backward. None: a no-grad forward, and none
             where the gate's signal does not read log-probs and the number of tokens of a row is
             known. A tensor [N] or [N, T]: log-probs that already exist, such as the rollout's. A
-            callable: a draft to call instead of the policy. Without a forward, a NaN in a row that
-            is not kept is not noticed.
+            callable: a draft to call instead of the policy. For densities (continuous actions) a
+            pair (log_probs, mode_log_probs), or a callable that returns one: the gate then sees
+            log pi(a) - log pi(mode). Without a forward, a NaN in a row that is not kept is not
+            noticed.
         loss: (log_probs, advantages, **loss_inputs) -> one value per element; see `kondo.losses`.
         loss_inputs: further tensors with N rows that the loss takes by name, e.g.
             {"old_log_probs": ...}; gathered with the rows, not differentiated.
@@ -125,6 +128,7 @@ def backward(
                     unit=inputs.unit,
                     mask=inputs.rows.mask,
                     generator=inputs.options.generator,
+                    density=screened.density,
                 )
         if not inputs.own_mask:  # what the policy knows of its rows is about its own mask
             chosen = chosen._replace(host_rows=None)

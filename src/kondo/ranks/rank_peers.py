@@ -108,6 +108,7 @@ class RankPeers(Alone):
         alike |= {"policy": type(inputs.policy).__name__}
         told = {name: describe(value) for name, value in alike.items()}
         told["screen"] = "a callable" if callable(local.screen) else describe(local.screen)
+        told["screen, of densities or not,"] = str(inputs.density)
         for name, part in local._asdict().items():
             told |= structure(part, name)
         if inputs.gate is None and local.mask is None:

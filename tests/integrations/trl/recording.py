@@ -68,7 +68,8 @@ def raw_micro(slice_, raw, share):
     """
     rows = slice_["row_id"]
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
-    micro = {name: raw[name][rows] for name in names} | {"keep": slice_["kondo_keep"].float()}
+    micro = {name: raw[name][rows] for name in names}
+    micro |= {"keep": slice_["kondo_keep"].float(), "gate_weight": slice_["kondo_weight"]}
     for name, source in {**RAW, "tool_mask": "tool_mask"}.items():
         if source in raw:
             micro[name] = raw[source][rows]

@@ -66,24 +66,38 @@ def test_the_config_adds_to_trl_s():
 
 
 def test_the_command_line_knows_the_options(tmp_path):
-    line = f"--output_dir {tmp_path} --kondo_rate 0.1 --kondo_unit token --delight_eta 2 --use_cpu"
-    (args,) = TrlParser((KondoGRPOConfig,)).parse_args_and_config([*line.split(), "--bf16=False"])
+    line = f"--output_dir {tmp_path} --use_cpu --bf16=False --kondo_unit token "
+    unbiased = "--kondo_noise 2 --kondo_signal delight"
+    delight = "--kondo_rate 0.1 --kondo_by delight --delight_eta 2"
+    parser = TrlParser((KondoGRPOConfig,))
+    (args,) = parser.parse_args_and_config((line + delight).split())
     assert (args.kondo_rate, args.kondo_unit, args.delight_eta) == (0.1, "token", 2.0)
+    (args,) = parser.parse_args_and_config((line + unbiased).split())
+    assert repr(args.make_gate()) == "UnbiasedGate(noise=2.0, signal=abs_delight)"
+
+
+DELIGHT = {"kondo_by": "delight"}
+ADVANTAGE = {"kondo_rate": 0.1, "kondo_signal": "advantage"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "exactly one of kondo_rate and kondo_price"),
-        ({"kondo_rate": 0.1, "kondo_price": 0.0}, "exactly one of kondo_rate and kondo_price"),
+        ({}, "exactly one of kondo_rate, kondo_noise and kondo_price"),
+        ({"kondo_rate": 0.1, "kondo_noise": 2.0}, "exactly one of kondo_rate, kondo_noise and"),
+        (DELIGHT | {"kondo_rate": 0.1, "kondo_price": 0.0}, "exactly one of kondo_rate, kondo_no"),
+        ({"kondo_noise": 0.5}, "noise must be finite and at least 1"),
         ({"kondo_rate": 0.0}, r"kondo_rate must lie in \(0, 1\], got 0.0"),
         ({"kondo_rate": 1.5}, "kondo_rate must lie in"),
         ({"kondo_rate": 0.1, "kondo_unit": "row"}, "kondo_unit must be one of"),
         ({"kondo_rate": 0.1, "kondo_screen": "draft"}, "kondo_screen must be one of"),
-        ({"kondo_rate": 0.1, "delight_eta": 0.0}, "delight_eta must be finite and > 0"),
-        ({"kondo_price": 0.1, "kondo_window": 4}, "window turns past values into a price"),
-        ({"kondo_price": 0.1, "kondo_reserve": 0.4}, "reserve and negative_quota divide"),
+        ({"kondo_rate": 0.1, "kondo_signal": "reward"}, "kondo_signal must be one of"),
+        (DELIGHT | {"kondo_rate": 0.1, "delight_eta": 0.0}, "delight_eta must be finite and > 0"),
+        (DELIGHT | {"kondo_price": 0.1, "kondo_window": 4}, "window turns past values into"),
+        (DELIGHT | {"kondo_price": 0.1, "kondo_reserve": 0.4}, "reserve and negative_quota divide"),
         ({"kondo_rate": 0.1, "kondo_by": "reward"}, "kondo_by must be one of"),
+        (ADVANTAGE | {"beta": 0.1}, r"beta must be 0.0 with kondo_signal='advantage', got 0.1"),
+        (ADVANTAGE | {"kondo_screen": "exact"}, "kondo_screen must be 'auto' with kondo_signal='a"),
     ],
     ids=str,
 )
@@ -92,34 +106,49 @@ def test_options_out_of_range_are_refused(tmp_path, options, message):
         KondoGRPOConfig(str(tmp_path), **OPTIONS, **options)
 
 
+# Option, and the values of kondo_by that take it.
+BELONGS = [
+    ({"kondo_price": 0.5, "kondo_rate": None}, ["delight"]),
+    ({"kondo_noise": 1.5, "kondo_rate": None}, ["unbiased"]),
+    ({"kondo_signal": "delight"}, ["unbiased"]),
+    ({"kondo_unit": "token"}, ["unbiased", "delight"]),
+    ({"kondo_screen": "exact"}, ["unbiased", "delight"]),
+    ({"kondo_screen": "rollout"}, ["unbiased", "delight"]),
+    ({"kondo_temperature": 0.1}, ["delight"]),
+    ({"kondo_reserve": 0.1}, ["delight"]),
+    ({"kondo_negative_quota": 0.1}, ["delight"]),
+    ({"kondo_window": 4}, ["delight"]),
+    ({"delight_eta": 1.0}, ["delight"]),
+    ({"delight_eta": 1.0, "kondo_rate": 1.0}, ["delight"]),
+]
+
+
+@pytest.mark.parametrize("by", ["unbiased", "variance", "delight"])
+@pytest.mark.parametrize(("option", "takers"), BELONGS, ids=str)
+def test_an_option_is_refused_by_what_does_not_take_it(tmp_path, option, takers, by):
+    options = OPTIONS | {"kondo_rate": 0.3, "kondo_by": by} | option
+    if by in takers:
+        assert KondoGRPOConfig(str(tmp_path), **options).kondo_by == by
+        return
+    name = next(iter(option))
+    with pytest.raises(ValueError, match=rf"{name} must be .* with kondo_by='{by}', got ") as error:
+        KondoGRPOConfig(str(tmp_path), **options)
+    assert str(error.value).endswith(f"set {' or '.join(f'kondo_by={by!r}' for by in takers)}.")
+
+
 @pytest.mark.parametrize(
-    "option",
+    ("by", "gate"),
     [
-        {"kondo_price": 0.5, "kondo_rate": None},
-        {"kondo_unit": "token"},
-        {"kondo_screen": "exact"},
-        {"kondo_screen": "rollout"},
-        {"kondo_temperature": 0.1},
-        {"kondo_reserve": 0.1},
-        {"kondo_negative_quota": 0.1},
-        {"kondo_window": 4},
-        {"delight_eta": 1.0},
-        {"delight_eta": 1.0, "kondo_rate": 1.0},
+        ({}, "UnbiasedGate(rate=0.3)"),
+        ({"kondo_signal": "advantage"}, "UnbiasedGate(rate=0.3, signal=unit_advantage)"),
+        ({"kondo_by": "variance"}, "VarianceGate(rate=0.3)"),
+        ({"kondo_by": "delight"}, "Gate(rate=0.3)"),
     ],
     ids=str,
 )
-def test_variance_is_refused_together_with_what_needs_delight(tmp_path, option):
-    options = OPTIONS | {"kondo_rate": 0.3, "kondo_by": "variance"}
-    name = next(iter(option))
-    with pytest.raises(ValueError, match=rf"{name} must be .* with kondo_by='variance', got "):
-        KondoGRPOConfig(str(tmp_path), **(options | option))
-    delight = {"kondo_by": "delight"} | option
-    assert KondoGRPOConfig(str(tmp_path), **(options | delight)).kondo_by == "delight"
-
-
-def test_variance_is_a_gate_of_its_own(tmp_path):
-    args = KondoGRPOConfig(str(tmp_path), **OPTIONS, kondo_rate=0.3, kondo_by="variance")
-    assert repr(args.make_gate()) == "VarianceGate(rate=0.3)"
+def test_the_options_make_a_gate(tmp_path, by, gate):
+    args = KondoGRPOConfig(str(tmp_path), **OPTIONS, kondo_rate=0.3, **by)
+    assert repr(args.make_gate()) == gate
 
 
 TOKEN = {"kondo_unit": "token"}
@@ -131,6 +160,7 @@ TOKEN = {"kondo_unit": "token"}
         ({"steps_per_generation": 3}, "must divide the other"),
         ({"top_entropy_quantile": 0.2}, "top_entropy_quantile must be 1.0"),
         ({"use_adaptive_entropy": True}, "use_adaptive_entropy must be False"),
+        ({"entropy_coef": 0.1}, "entropy_coef must be 0.0 with kondo_by='unbiased'"),
         ({"kondo_screen": "rollout"}, "needs a sampler that returns log-probs"),
         (TOKEN | {"importance_sampling_level": "sequence"}, "importance_sampling_level='sequence'"),
         (TOKEN | {"loss_type": "vespo"}, "loss_type='vespo'"),

@@ -83,44 +83,41 @@ def parameters(gated, values):
 def check_step(gated, step, micros, loss_type, value):
     """Hold gradient and logged loss against the oracle; return the largest gradient."""
     args = gated.args
+    options = {
+        "max_length": args.max_completion_length,
+        "temperature": args.temperature,
+        "entropy_coef": args.entropy_coef,
+        "level": args.importance_sampling_level,
+        "epsilon": args.epsilon,
+        "beta": args.beta,
+    }
+    # Weights of the gate multiply gradients; the logged loss is without them.
+    plain = [{k: v for k, v in micro.items() if k != "gate_weight"} for micro in micros]
     with parameters(gated, step["before"]) as model:
-        loss = gated_loss(
-            loss_type,
-            model,
-            micros,
-            max_length=args.max_completion_length,
-            temperature=args.temperature,
-            entropy_coef=args.entropy_coef,
-            level=args.importance_sampling_level,
-            epsilon=args.epsilon,
-            beta=args.beta,
-        )
+        loss = gated_loss(loss_type, model, micros, **options)
+        with torch.no_grad():
+            logged = gated_loss(loss_type, model, plain, **options)
         trained = {k: v for k, v in model.named_parameters() if v.requires_grad}
         expected = torch.autograd.grad(loss, list(trained.values()))
-    assert_close(value, loss, torch.float32)
+    assert_close(value, logged, torch.float32)
     assert set(step["grads"]) == set(trained)
     for name, gradient in zip(trained, expected, strict=True):
         assert_close(step["grads"][name], gradient)
     return max(float(gradient.abs().max()) for gradient in expected)
 
 
+@pytest.mark.parametrize("by", ["unbiased", "variance", "delight"])
 @pytest.mark.parametrize("loss_type", LOSSES)
-def test_sequences_skipped_leave_the_full_denominator(tmp_path, monkeypatch, loss_type):
-    _, kept = compare(tmp_path, monkeypatch, loss_type=loss_type)
+def test_sequences_skipped_leave_the_full_denominator(tmp_path, monkeypatch, loss_type, by):
+    _, kept = compare(tmp_path, monkeypatch, loss_type=loss_type, kondo_by=by)
     assert kept == [2, 2]  # of 8 rows at a rate of 0.3
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
-def test_rows_whose_rewards_vary_little_leave_the_full_denominator(
-    tmp_path, monkeypatch, loss_type
-):
-    _, kept = compare(tmp_path, monkeypatch, loss_type=loss_type, kondo_by="variance")
-    assert kept == [2, 2]
-
-
+@pytest.mark.parametrize("by", ["unbiased", "delight"])
 @pytest.mark.parametrize("loss_type", [kind for kind in LOSSES if kind != "vespo"])
-def test_tokens_skipped_leave_the_full_denominator(tmp_path, monkeypatch, loss_type):
-    compare(tmp_path, monkeypatch, loss_type=loss_type, kondo_unit="token", kondo_rate=0.1)
+def test_tokens_skipped_leave_the_full_denominator(tmp_path, monkeypatch, loss_type, by):
+    options = {"kondo_unit": "token", "kondo_rate": 0.1, "kondo_by": by}
+    compare(tmp_path, monkeypatch, loss_type=loss_type, **options)
 
 
 UNITS = [{"kondo_unit": "sequence"}, {"kondo_unit": "token", "kondo_rate": 0.1}]
@@ -150,25 +147,28 @@ def test_options_of_trl_keep_their_meaning_by_variance(tmp_path, monkeypatch, op
         {"steps_per_generation": 4, "num_iterations": 2, "max_steps": 4},
         {"gradient_checkpointing": True},
         {"temperature": 0.7},
-        {"entropy_coef": 0.05},
+        {"entropy_coef": 0.05, "kondo_by": "delight"},
         {"mask_truncated_completions": True},
-        {"kondo_rate": None, "kondo_price": 2.0},
+        {"kondo_rate": None, "kondo_price": 2.0, "kondo_by": "delight"},
+        {"kondo_rate": None, "kondo_noise": 2.0},
+        {"kondo_signal": "delight"},
+        {"kondo_signal": "advantage"},
         {"scale_rewards": "none", "loss_type": "grpo"},
         {"pad_to_multiple_of": 8},
     ],
     ids=str,
 )
 def test_options_of_trl_keep_their_meaning(tmp_path, monkeypatch, options, unit):
-    rate = {} if "kondo_price" in options else unit
-    compare(tmp_path, monkeypatch, **(unit | options | rate))
+    compare(tmp_path, monkeypatch, **(unit | options))
 
 
+@pytest.mark.parametrize("by", ["unbiased", "delight"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo"])
 @pytest.mark.parametrize("unit", UNITS, ids=["sequence", "token"])
-def test_kl_is_paid_where_the_gate_keeps(tmp_path, monkeypatch, loss_type, unit):
+def test_kl_is_paid_where_the_gate_keeps(tmp_path, monkeypatch, loss_type, unit, by):
     policy().save_pretrained(tmp_path / "model")
     path = str(tmp_path / "model")  # TRL loads the reference from where the policy came from
-    options = {"beta": 0.3, "loss_type": loss_type} | unit
+    options = {"beta": 0.3, "loss_type": loss_type, "kondo_by": by} | unit
     compare(tmp_path / "out", monkeypatch, model=path, num_iterations=2, max_steps=4, **options)
 
 
@@ -212,7 +212,7 @@ def test_tool_outputs_are_never_kept(tmp_path, monkeypatch, unit):
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 @pytest.mark.parametrize(("unit", "eta"), [("sequence", 20.0), ("token", 4.0)])
 def test_delight_weights_what_is_trained(tmp_path, monkeypatch, rate, unit, eta):
-    options = {"delight_eta": eta, "kondo_rate": rate, "kondo_unit": unit}
+    options = {"delight_eta": eta, "kondo_rate": rate, "kondo_unit": unit, "kondo_by": "delight"}
     compare(tmp_path, monkeypatch, loss_type="grpo", **options)
 
 

@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 from integrations.trl.recording import centred, raw_micro
 from integrations.trl.tiny import OPTIONS, policy, reward
 from integrations.trl.two_processes import SCENARIOS
-from oracles.grpo import gated_loss
+from oracles.grpo import gated_loss, gradient_sizes
+from oracles.sampling import probabilities, smallest_count
 from oracles.variance import best_sets
 from tolerances import assert_close
 
@@ -73,10 +74,10 @@ def together(raws):
 
 
 def fitted(part, generated):
-    """A slice whose keep is as wide as the completions of both processes."""
+    """A slice whose decision is as wide as the completions of both processes."""
     width = generated[part["generation"]]["completion_ids"].shape[1]
-    keep = part["kondo_keep"]
-    return part | {"kondo_keep": pad(keep, (0, width - keep.shape[1]))}
+    missing = (0, width - part["kondo_keep"].shape[1])
+    return part | {name: pad(part[name], missing) for name in ("kondo_keep", "kondo_weight")}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -95,13 +96,40 @@ def test_the_gradient_is_that_of_all_rows_together(runs, name):
             continue
         model.load_state_dict(steps[0]["before"], strict=False)
         loss = gated_loss(
-            both[0]["kind"], model, micros, max_length=OPTIONS["max_completion_length"]
+            both[0]["kind"],
+            model,
+            micros,
+            max_length=OPTIONS["max_completion_length"],
+            beta=both[0]["beta"],
         )
         model.zero_grad()
         loss.backward()
         for key, parameter in model.named_parameters():
             assert_close(steps[0]["grads"][key], parameter.grad)
             assert torch.equal(steps[0]["grads"][key], steps[1]["grads"][key])
+
+
+@pytest.mark.parametrize("name", ["unbiased", "unbiased_kl", "unbiased_tokens"])
+def test_weights_are_those_of_all_rows_together(runs, name):
+    both, unit, model = runs[name], "token" if "tokens" in name else "sequence", policy()
+    generated = [together(raws) for raws in zip(*(run["raw"] for run in both), strict=True)]
+    for number, raw in enumerate(generated):
+        model.load_state_dict(both[0]["steps"][number]["before"], strict=False)
+        raw["ref"] = raw.get("ref_per_token_logps")
+        mask = raw["completion_mask"].bool()
+        sizes = gradient_sizes(model, raw, unit, beta=both[0]["beta"])
+        values = (sizes[mask] if unit == "token" else sizes).tolist()
+        rate = SCENARIOS[name][0]["kondo_rate"]
+        wanted = round(rate * len(values)) if rate else smallest_count(values, 1.5)
+        chance = torch.tensor(probabilities(values, wanted))
+        weights = torch.zeros(mask.shape)
+        for part in (part for run in both for part in run["steps"][number]["slices"]):
+            part = fitted(part, generated)
+            kept = part["kondo_keep"].any(1)
+            weights[part["row_id"][kept]] = part["kondo_weight"][kept]
+        found = weights[mask] if unit == "token" else weights.amax(1)
+        assert int((found > 0).sum()) == wanted
+        assert_close(found, torch.where(found > 0, 1 / chance, 0.0))
 
 
 def test_rows_of_all_processes_vary_most_together(runs):

@@ -12,6 +12,7 @@ OPTIONS = {
     "max_steps": 4,
     "kondo_rate": 0.3,
     "kondo_window": 8,
+    "kondo_by": "delight",
 }
 
 
@@ -26,8 +27,11 @@ def test_a_resumed_run_knows_its_window_and_its_counters(tmp_path):
     assert len(second.gate.state_dict()["past"]["values"]) == 4
 
 
-def test_a_resumed_run_draws_what_the_first_would_have_drawn(tmp_path):
-    options = OPTIONS | {"kondo_window": 0, "kondo_reserve": 0.5, "kondo_rate": 0.5}
+@pytest.mark.parametrize(
+    "gate", [{"kondo_by": "unbiased"}, {"kondo_reserve": 0.5}], ids=["unbiased", "reserve"]
+)
+def test_a_resumed_run_draws_what_the_first_would_have_drawn(tmp_path, gate):
+    options = OPTIONS | {"kondo_window": 0, "kondo_rate": 0.5, **gate}
     options |= {"lr_scheduler_type": "constant"}
     whole = trainer(tmp_path / "whole", **options)
     whole.train()
@@ -61,7 +65,7 @@ def test_a_replaced_gate_need_not_have_a_state(tmp_path):
 
 @pytest.mark.parametrize("first", ["delight", "variance"])
 def test_a_run_may_change_what_it_keeps_by_and_is_told_what_is_lost(tmp_path, first, caplog):
-    options = OPTIONS | {"kondo_window": 0}
+    options = {k: v for k, v in OPTIONS.items() if k not in ("kondo_window", "kondo_by")}
     second = {"delight": "variance", "variance": "delight"}[first]
     trainer(tmp_path, kondo_by=first, **(options | {"max_steps": 2})).train()
     resumed = trainer(tmp_path, kondo_by=second, **options)

@@ -81,6 +81,7 @@ def make(process, keep, prompt, completion):
         "old_per_token_logps": torch.where(keep, -per_token, 0.0),
         "importance_sampling_ratio": name.unsqueeze(1),
         "kondo_keep": keep,
+        "kondo_weight": torch.where(keep, per_token, 0.0),
         "num_items_in_batch": torch.tensor(7),
     }
 
@@ -138,8 +139,10 @@ def test_a_row_travels_whole(situation):
             if keep.any():
                 assert torch.equal(keep[:width], batch["kondo_keep"][source])
                 assert (result["old_per_token_logps"][row][keep] == -name).all()
+                assert torch.equal(result["kondo_weight"][row], keep * name)
             else:
                 assert result["advantages"][row] == 0
+                assert not result["kondo_weight"][row].any()
                 assert not result["old_per_token_logps"][row].any()
 
 

@@ -35,7 +35,13 @@ def test_the_most_delightful_are_kept(tmp_path, monkeypatch, unit, rate, scale):
     outputs = number_rows(monkeypatch)
     model = policy()
     gated = trainer(
-        tmp_path, model=model, kondo_rate=rate, kondo_unit=unit, max_steps=1, scale_rewards=scale
+        tmp_path,
+        model=model,
+        kondo_rate=rate,
+        kondo_by="delight",
+        kondo_unit=unit,
+        max_steps=1,
+        scale_rewards=scale,
     )
     start = {name: value.clone() for name, value in model.state_dict().items()}
     (step,) = record(gated)
@@ -167,7 +173,7 @@ def test_a_gate_brings_its_own_signal(tmp_path):
 
 
 def test_weights_by_delight_need_a_gate_by_delight(tmp_path):
-    gated = trainer(tmp_path, kondo_rate=0.25, delight_eta=1.0)
+    gated = trainer(tmp_path, kondo_rate=0.25, kondo_by="delight", delight_eta=1.0)
     gated.gate = kondo.VarianceGate(rate=0.25)
     with pytest.raises(ValueError, match="delight_eta must be None for a gate by another signal"):
         gated.train()
@@ -200,6 +206,7 @@ def test_the_sampler_s_log_probs_screen_for_nothing(tmp_path, monkeypatch, scree
         tmp_path,
         model=model,
         kondo_rate=0.25,
+        kondo_by="delight",
         kondo_screen=screen,
         max_steps=1,
         trainer_options={"rollout_func": sampled},
@@ -270,7 +277,7 @@ def test_rows_without_a_reward_are_never_kept(tmp_path, monkeypatch):
 
 
 def test_negative_rows_have_their_quota(tmp_path):
-    gated = trainer(tmp_path, kondo_rate=0.5, kondo_negative_quota=0.5)
+    gated = trainer(tmp_path, kondo_rate=0.5, kondo_by="delight", kondo_negative_quota=0.5)
     gated.train()
     shares = [log.get("kondo/kept_positive_share") for log in gated.state.log_history[:3]]
     assert all(share <= 0.5 for share in shares)

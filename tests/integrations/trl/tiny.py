@@ -62,6 +62,15 @@ def absolute_policy():
     return GPT2LMHeadModel(config)
 
 
+def move_reference(trained):
+    """Make the reference another model than the policy, so that there is a KL from the start."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in trained.ref_model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += 0.1 * noise.to(parameter.device)
+
+
 def prompts(number=8):
     """Prompts of different lengths."""
     texts = [" ".join(WORDS[(3 * i + j) % 20] for j in range(2 + i % 3)) for i in range(number)]

@@ -17,7 +17,7 @@ import torch
 
 import kondo.lm
 from integrations.trl.recording import RAW, Recorder, number_rows
-from integrations.trl.tiny import policy, reward, trainer
+from integrations.trl.tiny import move_reference, policy, reward, trainer
 
 torch.set_num_threads(1)
 COPIED = (
@@ -52,10 +52,16 @@ def rows_of(*kept):
 
 # Process 0 has rows 0 to 7, process 1 rows 8 to 15.
 SCENARIOS = {
-    "rate": ({"kondo_rate": 0.3}, None),
+    "unbiased": ({"kondo_rate": 0.3}, None),
+    "unbiased_kl": ({"kondo_noise": 1.5, "kondo_rate": None, "beta": 0.3}, None),
+    "unbiased_tokens": ({"kondo_rate": 0.2, "kondo_unit": "token"}, None),
+    "delight": ({"kondo_rate": 0.3, "kondo_by": "delight"}, None),
     "variance": ({"kondo_rate": 0.3, "kondo_by": "variance"}, None),
     "budget": ({"kondo_unit": "token"}, kondo.lm.BudgetGate(budget=0.3)),
-    "token": ({"kondo_rate": 0.1, "kondo_unit": "token", "loss_type": "grpo"}, None),
+    "token": (
+        {"kondo_rate": 0.1, "kondo_unit": "token", "kondo_by": "delight", "loss_type": "grpo"},
+        None,
+    ),
     "only_one_process": ({"loss_type": "grpo"}, rows_of([0, 1, 2, 3, 4, 5, 6], [9])),
     "one_row_or_none": ({"loss_type": "dr_grpo"}, rows_of([15], [], [3])),
     "unequal": ({"loss_type": "bnpo"}, rows_of([0, *range(8, 16)])),
@@ -72,6 +78,8 @@ def run(name, folder, outputs):
     options, gate = SCENARIOS[name]
     outputs.clear()
     model, calls = policy(), [0]
+    if "beta" in options:  # TRL loads the reference from where the policy came from
+        model.config._name_or_path = os.path.join(folder, "model")
 
     def count(module, args, kwargs):
         calls[0] += torch.is_grad_enabled() and not kwargs.get("use_cache")
@@ -81,9 +89,11 @@ def run(name, folder, outputs):
     gated = trainer(Path(folder) / f"out.{name}", model=model, reward_funcs=reward, **settings)
     if gate is not None:
         gated.gate = gate
+    if gated.beta:
+        move_reference(gated)
     recorder = Recorder(gated)
     gated.train()
-    keep = ("row_id", "kondo_keep", "generation")
+    keep = ("row_id", "kondo_keep", "kondo_weight", "generation")
     steps = [
         {
             "before": step["before"],
@@ -100,6 +110,7 @@ def run(name, folder, outputs):
         "parameters": {k: v.clone() for k, v in model.state_dict().items()},
         "logs": [log for log in gated.state.log_history if "loss" in log],
         "kind": gated.args.loss_type,
+        "beta": gated.beta,
         "share": gated.args.gradient_accumulation_steps / gated.args.steps_per_generation,
         "distributed_type": gated.accelerator.distributed_type.value,
     }
@@ -115,6 +126,7 @@ def run_all(rank, folder):
 
 
 if __name__ == "__main__":
+    policy().save_pretrained(os.path.join(sys.argv[1], "model"))
     # What takes longest is importing: done once, before there are threads, then forked.
     fork = multiprocessing.get_context("fork")
     workers = [fork.Process(target=run_all, args=(rank, sys.argv[1])) for rank in range(2)]

@@ -34,6 +34,10 @@ def _contradictions(trainer: Any) -> dict[str, bool]:
         "use_adaptive_entropy must be False: its controller measures the entropy of every "
         "token, and skipped ones have no forward. A fixed entropy_coef acts on trained "
         "tokens.": args.use_adaptive_entropy,
+        "entropy_coef must be 0.0 with kondo_by='unbiased': completions without an advantage are "
+        "never drawn, so that their entropy would be missing from the mean gradient.": (
+            args.kondo_by == "unbiased" and args.entropy_coef != 0.0
+        ),
         "fp16 must be False: a step that keeps nothing has no gradients for the loss scaler "
         "to check. Use bf16.": args.fp16,
         "DeepSpeed does not fit a gate: it steps the optimizer inside its own backward, so a "

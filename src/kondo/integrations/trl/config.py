@@ -7,6 +7,34 @@ from typing import Any, Literal
 from trl.trainer.grpo_config import GRPOConfig
 
 import kondo
+from kondo.core.contract import Signal
+
+_SIGNALS: dict[str, Signal] = {
+    "gradient_norm": kondo.signals.gradient_norm,
+    "delight": kondo.signals.abs_delight,
+    "advantage": kondo.signals.unit_advantage,
+}
+
+_ALLOWED = {
+    "kondo_by": ("unbiased", "variance", "delight"),
+    "kondo_unit": ("sequence", "token"),
+    "kondo_screen": ("auto", "rollout", "exact"),
+    "kondo_signal": tuple(_SIGNALS),
+}
+
+# Option -> its default, the values of kondo_by that take another, and why the rest do not.
+_BELONGS_TO: dict[str, tuple[Any, tuple[str, ...], str]] = {
+    "kondo_price": (None, ("delight",), "a price is an amount of delight; give kondo_rate"),
+    "kondo_noise": (None, ("unbiased",), "only an unbiased draw has a noise; give kondo_rate"),
+    "kondo_signal": ("gradient_norm", ("unbiased",), "the signal is fixed"),
+    "kondo_unit": ("sequence", ("unbiased", "delight"), "tokens of one completion have one reward"),
+    "kondo_screen": ("auto", ("unbiased", "delight"), "there is no screen"),
+    "kondo_temperature": (0.0, ("delight",), "it softens a price of delight"),
+    "kondo_reserve": (0.0, ("delight",), "it is drawn from what a price of delight skips"),
+    "kondo_negative_quota": (0.0, ("delight",), "negative advantages are kept anyway"),
+    "kondo_window": (0, ("delight",), "past batches set a price of delight only"),
+    "delight_eta": (None, ("delight",), "what is kept is not weighted by delight"),
+}
 
 
 def _option(default: Any, text: str) -> Any:
@@ -16,9 +44,10 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclass
 class KondoGRPOConfig(GRPOConfig):
-    """TRL's `GRPOConfig` and the gate's options. Give exactly one of kondo_rate and kondo_price.
+    """TRL's `GRPOConfig` and the gate's options.
 
-    `kondo_rate=1.0` without `delight_eta` is TRL's trainer, bit for bit.
+    Give exactly one of kondo_rate, kondo_noise and kondo_price. `kondo_rate=1.0` without
+    `delight_eta` is TRL's trainer, bit for bit.
 
     Raises:
         ValueError: options that are out of range or contradict each other.
@@ -27,22 +56,36 @@ class KondoGRPOConfig(GRPOConfig):
         >>> from kondo.integrations.trl import KondoGRPOConfig
         >>> args = KondoGRPOConfig("out", kondo_rate=0.1, use_cpu=True, bf16=False)
         >>> args.make_gate()
-        Gate(rate=0.1)
+        UnbiasedGate(rate=0.1)
     """
 
     kondo_rate: float | None = _option(
         None, "Fraction of the units of a generation batch that are trained, in (0, 1]."
     )
-    kondo_price: float | None = _option(
-        None, "Delight a unit must exceed to be trained. Instead of kondo_rate."
+    kondo_noise: float | None = _option(
+        None,
+        "Instead of kondo_rate: train the fewest units whose gradient has at most this many times "
+        "the second moment of the full one, at least 1. With kondo_by='unbiased'.",
     )
-    kondo_by: Literal["delight", "variance"] = _option(
-        "delight",
-        "What is kept. 'delight': the highest delight. 'variance': the completions whose centred "
-        "rewards vary most, the best and the worst together; needs no log-probs, and no screen.",
+    kondo_price: float | None = _option(
+        None,
+        "Delight a unit must exceed to be trained. Instead of kondo_rate, with kondo_by='delight'.",
+    )
+    kondo_by: Literal["unbiased", "variance", "delight"] = _option(
+        "unbiased",
+        "What is kept. 'unbiased': a random draw by the size of the gradient, weighted so that the "
+        "mean gradient is the full one. 'variance': the completions whose centred rewards vary "
+        "most, the best and the worst together. 'delight': the highest delight; it trains on few "
+        "failures, and is unsafe where one reward is shared by a whole completion.",
+    )
+    kondo_signal: Literal["gradient_norm", "delight", "advantage"] = _option(
+        "gradient_norm",
+        "With kondo_by='unbiased', what the chance to be kept is in proportion to. "
+        "'gradient_norm': a proxy of the norm of the gradient. 'delight': its absolute value. "
+        "'advantage': its absolute value; needs no log-probs, and no screen.",
     )
     kondo_unit: Literal["sequence", "token"] = _option(
-        "sequence", "What is gated: whole completions, by their summed delight, or single tokens."
+        "sequence", "What is gated: whole completions or single tokens."
     )
     kondo_screen: Literal["auto", "rollout", "exact"] = _option(
         "auto",
@@ -73,17 +116,15 @@ class KondoGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
-        for name, allowed in (
-            ("kondo_by", ("delight", "variance")),
-            ("kondo_unit", ("sequence", "token")),
-            ("kondo_screen", ("auto", "rollout", "exact")),
-        ):
+        for name, allowed in _ALLOWED.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}.")
-        if (self.kondo_rate is None) == (self.kondo_price is None):
+        self._check_by()
+        given = [self.kondo_rate, self.kondo_noise, self.kondo_price]
+        if sum(value is not None for value in given) != 1:
             raise ValueError(
-                f"give exactly one of kondo_rate and kondo_price, got {self.kondo_rate} and "
-                f"{self.kondo_price}; kondo_rate=0.1 trains a tenth, kondo_rate=1.0 everything."
+                f"give exactly one of kondo_rate, kondo_noise and kondo_price, got {given}; "
+                f"kondo_rate=0.1 trains a tenth, kondo_rate=1.0 everything."
             )
         if self.kondo_rate is not None and not 0.0 < self.kondo_rate <= 1.0:
             raise ValueError(f"kondo_rate must lie in (0, 1], got {self.kondo_rate}.")
@@ -92,33 +133,37 @@ class KondoGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"delight_eta must be finite and > 0, got {eta}; None leaves survivors unweighted."
             )
-        if self.kondo_by == "variance":
-            self._check_variance()
         self.make_gate()  # it refuses what contradicts the rest
 
-    def _check_variance(self) -> None:
-        """Refuse what has no meaning, or no effect, where variance chooses."""
-        meaningless = {
-            "kondo_price": (None, "there is no price: give kondo_rate"),
-            "kondo_unit": ("sequence", "tokens of one completion have one reward"),
-            "kondo_screen": ("auto", "there is no screen"),
-            "kondo_temperature": (0.0, "nothing is drawn"),
-            "kondo_reserve": (0.0, "nothing is drawn"),
-            "kondo_negative_quota": (0.0, "both ends are kept anyway"),
-            "kondo_window": (0, "there is no price to take from past batches"),
-            "delight_eta": (None, "delight is not known without log-probs"),
-        }
-        for name, (default, why) in meaningless.items():
-            if getattr(self, name) != default:
+    def _check_by(self) -> None:
+        """Refuse what has no meaning, or no effect, for what kondo_by names."""
+        for name, (default, takers, why) in _BELONGS_TO.items():
+            if getattr(self, name) != default and self.kondo_by not in takers:
+                others = " or ".join(f"kondo_by={taker!r}" for taker in takers)
                 raise ValueError(
-                    f"{name} must be {default!r} with kondo_by='variance', got "
-                    f"{getattr(self, name)!r}: {why}. Leave it out, or set kondo_by='delight'."
+                    f"{name} must be {default!r} with kondo_by={self.kondo_by!r}, got "
+                    f"{getattr(self, name)!r}: {why}. Leave it out, or set {others}."
                 )
+        if self.kondo_signal != "advantage":
+            return
+        if self.kondo_screen != "auto":
+            raise ValueError(
+                f"kondo_screen must be 'auto' with kondo_signal='advantage', got "
+                f"{self.kondo_screen!r}: advantages need no log-probs, so there is no screen."
+            )
+        if self.beta != 0.0:
+            raise ValueError(
+                f"beta must be 0.0 with kondo_signal='advantage', got {self.beta}: a completion "
+                f"without an advantage has a KL, and would never be kept. Leave kondo_signal out."
+            )
 
     def make_gate(self) -> kondo.BaseGate | None:
         """Return a new gate with these options; None, which keeps everything, at a rate of 1."""
         if self.kondo_rate == 1.0:
             return None
+        if self.kondo_by == "unbiased":
+            signal = _SIGNALS[self.kondo_signal]
+            return kondo.UnbiasedGate(rate=self.kondo_rate, noise=self.kondo_noise, signal=signal)
         if self.kondo_by == "variance":
             assert self.kondo_rate is not None  # checked: there is no price
             return kondo.VarianceGate(rate=self.kondo_rate)

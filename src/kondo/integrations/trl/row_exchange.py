@@ -17,7 +17,7 @@ from kondo.ranks.communicator import Ranks
 from kondo.ranks.rebalance import move
 
 # What is 0 in a skipped row.
-_ZEROED = ("advantages", "kondo_keep", *OPTIONAL_LOG_PROBS)
+_ZEROED = ("advantages", "kondo_keep", "kondo_weight", *OPTIONAL_LOG_PROBS)
 # What TRL pads on the right, to the longest completion of the process; prompts it pads on the left.
 _PER_TOKEN = (
     *(*_ZEROED, "completion_ids", "completion_mask"),

@@ -11,6 +11,7 @@
 
 n rows of this process's generation batch, N of all processes, b of a micro-step, T completion
 tokens. A skipped token has advantage, log-ratio and KL exactly 0, so it adds nothing to any term.
+The gate's weights multiply the gradients of the log-probs, so they count in every term.
 """
 
 import contextlib
@@ -35,7 +36,14 @@ from kondo.engine.select import Selection, select
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer
 from kondo.integrations.trl.config import KondoGRPOConfig
-from kondo.integrations.trl.grpo_inputs import gated_inputs, joined, loss_mask, planned, token_rows
+from kondo.integrations.trl.grpo_inputs import (
+    gated_inputs,
+    joined,
+    loss_advantages,
+    loss_mask,
+    planned,
+    token_rows,
+)
 from kondo.integrations.trl.micro_steps import Part, steps_needed, widths_of
 from kondo.integrations.trl.row_exchange import exchange
 from kondo.ranks.communicator import Ranks
@@ -70,7 +78,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
 
     Takes the arguments of TRL's trainer, with a `KondoGRPOConfig` as `args`. The gradient of an
     optimizer step equals that of TRL's loss, its denominators those of the full batch, with
-    everything skipped left out of the numerators.
+    everything skipped left out of the numerators, and the gate's weights in them.
 
     Attributes:
         gate: decides. Another `kondo.BaseGate`, or a callable (values, mask, generator) ->
@@ -90,7 +98,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         if not isinstance(self.args, KondoGRPOConfig):
             raise ValueError(
                 f"args must be a KondoGRPOConfig, got {type(self.args).__name__}; it takes all "
-                f"options of GRPOConfig and kondo_rate or kondo_price."
+                f"options of GRPOConfig and kondo_rate, kondo_noise or kondo_price."
             )
         self.gate: Any = self.args.make_gate()
         self.empty_steps = 0
@@ -103,7 +111,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         self._gate_rewards: Tensor | None = None
         self._buffered_inputs: list[dict[str, Any]] | None = None
         self._part: Part | None = None
-        self._keep: Tensor | None = None
+        self._inputs: dict[str, Any] = {}
         self._window = _Window(StageClock(self.accelerator.device))
         self._backward_timer = contextlib.ExitStack()
 
@@ -125,8 +133,8 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             with self._window.clock.stage("screen"):
                 log_probs = self._screen(output)
         with self._window.clock.stage("select"):
-            keep, weight = self._select(log_probs, output)
-        return output | gated_inputs(output, keep, weight, unit=self.args.kondo_unit)
+            decision = self._select(log_probs, output)
+        return output | gated_inputs(output, *decision, unit=self.args.kondo_unit)
 
     def _screen(self, output: dict[str, Any]) -> Tensor:
         """Return log-probs of the completion tokens, [n, T], from the cheapest source allowed."""
@@ -153,12 +161,13 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
                 self.model, ids, mask, width, batch_size=batch_size
             )[0]
 
-    def _select(self, log_probs: Tensor | None, output: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Gate the rows of all processes on the CPU; return keep and weight of this one's, [n, T].
+    def _select(
+        self, log_probs: Tensor | None, output: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate the rows of all processes on the CPU; return the decision on this one's, [n, T].
 
         log_probs: None where the gate's signal does not read them.
         """
-        assert self._gate_rewards is not None
         mask, prompt = loss_mask(output), 0
         gate = None if self.gate is None else as_gate(self.gate)
         facts = None if gate is None else gate.row_facts(token_rows(output))
@@ -172,7 +181,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             known = self._gather(whole(log_probs.float())).cpu()
         if gate is None:
             gate = Prechosen(counted if self.args.kondo_unit == "token" else counted.any(dim=1))
-        eta, groups = self.args.delight_eta, self.num_generations
+        eta = self.args.delight_eta
         if eta is not None and gate.signal is not kondo.delight:
             raise ValueError(
                 f"delight_eta must be None for a gate by another signal than delight, got {eta} "
@@ -180,7 +189,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             )
         chosen = select(
             known,
-            kondo.advantage.group_mean(self._gate_rewards, groups, skip_nan=True).cpu(),
+            self._gate_advantages(gate, log_probs, output).cpu(),
             gate=gate,
             unit=self.args.kondo_unit,
             mask=counted,
@@ -191,31 +200,50 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             chosen.values, chosen.choice, mask=units, eta=eta or 1.0, name=signal
         ).items():
             self._log(name, value)
-        keep, weight = self._local_decision(chosen, mask.shape[0])
         columns = slice(prompt, prompt + mask.shape[1])
-        return keep[:, columns], weight[:, columns]
+        keep, weight, factor = self._local_decision(chosen, mask.shape[0])[:, :, columns]
+        return keep.bool(), weight, factor
+
+    def _gate_advantages(
+        self, gate: kondo.BaseGate, log_probs: Tensor | None, output: dict[str, Any]
+    ) -> Tensor:
+        """Return the advantages that the gate looks at, of all processes: [N] or [N, T].
+
+        They are centred rewards, whatever the loss divides them by. An unbiased gate needs what
+        enters the loss instead: it must be able to keep whatever has a gradient.
+        """
+        assert self._gate_rewards is not None
+        groups = self.num_generations
+        centred = kondo.advantage.group_mean(self._gate_rewards, groups, skip_nan=True)
+        if not isinstance(gate, kondo.UnbiasedGate):
+            return centred
+        own = centred.chunk(self.accelerator.num_processes)[self.accelerator.process_index]
+        found = loss_advantages(output, own, log_probs, self.args)
+        return self._gather(found) if found.ndim == 2 else self.accelerator.gather(found)
 
     def _gather(self, values: Tensor) -> Tensor:
         """Gather [n, T] of every process, T being each process's own, into [N, largest T]."""
         return self.accelerator.gather(self.accelerator.pad_across_processes(values, dim=1))
 
-    def _local_decision(self, chosen: Selection, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Return keep and weight of this process's n rows, as the first process has them.
+    def _local_decision(self, chosen: Selection, num_rows: int) -> Tensor:
+        """Return keep, weight and the advantage's factor of this process's n rows: [3, n, T].
 
-        All processes decided on the same numbers, but the last bit may differ between machines, and
-        processes with different plans would wait for each other for ever.
+        They are those of the first process. All processes decided on the same numbers, but the
+        last bit may differ between machines, and processes with different plans would wait for
+        each other for ever.
         """
-        weight = chosen.weight
+        weight, eta = chosen.weight, self.args.delight_eta
         assert weight is not None
-        if self.args.delight_eta is not None:
-            soft = torch.sigmoid(chosen.values / self.args.delight_eta)
-            weight = weight * (soft if soft.ndim == 2 else soft.unsqueeze(1))
-        decision = torch.stack([chosen.keep.to(weight.dtype), weight]).to(self.accelerator.device)
+        factor = torch.ones_like(weight)
+        if eta is not None:
+            soft = torch.sigmoid(chosen.values / eta)
+            factor = factor * (soft if soft.ndim == 2 else soft.unsqueeze(1))
+        decision = torch.stack([chosen.keep.to(weight.dtype), weight, factor])
+        decision = decision.to(self.accelerator.device)
         if self.accelerator.num_processes > 1:
             torch.distributed.broadcast(decision, src=0)
         start = self.accelerator.process_index * num_rows
-        keep, weight = decision[:, start : start + num_rows]
-        return keep.bool(), weight
+        return decision[:, start : start + num_rows]
 
     # Plan
 
@@ -286,12 +314,12 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         if not runs:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         self._window.trained = True
-        self._part, self._keep = part, inputs["kondo_keep"]
+        self._part, self._inputs = part, inputs
         try:
             with self._window.clock.stage("forward"):
                 loss = super()._compute_loss(model, inputs)
         finally:
-            self._part = self._keep = None
+            self._part, self._inputs = None, {}
         self._undilute_metrics(inputs)
         self._backward_timer.enter_context(self._window.clock.stage("backward"))
         return loss
@@ -306,9 +334,10 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         forward = super()._get_per_token_logps_and_entropies
-        if self._part is None or self._keep is None:
+        if self._part is None:
             return forward(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
-        keep, width = self._keep, self._part.width
+        keep, weight = self._inputs["kondo_keep"], self._inputs["kondo_weight"]
+        width = self._part.width
         index = torch.tensor(self._part.rows, device=input_ids.device)
         stop = input_ids.shape[1] - logits_to_keep + width
         compact = (values[index, :stop] for values in (input_ids, attention_mask))
@@ -316,7 +345,13 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
 
         def spread(values: Tensor) -> Tensor:  # [kept rows, width] -> [b, T], 0 where not kept
             wide = nn.functional.pad(values, (0, logits_to_keep - width))
-            return torch.where(keep, wide.new_zeros(keep.shape).index_copy(0, index, wide), 0.0)
+            whole = torch.where(keep, wide.new_zeros(keep.shape).index_copy(0, index, wide), 0.0)
+            if whole.requires_grad:
+                # Every term of the loss, KL included, reaches the model through these alone.
+                whole.register_hook(  # type: ignore[no-untyped-call]
+                    lambda gradient: gradient * weight.to(gradient.dtype)
+                )
+            return whole
 
         return spread(log_probs), None if entropies is None else spread(entropies), aux_loss
 
@@ -357,11 +392,6 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         spent = window.clock.seconds()
         for stage in ("screen", "select", "forward", "backward"):
             self._log(f"seconds_{stage}", spent[stage])
-        if window.trained:
-            seen, _, trained, _ = counts
-            per_token = (spent["forward"] + spent["backward"]) / trained
-            saved = per_token * (seen - trained) - spent["screen"] - spent["select"]
-            self._log("seconds_saved", saved)
 
     # Checkpoints
 

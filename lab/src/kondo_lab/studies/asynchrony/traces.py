@@ -18,6 +18,7 @@ from kondo.actors.driver import Status, run
 from kondo.actors.learner import Learner, Publication, StepOrder
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, Task, process_seed
+from kondo.actors.source_price import rule_for
 
 
 class Turn(NamedTuple):
@@ -116,7 +117,7 @@ class _Actors:
     def __init__(
         self, setup: Setup, settings: Settings, turns: Sequence[tuple[Turn, ...]], samples_of: int
     ):
-        self._settings = settings
+        self._settings, self._rule = settings, rule_for(settings)
         self._policy = setup.make_policy(0)
         ordered = sorted(turn for some in turns for turn in some)
         self.issued = 1 + max(turn.number for turn in ordered)
@@ -145,6 +146,7 @@ class _Actors:
         message = pack(
             task.rollout(self._policy),
             order,
+            rule=self._rule,
             unit=task.unit,
             at_source=self._settings.at_source,
             sketch_size=self._settings.sketch_size,

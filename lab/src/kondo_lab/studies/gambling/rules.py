@@ -13,6 +13,7 @@ from torch import Tensor
 import kondo
 from kondo.core.contract import BaseGate
 from kondo.core.gates import Gate
+from kondo.core.unbiased import UnbiasedGate
 from kondo_lab.gates import Everything
 
 
@@ -146,6 +147,8 @@ def mitigations() -> list[Rule]:
         ),
         Rule(name=f"{rate}, negative quota 50%", gate=Gate(rate=0.1, negative_quota=0.5)),
         Rule(name=f"{rate}, by |delight|", gate=tenth, symmetric=True),
+        Rule(name=f"unbiased {rate}", gate=UnbiasedGate(rate=0.1)),
+        Rule(name="unbiased, noise 1.5", gate=UnbiasedGate(noise=1.5)),
         Rule(name=f"{price}, batches of 1000", gate=free, batches=10),
         Rule(name=f"{rate}, batches of 1000", gate=tenth, batches=10),
     ]

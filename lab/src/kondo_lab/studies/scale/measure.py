@@ -25,7 +25,7 @@ from kondo.actors.learner import Learner, StepOrder
 from kondo.actors.messages import Order, pack, validate
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, RolloutProcess
 from kondo.actors.setup import Settings, Setup
-from kondo.actors.source_price import EVERYTHING, Price, sketch, unit_delight
+from kondo.actors.source_price import EVERYTHING, Price, sketch, unit_values
 from kondo_lab.studies.scale import run
 from kondo_lab.studies.scale.costs import Costs, left
 from kondo_lab.studies.scale.real_runs import observe
@@ -191,12 +191,12 @@ def here(setup: Setup, settings: Settings, rounds: int) -> Samples:
             order = Order(number, 0, 1, 0, learner.price)
             made = timed("rollout", task.rollout, policy)
             for name, at_source in ((SOURCE, True), (EVERY_ROW, False)):
-                how = {"unit": unit, "at_source": at_source, "sketch_size": size}
+                rule = {"rule": learner.rule, "at_source": at_source}
+                how = {"unit": unit, "sketch_size": size, **rule}
                 message = timed(f"gate, sketch and pack, {name}", pack, made, order, **how)
-                checked = (message, order, learner.schema)
-                timed(f"check, {name}", validate, *checked, at_source=at_source)
-            delight = unit_delight(made.log_probs, made.advantages, unit)
-            timed("sketch", sketch, delight, size)
+                timed(f"check, {name}", validate, message, order, learner.schema, **rule)
+            values = unit_values(learner.rule, made.log_probs, made.advantages, unit)
+            timed("sketch", sketch, values, size)
             timed("publish", learner.publication)
             timed("checkpoint", learner.save)
             if number < 0:

@@ -1,0 +1,1 @@
+"""Control tasks of Gymnasium: rollouts in vector environments, actor and critic, gated training."""

@@ -1,0 +1,178 @@
+"""Records -> final returns beside dense, what they cost, and how far the gradients were off."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.comparison import ends
+from kondo_lab.studies.control import run
+from kondo_lab.studies.control.run import COSINE, DENSE, ENTROPY, GRADIENT_ERROR, RATE, RETURN
+from kondo_lab.studies.control.settings import Settings, Task
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+
+COLOURS = (
+    "#000000",
+    "#999999",
+    "#e69f00",
+    "#d55e00",
+    "#8c3b00",
+    "#cc79a7",
+    "#0072b2",
+    "#56b4e9",
+    "#009e73",
+    "#66c2a5",
+)
+"""One per contender, dense first: greys, then warm colours, and cold ones for unbiased gates."""
+
+beyond = partial(headline, "beyond the papers")
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Compare every contender with dense on every task that was run."""
+    done = [task for task in settings.tasks if task.name in set(records["part"])]
+    names = list(run.contenders(settings))
+    lines: list[Headline] = []
+    findings: list[str] = []
+    for task in done:
+        own = records[records["part"] == task.name]
+        present = _present(own, task, names)
+        lines += _headline(own, task, present)
+        findings.append(_table(own, task, present))
+        findings += _verdicts(own, task, [n for n in run.promised(settings) if n in present])
+    draw = partial(_figure, records, done, names)
+    returns = "mean return of 100 episodes"
+    figures = {
+        "returns-by-samples": draw(RETURN, returns),
+        "returns-by-rows": draw(RETURN, returns, "backward"),
+        "cosines": draw(COSINE, COSINE),
+        "entropies": draw(ENTROPY, "entropy (nats)"),
+    }
+    return Analysis(headline=lines, findings=findings, figures=figures)
+
+
+def over_run(records: pd.DataFrame, part: str, series: str, metric: str) -> Estimate:
+    """Return the mean over seeds of each run's mean over its logged points that have a number."""
+    chosen = statistics.select(records, part, series, metric)
+    by_seed = chosen.groupby("seed")["value"].mean()  # NaN is left out
+    return statistics.estimate(by_seed.tolist())
+
+
+def paid_until(records: pd.DataFrame, task: Task, series: str) -> statistics.Reach:
+    """Return what each seed had paid when its return first rose to the task's target."""
+    known = records[(records["metric"] == RETURN) & records["value"].notna()]
+    falling = known.assign(value=-known["value"])
+    return statistics.first_reach(falling, task.name, series, RETURN, -task.target)
+
+
+def _headline(records: pd.DataFrame, task: Task, names: Sequence[str]) -> Iterator[Headline]:
+    for name in names:
+        at_end = partial(statistics.final, records, task.name, name)
+        mean = partial(over_run, records, task.name, name)
+        numbers = {
+            "return at the end": at_end(RETURN),
+            "return, mean over the run": mean(RETURN),
+            RATE: at_end(RATE),
+            f"rows differentiated to a return of {task.target:g}": _paid(records, task, name),
+            f"{COSINE}, mean over the run": mean(COSINE),
+            f"{GRADIENT_ERROR}, mean over the run": mean(GRADIENT_ERROR),
+            "entropy at the end": at_end(ENTROPY),
+        }
+        for metric, found in numbers.items():
+            yield beyond(name, f"{task.name}: {metric}", "", found)
+
+
+def _paid(records: pd.DataFrame, task: Task, name: str) -> Estimate:
+    """Return the mean rows differentiated until the target; NaN unless every seed reached it.
+
+    A mean over the seeds that got there would flatter a contender that seldom does.
+    """
+    reach = paid_until(records, task, name)
+    if reach.reached < reach.seeds:
+        return Estimate(math.nan, math.nan, reach.seeds)
+    return statistics.estimate([cost.backward for cost in reach.costs.values()])
+
+
+def _table(records: pd.DataFrame, task: Task, names: Sequence[str]) -> str:
+    """Return the final returns of a task in one sentence."""
+    final = ends(records, task.name, names, RETURN)
+    shares = ends(records, task.name, names, RATE)
+    each = "; ".join(f"{n} {_shown(final[n])} ({shares[n].mean:.0%} of the rows)" for n in names)
+    return f"{task.training.task}, return at the end: {each}."
+
+
+def _verdicts(records: pd.DataFrame, task: Task, names: Sequence[str]) -> Iterator[str]:
+    """Say of each contender whether it ends within one standard error of dense."""
+    if DENSE not in set(records["series"]):
+        return
+    dense = statistics.final(records, task.name, DENSE, RETURN)
+    for name in names:
+        own = statistics.final(records, task.name, name, RETURN)
+        yield (
+            f"{verdict(own, dense)}: on {task.training.task}, {name} ends within one standard "
+            f"error of dense ({_shown(own)} and {_shown(dense)})."
+        )
+
+
+def verdict(own: Estimate, dense: Estimate) -> str:
+    """Return "met" if a return is above dense's less one standard error of their difference.
+
+    Open where a standard error is not known. A higher return is no miss.
+
+    Example:
+        >>> from kondo_lab.studies.study import Estimate
+        >>> verdict(Estimate(480.0, 9.0, 10), Estimate(494.0, 12.0, 10))
+        'met'
+    """
+    se = math.hypot(own.se, dense.se)
+    if math.isnan(se) or math.isnan(own.mean - dense.mean):
+        return "open"
+    return "met" if own.mean >= dense.mean - se else "missed"
+
+
+def _shown(found: Estimate) -> str:
+    spread = "" if math.isnan(found.se) else f" ± {found.se:.1f}"
+    return f"{found.mean:.1f}{spread}"
+
+
+def _figure(
+    records: pd.DataFrame,
+    tasks: Sequence[Task],
+    names: Sequence[str],
+    metric: str,
+    label: str,
+    x: plotting.Axis = "forward",
+) -> Figure:
+    """Draw a metric of all contenders, one panel a task, against samples or rows."""
+    figure, axes = plotting.grid(1, len(tasks))
+    for ax, task in zip(axes[0], tasks, strict=True):
+        _curves(ax, records, task, names, metric, x)
+        ax.set_title(task.training.task)
+        ax.set_xlabel("samples" if x == "forward" else "rows differentiated (log scale)")
+        ax.set_xscale("linear" if x == "forward" else "log")
+        ax.xaxis.set_major_formatter(plotting.counts)
+    axes[0, 0].set_ylabel(label)
+    plotting.legend_below(figure, axes[0, 0], 5)
+    return figure
+
+
+def _curves(
+    ax: Axes,
+    records: pd.DataFrame,
+    task: Task,
+    names: Sequence[str],
+    metric: str,
+    x: plotting.Axis,
+) -> None:
+    own = _present(records, task, names)
+    colours = [COLOURS[names.index(name) % len(COLOURS)] for name in own]
+    plotting.curves(ax, records, task.name, own, metric, x=x, colours=colours)
+
+
+def _present(records: pd.DataFrame, task: Task, names: Sequence[str]) -> list[str]:
+    known = set(records.loc[records["part"] == task.name, "series"])
+    return [name for name in names if name in known]

@@ -1,0 +1,118 @@
+"""A policy by `torch.distributions`: discrete actions, or continuous ones and their modes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kondo.engine.policy import Policy
+from kondo.engine.select import Unit
+
+
+class DistributionPolicy(Policy):
+    """A policy that is a distribution over actions, for a batch (observations, actions).
+
+    Discrete actions:    a gate sees  log pi(a|s)                     <= 0
+    Continuous actions:  a gate sees  log pi(a|s) - log pi(mode|s)    <= 0
+
+    A density can exceed 1, so its logarithm alone can be positive. Measured from the mode it cannot
+    be, and delight and every other signal work as for discrete actions. The loss is given
+    log pi(a|s) in both cases.
+
+    Args:
+        distribution: observations -> a `torch.distributions.Distribution` with one action per row:
+            its batch shape is [n]. A module that returns one is fine. Observations are any nest of
+            tensors with n rows. The density at the mode must be finite.
+
+    Example:
+        >>> import torch, kondo
+        >>> from torch.distributions import Independent, Normal
+        >>> mean, log_std = torch.nn.Linear(4, 2), torch.nn.Parameter(torch.zeros(2))
+        >>> policy = kondo.DistributionPolicy(
+        ...     lambda observations: Independent(Normal(mean(observations), log_std.exp()), 1)
+        ... )
+        >>> batch = torch.randn(100, 4), torch.randn(100, 2)
+        >>> kondo.backward(policy, batch, torch.randn(100), gate=kondo.Gate(rate=0.1)).kept
+        10
+    """
+
+    def __init__(self, distribution: Callable[[Any], Distribution]):
+        if not callable(distribution):
+            raise ValueError(
+                f"distribution must be callable on observations and return a "
+                f"torch.distributions.Distribution, got {type(distribution).__name__}."
+            )
+        self.distribution = distribution
+
+    def log_prob(self, rows: tuple[Any, Tensor]) -> Tensor:
+        """Return log pi(a|s) of rows (observations, actions), [n], differentiable."""
+        observations, actions = rows
+        return _one_per_row(self._distribution(observations).log_prob(actions), actions)
+
+    def screen(self, rows: tuple[Any, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+        """Return log pi(a|s), [n]; for a density also log pi(mode|s), [n]."""
+        observations, actions = rows
+        found = self._distribution(observations)
+        log_probs = _one_per_row(found.log_prob(actions), actions)
+        return log_probs if _is_discrete(found) else (log_probs, found.log_prob(_mode(found)))
+
+    def check(
+        self,
+        batch: Any,
+        advantages: Tensor,
+        screen: Any,
+        loss_inputs: dict[str, Tensor],
+        unit: Unit,
+    ) -> None:
+        """Raise a ValueError unless the batch is a pair and samples are gated."""
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise ValueError(
+                f"batch must be a pair (observations, actions) for a DistributionPolicy, got "
+                f"{type(batch).__name__}; give a function rows -> log-probs for other batches."
+            )
+        if unit != "sample":
+            raise ValueError(
+                f'unit must be "sample" for a DistributionPolicy, which has one action per row, '
+                f"got {unit!r}; give a function rows -> log-probs [n, T] for several."
+            )
+
+    def _distribution(self, observations: Any) -> Distribution:
+        found = self.distribution(observations)
+        if not isinstance(found, Distribution):
+            raise ValueError(
+                f"distribution(observations) must return a torch.distributions.Distribution, got "
+                f"{type(found).__name__}."
+            )
+        return found
+
+
+def _one_per_row(log_probs: Tensor, actions: Tensor) -> Tensor:
+    if log_probs.shape != actions.shape[:1]:
+        raise ValueError(
+            f"distribution(observations).log_prob(actions) must have shape "
+            f"{list(actions.shape[:1])}, one value per row, got {list(log_probs.shape)}; where an "
+            f"action has several numbers, wrap the distribution in "
+            f"torch.distributions.Independent(distribution, 1)."
+        )
+    return log_probs
+
+
+def _is_discrete(distribution: Distribution) -> bool:
+    try:
+        support = distribution.support
+    except NotImplementedError:  # a distribution that does not say: its log-probs may exceed 0
+        return False
+    return bool(getattr(support, "is_discrete", False))
+
+
+def _mode(distribution: Distribution) -> Tensor:
+    try:
+        return distribution.mode
+    except NotImplementedError:
+        raise ValueError(
+            f"distribution(observations) must have a mode where actions are continuous, and "
+            f"{type(distribution).__name__} has none; give kondo.backward "
+            f"screen=(log_probs, mode_log_probs), for example those of the distribution before its "
+            f"transform."
+        ) from None
