@@ -78,7 +78,6 @@ def test_every_contender_is_recorded_on_every_task(small):
     assert figures == {
         "returns-by-samples.png",
         "returns-by-rows.png",
-        "cosines.png",
         "entropies.png",
     }
 

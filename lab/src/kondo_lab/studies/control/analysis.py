@@ -49,7 +49,6 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     figures = {
         "returns-by-samples": draw(RETURN, returns),
         "returns-by-rows": draw(RETURN, returns, "backward"),
-        "cosines": draw(COSINE, COSINE),
         "entropies": draw(ENTROPY, "entropy (nats)"),
     }
     return Analysis(headline=lines, findings=findings, figures=figures)
