@@ -98,7 +98,7 @@ def main() -> None:
     model = load(chosen.model)
     policy = CausalLM(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=chosen.lr, weight_decay=0.0)
-    gate = kondo.Gate(rate=chosen.rate)
+    gate = kondo.UnbiasedGate(rate=chosen.rate)
     seen = trained = empty = 0
 
     for step in range(1, chosen.steps + 1):

@@ -74,7 +74,7 @@ def main() -> None:
     backbone, head = Backbone(), nn.Linear(64, DIGITS + 1)
     policy = CausalLM(backbone, head=head)
     optimiser = torch.optim.Adam([*backbone.parameters(), *head.parameters()], lr=3e-3)
-    gate = kondo.Gate(rate=chosen.rate)
+    gate = kondo.UnbiasedGate(rate=chosen.rate)
     seen = trained = empty = 0
 
     for step in range(1, chosen.steps + 1):
