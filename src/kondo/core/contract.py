@@ -45,8 +45,8 @@ class Choice(NamedTuple):
     weight: Tensor
     """float [..., M]: factor of the unit's loss; 0 where not kept."""
     price: Tensor
-    """float64 [...], in the signal's units: below it a unit is skipped. Infinite if a rate finds
-    nothing worth keeping; minus infinity where a gate has no price."""
+    """float64 [...], in the signal's units: below it a unit is skipped, or not kept for certain.
+    Infinite if nothing is worth keeping; minus infinity where a gate has no price."""
     rate: Tensor
     """float64 [...]: kept units / units that count. 0 if nothing counts."""
     probability: Tensor

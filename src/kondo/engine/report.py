@@ -43,7 +43,8 @@ class Report:
     rate: float
     """kept / seen."""
     price: float
-    """The gate's price, in units of delight; minus infinity where it has none."""
+    """The gate's price, in the signal's units; minus infinity where it has none. A unit below it is
+    skipped, or, by `kondo.UnbiasedGate`, not kept for certain."""
     rows_seen: int
     """Rows of the batch."""
     rows_screened: int

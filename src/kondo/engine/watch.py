@@ -19,7 +19,7 @@ _DECAY = 0.9
 # A running mean has moved if it left its best value by this many standard deviations of one step,
 # and by this share of that value.
 _DEVIATIONS = 3.0
-_SHARE = 0.1
+_SHARE = 0.2
 
 
 class Trend:

@@ -33,6 +33,7 @@ from kondo.core.contract import as_gate, needs_log_probs, value_name
 from kondo.core.prechosen import Prechosen
 from kondo.engine.report import StageClock
 from kondo.engine.select import Selection, select
+from kondo.engine.watch import watch
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer
 from kondo.integrations.trl.config import KondoGRPOConfig
@@ -169,7 +170,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         log_probs: None where the gate's signal does not read them.
         """
         mask, prompt = loss_mask(output), 0
-        gate = None if self.gate is None else as_gate(self.gate)
+        watched = gate = None if self.gate is None else as_gate(self.gate)
         facts = None if gate is None else gate.row_facts(token_rows(output))
         if gate is not None and facts is not None:  # they describe prompts and completions
             prompt = output["prompt_ids"].shape[1]
@@ -200,6 +201,12 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             chosen.values, chosen.choice, mask=units, eta=eta or 1.0, name=signal
         ).items():
             self._log(name, value)
+        counts = chosen.counts
+        if log_probs is None:
+            counts = counts._replace(surprisal=math.nan)
+        self._log("entropy", counts.entropy)
+        assert self._gate_rewards is not None
+        watch(watched, counts, reward=float(self._gate_rewards.nanmean()))
         columns = slice(prompt, prompt + mask.shape[1])
         keep, weight, factor = self._local_decision(chosen, mask.shape[0])[:, :, columns]
         return keep.bool(), weight, factor
