@@ -8,7 +8,9 @@ kinds of step, all with the same loss (PPO's clip) and the same gradient where n
 
     plain    padded rows, logits, log_softmax, gather, backward: a loop without kondo
     dense    the same gradient by the engine: `gate=None`
-    gated    10% of the rows, by variance or by delight, log-probs already known
+    gated    10% of the rows, by variance, by delight or by an unbiased draw, log-probs already
+             known; and an unbiased draw by a noise budget, on rewards that change from step to
+             step, so that the number of rows does
 
 Each checkout runs in its own process. They take turns, a round each, so that whatever else the
 machine does hits both alike. `overhead` is a step's wall time less its forward and backward:
@@ -61,6 +63,7 @@ class Work:
             dtype=compute_dtype(device),
         )
         self.device = device
+        self._calls = 0
         self._kondo: Any = kondo  # of either checkout
         self._lm: Any = lm
         self.module = model.as_module(model.initialise(Draws([0], device)), 0)
@@ -124,6 +127,23 @@ class Work:
         """Keep 10% of the rows by delight, with a free screen."""
         return self._step(gate=self._kondo.Gate(rate=0.1), screen=self.known)
 
+    def unbiased(self) -> dict[str, float]:
+        """Draw 10% of the rows, with a free screen."""
+        return self._step(gate=self._kondo.UnbiasedGate(rate=0.1), screen=self.known)
+
+    def noise(self) -> dict[str, float]:
+        """Draw rows by a noise budget; from step to step another share of the answers is right."""
+        self._calls += 1
+        right = 0.02 + 0.1 * (self._calls * 0.618 % 1)
+        draws = torch.Generator().manual_seed(self._calls)
+        rewards = (torch.rand(len(self.tokens), generator=draws) < right).float()
+        before = self.advantages
+        self.advantages = self._kondo.advantage.group_mean(rewards.to(self.device), GROUP)
+        try:
+            return self._step(gate=self._kondo.UnbiasedGate(noise=1.5), screen=self.known)
+        finally:
+            self.advantages = before
+
     def gradient_error(self) -> float:
         """Return |dense - plain| / |plain| of the gradients of both steps."""
         found = []
@@ -165,7 +185,7 @@ def _everything(kondo: Any) -> Callable[..., Any]:
     return gate
 
 
-STEPS = ("plain", "dense", "variance", "delight")
+STEPS = ("plain", "dense", "variance", "delight", "unbiased", "noise")
 
 
 def work(sizes: Sequence[str], rows: int, device: torch.device) -> None:
@@ -275,6 +295,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--against", type=Path, help="another checkout; its src/ is run")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/data/small_lm_cuda.csv")
     parser.add_argument("--commit", help="for a machine without git")
     parser.add_argument("--quick", action="store_true", help="a tiny model, 2 rounds; needs --out")
@@ -290,7 +311,8 @@ def main() -> None:
     if options.against is not None:
         checkouts[OTHER] = options.against.resolve()
     processes = {name: Process(folder, words) for name, folder in checkouts.items()}
-    turns = [STEPS[k:] + STEPS[:k] for k in range(len(STEPS))]
+    steps = ["plain", *(step for step in options.steps if step != "plain")]  # the baseline
+    turns = [steps[k:] + steps[:k] for k in range(len(steps))]
     for turn in turns[:3]:  # warm up: kernels are chosen, graphs recorded
         for process in processes.values():
             process.round(turn)

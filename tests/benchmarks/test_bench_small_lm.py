@@ -19,7 +19,14 @@ def test_a_quick_run_writes_a_line_per_step(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(out.open()))
-    assert [line["step"] for line in lines] == ["plain", "dense", "variance", "delight"]
+    assert [line["step"] for line in lines] == [
+        "plain",
+        "dense",
+        "variance",
+        "delight",
+        "unbiased",
+        "noise",
+    ]
     plain, dense, *_ = lines
     assert abs(float(plain["loss"]) - float(dense["loss"])) < 1e-6
     assert float(dense["gradient_error"]) < 1e-5
