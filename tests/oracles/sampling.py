@@ -1,6 +1,5 @@
 """Draws with unequal probabilities, by bisection and by trying every order and every start."""
 
-import itertools
 import math
 
 
@@ -47,6 +46,10 @@ def smallest_count(worth, noise, floor=0.0):
 
 def starts_of(chances, order):
     """The starts at which a systematic draw in this order changes: [(from, to)] over [0, 1)."""
-    ends = itertools.accumulate(chances[i] for i in order if 0 < chances[i] < 1)
-    edges = sorted({0.0, 1.0, *(math.ceil(end) - end for end in ends)})
-    return [(a, b) for a, b in itertools.pairwise(edges) if b - a > 1e-12]
+    edges, end = {0.0, 1.0}, 0.0
+    for place in order:
+        if 0 < chances[place] < 1:
+            end += chances[place]
+            edges.add(math.ceil(end) - end)
+    rising = sorted(edges)
+    return [(a, b) for a, b in zip(rising, rising[1:], strict=False) if b - a > 1e-12]
