@@ -189,6 +189,27 @@ def test_the_window_forgets_and_its_state_comes_back():
     assert window.price(at(0.4)) == again.price(at(0.4)) == (2.0, pytest.approx(0.8))
 
 
+def test_after_rollouts_without_a_value_a_draw_keeps_everything():
+    """They say nothing of a price; an infinite one would drop the first success for good."""
+    for options in ({"rate": 0.1}, {"noise": 1.5}):
+        rule, window = UnbiasedDraw(kondo.UnbiasedGate(**options), 0), PriceWindow(4)
+        for _ in range(4):
+            window.push(sketch(torch.zeros(100), 4), 100)
+        found = bought(rule, torch.ones(100), window.price(rule), number=5, index=torch.arange(100))
+        assert found.keep.all()
+        assert (found.weight == 1).all()
+
+
+def test_large_seeds_differ():
+    draws = [
+        UnbiasedDraw(kondo.UnbiasedGate(rate=0.1), seed).choose(
+            torch.ones(200).double(), Price(2.0, 1.0), torch.arange(200)
+        )
+        for seed in (2**24, 2**24 + 1)
+    ]
+    assert not torch.equal(draws[0].keep, draws[1].keep)
+
+
 def test_an_empty_window_buys_everything():
     assert PriceWindow(3).price(at(0.03)) == EVERYTHING
 

@@ -96,6 +96,15 @@ def test_bias_by_sign(gate, positive, negative):
     assert numbers["bias_negative"] == pytest.approx(negative, abs=1e-3)
 
 
+def test_a_draw_that_kept_nothing_says_nothing_of_its_bias():
+    values = torch.ones(1000)
+    choice = kondo.Gate(rate=0.001, temperature=1.0)(
+        values, generator=torch.Generator().manual_seed(0)
+    )
+    nothing = choice._replace(keep=torch.zeros_like(choice.keep), weight=torch.zeros(1000))
+    assert math.isnan(kondo.diagnostics(values, nothing)["bias_positive"])
+
+
 def test_quantiles_literal():
     # Of 0 .. 100 the quantile q is 100 q.
     delight = torch.arange(101.0)[torch.randperm(101, generator=torch.Generator().manual_seed(0))]

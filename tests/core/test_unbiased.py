@@ -185,11 +185,13 @@ def test_a_noise_budget_with_a_largest_weight(values, noise, max_weight):
 def test_a_largest_weight_raises_probabilities(values, rate, factor):
     out = UnbiasedGate(rate=rate, max_weight=factor / rate)(values)
     able = int((values > 0).sum())
-    count = min(max(1, round(rate * values.numel())), able)
+    least = math.ceil(able * rate / factor - 1e-9)  # so that no weight is larger
+    count = min(max(1, round(rate * values.numel()), least), able)
     assert int(out.keep.sum()) == count
     if not able:
         return
-    floor = min(rate / factor, count / able)
+    floor = rate / factor
+    assert float(out.weight.max()) <= factor / rate * (1 + 1e-9)
     expected = torch.tensor(
         sampling.probabilities(values.tolist(), count, floor), dtype=torch.float64
     )
@@ -328,6 +330,15 @@ def test_permuting_units_permutes_their_probabilities(values, rate, seed):
     order = torch.randperm(values.numel(), generator=torch.Generator().manual_seed(seed))
     gate = UnbiasedGate(rate=rate)
     assert_close(gate(values[order]).probability, gate(values).probability[order])
+
+
+def test_draws_may_be_given_in_the_shape_of_the_values():
+    values = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    draws, mask = torch.rand(4, 3), torch.ones(4, 3, dtype=torch.bool)
+    gate = UnbiasedGate(rate=0.5)
+    found = gate.choose_all(values, mask, draws)
+    flat = gate.choose(values.flatten(), mask.flatten(), draws.flatten())
+    assert torch.equal(found.keep, flat.keep.view(4, 3))
 
 
 def test_a_given_price_decides_every_unit_by_itself():

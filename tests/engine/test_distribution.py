@@ -304,6 +304,15 @@ def test_a_distribution_that_cannot_be_gated_is_refused(name):
         call()
 
 
+def test_a_mode_of_infinite_density_is_named():
+    policy = kondo.DistributionPolicy(
+        lambda rows: torch.distributions.Beta(rows.exp().clamp(max=0.5), rows.exp().clamp(max=0.5))
+    )
+    batch = torch.zeros(5), torch.full((5,), 0.3)
+    with pytest.raises(ValueError, match="must have a finite density at its mode, and Beta"):
+        kondo.backward(policy, batch, torch.ones(5), gate=kondo.Gate(rate=0.5))
+
+
 def test_a_distribution_without_a_mode_is_fine_with_a_screen_or_without_a_gate():
     pair = (torch.tensor([0.0, -1.0, -2.0, -3.0]), torch.ones(4))
     shown, _ = seen_by_a_signal(squashed, torch.zeros(4), screen=pair)

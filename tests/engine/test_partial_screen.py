@@ -63,7 +63,30 @@ def test_rows_without_an_advantage_are_not_screened_for_a_draw(gate):
     assert policy.screened == [0, 1, 3, 4, 5]
     assert report.rows_screened == 5
     assert report.diagnostics["zero_share"] == pytest.approx(1 / 6)  # its value is known: 0
+    assert report.diagnostics["entropy"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)  # of these
+
+
+@pytest.mark.parametrize("unit", ["sample", "token", "sequence"])
+def test_a_batch_without_an_advantage_is_not_screened(unit):
+    log_probs = LOG_PROBS if unit == "sample" else LOG_PROBS.view(3, 2)
+    policy, report = run(
+        kondo.UnbiasedGate(rate=0.5),
+        log_probs,
+        torch.zeros_like(log_probs),
+        unit=unit,
+        screen_rows="promising",
+    )
+    assert policy.screened == []
+    assert (report.rows_screened, report.kept, report.empty) == (0, 0, True)
     assert math.isnan(report.diagnostics["entropy"])
+
+
+def test_a_batch_of_unknown_width_is_screened():
+    log_probs = LOG_PROBS.view(3, 2)
+    gate, advantages = kondo.UnbiasedGate(rate=0.5), torch.zeros(3, dtype=torch.float64)
+    policy, report = run(gate, log_probs, advantages, unit="sequence", screen_rows="promising")
+    assert policy.screened == [0, 1, 2]
+    assert report.kept == 0
 
 
 def test_a_row_with_one_advantage_that_counts_is_screened():

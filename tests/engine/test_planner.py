@@ -141,6 +141,20 @@ def test_seconds_between_two_rates_are_interpolated(monkeypatch):
     assert f"{3 / kept:.1f}x with a free one" in plan.advice
 
 
+def test_a_share_beyond_the_planned_rates_is_not_cheaper_than_it_is(monkeypatch):
+    told = iter([1.0, 3.0, 0.03])
+    monkeypatch.setattr(planner, "_median_seconds", lambda *_: next(told))
+    plan = kondo.plan(
+        lambda rows: -torch.ones(len(rows)),
+        torch.zeros(40, 4),
+        advantages=torch.ones(40),
+        rates=(0.01,),
+    )
+    # 27 of 40 rows: on the way from 1% in 0.03 s to all rows in 3 s.
+    kept = 0.03 + (27 / 40 - 0.01) / 0.99 * 2.97
+    assert f"{3 / kept:.1f}x with a free one" in plan.advice
+
+
 def test_recommends_dense_where_skipping_loses(monkeypatch):
     plan = planned(monkeypatch, [1.0, 3.0, 3.5, 3.5], few_advantages())
     assert plan.gate is None

@@ -1,5 +1,7 @@
 """The warning about gates by delight: when a run shows their failure, once, and never else."""
 
+import dataclasses
+import gc
 import math
 import warnings
 
@@ -7,7 +9,9 @@ import pytest
 import torch
 
 import kondo
-from kondo.engine.watch import Trend
+from kondo.core import rules
+from kondo.engine.select import Counts
+from kondo.engine.watch import _RUNS, Trend, watch
 
 ROWS, TOKENS, CHOICES = 512, 6, 8
 
@@ -71,6 +75,56 @@ def test_other_gates_are_not_warned_about(gate):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(gate, steps=40)
+
+
+@dataclasses.dataclass
+class Unhashable(kondo.BaseGate):
+    """A gate by delight with a value of its own, and so without a hash."""
+
+    count: int = 5
+
+    def choose(self, values, mask, generator=None):
+        keep, _ = rules.highest(values, mask & (values != 0), self.count)
+        return kondo.Choice.of(keep, mask)
+
+
+def test_gates_are_told_apart_by_identity():
+    with pytest.raises(TypeError):
+        hash(Unhashable())
+    with pytest.warns(RuntimeWarning, match="entropy rose"):
+        train(Unhashable(count=50))
+    with warnings.catch_warnings():  # an equal gate is another run
+        warnings.simplefilter("error")
+        train(Unhashable(count=50), steps=15)
+
+
+def test_what_is_known_of_a_run_ends_with_its_gate():
+    before = len(_RUNS)
+    gate = kondo.Gate(rate=0.1)
+    train(gate, steps=2)
+    assert len(_RUNS) == before + 1
+    del gate
+    gc.collect()
+    assert len(_RUNS) == before
+
+
+def counts(entropy):
+    """Return what a step with this entropy counted."""
+    numbers = dict.fromkeys(Counts._fields, 0) | {"units": 100, "units_kept": 10}
+    return Counts(**numbers | {"surprised": 1, "surprisal": entropy})
+
+
+def test_rising_entropy_is_fine_while_the_reward_rises():
+    gate, other = kondo.Gate(rate=0.1), kondo.Gate(rate=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(60):
+            watch(gate, counts(1 + 0.1 * step), reward=float(step))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(60):
+            watch(other, counts(1 + 0.1 * step))
+    assert ["entropy rose" in str(each.message) for each in caught] == [True]
 
 
 def test_the_entropy_is_the_mean_surprisal_of_what_counts():

@@ -52,4 +52,5 @@ def starts_of(chances, order):
             end += chances[place]
             edges.add(math.ceil(end) - end)
     rising = sorted(edges)
-    return [(a, b) for a, b in zip(rising, rising[1:], strict=False) if b - a > 1e-12]
+    pairs = [(rising[i], rising[i + 1]) for i in range(len(rising) - 1)]
+    return [(a, b) for a, b in pairs if b - a > 1e-12]

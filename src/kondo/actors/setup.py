@@ -124,8 +124,8 @@ class Settings:
     rate: float | None = 0.03
     """Share of the units to train on; the price for it follows the values of recent rollouts."""
     noise: float | None = None
-    """Instead of a rate, for gate "unbiased": second moment of the gradient, as a multiple of that
-    of all units."""
+    """Instead of a rate, for gate "unbiased": expected sum of squared gradients, as a multiple of
+    that of all units."""
     price: float | None = None
     """Instead of a rate, for gate "delight": a fixed price."""
     at_source: bool = True

@@ -118,10 +118,15 @@ class UnbiasedDraw:
 
     def __init__(self, gate: UnbiasedGate, seed: int):
         self._gate, self.signal = gate, gate.signal
-        self._salt = torch.tensor(float(seed))
+        self._salt = torch.tensor(seed, dtype=torch.float64)
 
     def price(self, values: Tensor, weight: Tensor, num_units: int) -> Price:
-        """Return the price at which the rate, or the noise budget, is met in the mean."""
+        """Return the price at which the rate, or the noise budget, is met in the mean.
+
+        Everything is kept where recent rollouts had no value at all: they say nothing of a price.
+        """
+        if not bool((values != 0).any()):
+            return EVERYTHING
         number = torch.tensor([num_units], dtype=torch.float64)
         return Price(float(self._gate.price_for(values, weight, number)), 1.0)
 

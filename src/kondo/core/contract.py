@@ -136,7 +136,8 @@ class BaseGate(ABC):
 
     def choose_all(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose once among all units of checked values, of any shape; the step calls it."""
-        choice = self.choose(values.reshape(-1), mask.reshape(-1), generator)
+        draws = generator.reshape(-1) if isinstance(generator, Tensor) else generator
+        choice = self.choose(values.reshape(-1), mask.reshape(-1), draws)
         return choice.reshape(values.shape)
 
     def price_for(self, values: Tensor, weight: Tensor, num_valid: Tensor) -> Tensor:

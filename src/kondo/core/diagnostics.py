@@ -44,7 +44,7 @@ def diagnostics(
     | `kept_positive_share`  | share of the kept units whose value is positive; 1: only          |
     |                        | successes are trained on                                          |
     | `zero_share`           | share of units of value exactly 0 (zero-advantage groups)         |
-    | `noise`                | second moment of the estimate over the dense one's                |
+    | `noise`                | sum of squared gradients of the estimate over that of all units   |
     | `bias_positive`        | share of the positive values that the expected estimate leaves    |
     |                        | out; 0 for an unbiased gate                                       |
     | `bias_negative`        | the same share of the negative values                             |
@@ -58,8 +58,9 @@ def diagnostics(
         effective_units = (sum_i a_i |v_i|)^2 / sum_i a_i^2 v_i^2
 
     e_i is 1 where units are weighted by 1 / p_i, else p_i times the weight that a kept unit has.
-    Noise and bias are in terms of values: they are those of gradients if values are in proportion
-    to the norms of gradients. Infinite values are left out of the sums.
+    Where no unit was kept by a draw, the bias of one is not known, NaN. Noise and bias are in terms
+    of values: they are those of gradients if values are in proportion to the norms of gradients.
+    Infinite values are left out of the sums.
 
     Args:
         values: [...] float, delight or what another signal returned.
@@ -114,8 +115,11 @@ def _risk(chi: Tensor, keep: Tensor, weight: Tensor, chance: Tensor) -> dict[str
     weight, chance = weight.double(), chance.double()
     drawn = (chance > 0) & (chance < 1)
     # Of a unit that was not drawn the weight is not known; the others tell what it would have been.
-    inverse = ((weight * chance - 1).abs() < _SAME_WEIGHT) | ~(keep & drawn)
-    expected = torch.where(drawn, torch.where(inverse.all(), 1.0, chance), weight)
+    telling = keep & drawn
+    inverse = ((weight * chance - 1).abs() < _SAME_WEIGHT) | ~telling
+    of_drawn = torch.where(inverse.all(), 1.0, chance)
+    of_drawn = torch.where(telling.any(), of_drawn, torch.nan)
+    expected = torch.where(drawn, of_drawn, weight)
 
     def left_out(some: Tensor) -> Tensor:
         total = torch.where(some, size, 0.0).sum()

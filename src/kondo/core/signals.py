@@ -163,7 +163,8 @@ def gradient_norm(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None 
     |------------------------------|---------------------------------------------------------------|
     | sample, token                | abs(U) (1 - pi)                                               |
     | sequence (`of_sequences`)    | sqrt(sum over its tokens of U^2 (1 - pi)^2), one value per row|
-    | density (`of_densities`)     | abs(U) sqrt(1 + 2 l), with l = log pi(mode) - log pi(a)       |
+    | density (`of_densities`)     | abs(U) sqrt(1 + 2 l), with l = log pi(mode) - log pi(a); of a |
+    |                              | sequence the sum over its tokens                              |
 
     For a normal density 2 l is the squared norm of the gradient with respect to the mean, in units
     of the standard deviation. The 1 stands for the gradient of the standard deviation, which is not

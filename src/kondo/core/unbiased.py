@@ -41,9 +41,11 @@ class UnbiasedGate(BaseGate):
     | `rate=0.1`   | round(rate * units that count), at least 1                                   |
     | `noise=1.5`  | the smallest K with  sum_i s_i^2 / p_i <= noise * sum_i s_i^2                |
 
-    The noise is the estimate's second moment over the dense one's, if values are in proportion to
-    the norms of gradients. With a noise budget there is no rate to tune: where most units have
-    values near 0, few are kept.
+    If values are in proportion to the norms of gradients, the noise is the expected sum of squared
+    gradients of units over that of all units. It is the second moment of the estimate over the
+    dense one's where gradients of units are orthogonal; where they cancel, as in a batch whose mean
+    gradient is small, the estimate is noisier than that against its mean. With a noise budget there
+    is no rate to tune: where most units have values near 0, few are kept.
 
     The draw is systematic over a random order: exactly K units, each with exactly its probability.
     The same generator gives the same draw, on one process and on many ranks. A unit of value 0 is
@@ -54,13 +56,14 @@ class UnbiasedGate(BaseGate):
 
     Args:
         rate: fraction of the units that count to keep, in (0, 1].
-        noise: second moment of the estimate, as a multiple of the dense one's; at least 1.
+        noise: expected sum of squared gradients, as a multiple of that of all units; at least 1.
         signal: what a unit is worth. By default a proxy of the norm of its gradient, which needs
             log-probs; `kondo.signals.abs_delight` is |U| l, and `kondo.signals.unit_advantage`,
             |U|, needs none.
         max_weight: the largest weight, >= 1. Probabilities are at least 1 / max_weight: p_i =
             min(1, max(1 / max_weight, s_i / t)). Weights are not clipped, so there is no bias; the
-            noise is higher, or more units are kept. With `rate` it must be at least 1 / rate.
+            noise is higher, or more units are kept. With `rate` it must be at least 1 / rate; a
+            number of units that was rounded down is then rounded up where it must be.
 
     Example:
         >>> import torch, kondo
@@ -116,9 +119,11 @@ class UnbiasedGate(BaseGate):
             assert self.noise is not None
             price = sums.price_of_noise(self.noise, floor)
             count = (probability(worth, price, floor).sum(-1, keepdim=True) - _ROUNDING).ceil()
+        if floor:  # a rate that was rounded down may be too low for it
+            count = torch.maximum(count, (floor * sums.total - _ROUNDING).ceil())
         count = torch.minimum(count, sums.total)
-        price, least = sums.price_of(count, floor)
-        chance = probability(worth, price, least)
+        price = sums.price_of(count, floor)
+        chance = probability(worth, price, floor)
         keep = systematic(chance, count, *_order_and_start(values, generator))
         return _weighted(keep, chance, num_valid, price, values.dtype)
 
@@ -134,8 +139,8 @@ class UnbiasedGate(BaseGate):
         if self.noise is not None:
             return sums.price_of_noise(self.noise, self._floor())
         assert self.rate is not None
-        count = torch.minimum(self.rate * num_valid.double(), sums.total)
-        return sums.price_of(count, self._floor())[0]
+        count = torch.maximum(self.rate * num_valid.double(), self._floor() * sums.total)
+        return sums.price_of(torch.minimum(count, sums.total), self._floor())
 
     def choose_at(self, values: Tensor, mask: Tensor, price: Tensor, draws: Tensor) -> Choice:
         """Choose by a price that is given: every unit by itself, so that their number varies.
@@ -163,16 +168,16 @@ class UnbiasedGate(BaseGate):
         return f"UnbiasedGate({given})"
 
 
-def probability(worth: Tensor, price: Tensor, floor: Tensor | float = 0.0) -> Tensor:
+def probability(worth: Tensor, price: Tensor, floor: float = 0.0) -> Tensor:
     """Return p = min(1, max(floor, s / t)), and 0 where s is 0.
 
     Args:
         worth: [..., M] float64, s >= 0.
         price: [..., 1] float64, t > 0.
-        floor: in [0, 1]; one number, or [..., 1].
+        floor: in [0, 1].
     """
     bounded = torch.minimum(worth, price) / price
-    if isinstance(floor, Tensor) or floor > 0:
+    if floor > 0:
         bounded = torch.where(worth > 0, bounded.clamp(min=floor), 0.0)
     return bounded
 
@@ -231,7 +236,7 @@ class _Running(NamedTuple):
     second: Tensor
     """[..., V + 1], the sum of their squares."""
 
-    def neighbours(self, floor: Tensor | float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def neighbours(self, floor: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return prices [..., C]; from which place on units are certain; below which at the floor.
 
         Places are None for 0, 1, ..., V and for no floor. Ties do not matter: a unit that is
@@ -239,7 +244,7 @@ class _Running(NamedTuple):
         """
         rising = self.rising
         tried = torch.nn.functional.pad(rising, (0, 1), value=_HIGHEST)
-        if not isinstance(floor, Tensor) and floor == 0:
+        if not floor:
             return tried, None, None
         place = torch.arange(rising.shape[-1] + 1, device=rising.device).expand(tried.shape)
         floored = rising / floor
@@ -294,31 +299,27 @@ class _Sums:
             return False
         return bool((self._worth.amax(-1, keepdim=True) <= price).all())
 
-    def price_of(self, count: Tensor, floor: float) -> tuple[Tensor, Tensor | float]:
-        """Return the price at which `count` units are expected, and the floor that allows it.
+    def price_of(self, count: Tensor, floor: float) -> Tensor:
+        """Return the price at which `count` units are expected, [..., 1].
 
         Args:
-            count: [..., 1] float64, at most `total`.
-            floor: least probability. Lower where so few units do not allow it.
+            count: [..., 1] float64, between floor * total and total.
+            floor: least probability.
         """
         even = self._first / count
         if not floor and self._none_is_certain(even):
-            return even, floor
-        least: Tensor | float = floor
-        if floor:
-            least = torch.minimum(torch.full_like(count, floor), count / self.total.clamp(min=1))
+            return even
         running = self._running
-        tried, certain, low = running.neighbours(least)
+        tried, certain, low = running.neighbours(floor)
         fixed, middle = self.total - _at(running.number, certain), _at(running.first, certain)
         if low is not None:
-            fixed = fixed + least * _at(running.number, low)
+            fixed = fixed + floor * _at(running.number, low)
             middle = middle - _at(running.first, low)
         enough = fixed + middle / tried <= count * (1 + _ROUNDING)
         bound, fixed, middle = _lowest(enough, tried, fixed, middle)
         # Rounding may leave nothing to share out: the bound is then the price.
         shared = (middle > 0) & (count > fixed)
-        price = torch.where(shared, torch.minimum(middle / (count - fixed), bound), bound)
-        return price, least
+        return torch.where(shared, torch.minimum(middle / (count - fixed), bound), bound)
 
     def price_of_noise(self, noise: float, floor: float) -> Tensor:
         """Return the highest price at which the second moment is at most `noise` times dense's."""

@@ -55,7 +55,16 @@ class DistributionPolicy(Policy):
         observations, actions = rows
         found = self._distribution(observations)
         log_probs = _one_per_row(found.log_prob(actions), actions)
-        return log_probs if _is_discrete(found) else (log_probs, found.log_prob(_mode(found)))
+        if _is_discrete(found):
+            return log_probs
+        at_mode = found.log_prob(_mode(found))
+        if not bool(at_mode.isfinite().all()):
+            raise ValueError(
+                f"distribution(observations) must have a finite density at its mode, and "
+                f"{type(found).__name__} has none; give kondo.backward "
+                f"screen=(log_probs, mode_log_probs) with another reference."
+            )
+        return log_probs, at_mode
 
     def check(
         self,

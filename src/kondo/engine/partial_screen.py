@@ -45,7 +45,9 @@ class Screened(NamedTuple):
     density: bool
     """Whether log_probs are densities, measured from the mode."""
     known: bool = True
-    """Whether these are log-probs of every row, rather than stand-ins for some."""
+    """Whether these are log-probs, rather than stand-ins that nobody looks at."""
+    elements: int | None = None
+    """Elements that count in the screened rows; None for all."""
 
 
 class ScreenPeers(Protocol):
@@ -97,22 +99,43 @@ def _screen_some(inputs: Inputs, peers: ScreenPeers, run: "_Forward") -> Screene
     index = promising.nonzero().squeeze(1)
     num_promising, num_rows = peers.total(index.numel(), promising.numel())
     if num_promising in (0, num_rows):
-        return None
+        return _nothing(inputs, peers) if num_promising == 0 and not by_sign else None
     batch = inputs.rows.batch
     some = rows.take(batch, index)
     found = _required(peers.forwards(run, some, run.calls(some)))
     log_probs = found.new_zeros(promising.shape[0], *found.shape[1:])
     log_probs = log_probs.index_copy(0, index.to(found.device), found)
-    home, density = inputs.device, run.density
-    if not by_sign:  # values of the rest are known: they are 0
-        return Screened(log_probs.to(home), None, run.rows, density, known=False)
-    if _settled(inputs, peers, log_probs, density):
-        return Screened(log_probs.to(home), promising, run.rows, density, known=False)
+    # Values of the rest are known, they are 0; or nobody needs them.
+    if not by_sign or _settled(inputs, peers, log_probs, run.density):
+        return Screened(
+            log_probs.to(inputs.device),
+            promising if by_sign else None,
+            run.rows,
+            run.density,
+            elements=_num_counted(inputs.rows.mask, log_probs, promising),
+        )
     others = (~promising).nonzero().squeeze(1)
     rest = rows.take(batch, others)
     missing = _required(peers.forwards(run, rest, run.calls(rest)))
     log_probs = log_probs.index_copy(0, others.to(missing.device), missing)
     return Screened(log_probs.to(inputs.device), None, run.rows, run.density)
+
+
+def _nothing(inputs: Inputs, peers: ScreenPeers) -> Screened | None:
+    """Return a screen of no row, for a batch without an advantage; None if its shape is unknown."""
+    unseen = _unseen(inputs)
+    if peers.total(int(unseen is None))[0]:
+        return None
+    assert unseen is not None
+    return Screened(unseen.to(inputs.device), None, 0, density=False, known=False)
+
+
+def _num_counted(mask: Tensor | None, log_probs: Tensor, some: Tensor) -> int:
+    """Return how many elements of some rows, [N] bool, count."""
+    within = some.to(log_probs.device)
+    within = within if log_probs.ndim == 1 else within.unsqueeze(1).expand_as(log_probs)
+    counts = check_mask(mask, log_probs.shape)
+    return int((within if counts is None else within & counts.to(within.device)).sum())
 
 
 class _Forward:

@@ -42,6 +42,9 @@ class Alone:
     may_be_empty = False
     """Whether a batch may have 0 rows, as on one of many ranks."""
 
+    first = True
+    """Whether this process is the one that warns for all."""
+
     def together(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which an error of one is an error of all."""
         return contextlib.nullcontext()
@@ -124,10 +127,12 @@ def own_counts(chosen: Selection, screened: Screened | None) -> Counts:
     """Return what this process screened, saw and kept."""
     if screened is None:
         return chosen.counts
+    counts = chosen.counts._replace(rows_screened=screened.num_rows)
+    if screened.elements is not None:
+        counts = counts._replace(surprised=screened.elements)
     # Measured from the mode, mean surprisal is no entropy.
     tells = screened.known and not screened.density
-    surprisal = chosen.counts.surprisal if tells else math.nan
-    return chosen.counts._replace(rows_screened=screened.num_rows, surprisal=surprisal)
+    return counts if tells else counts._replace(surprisal=math.nan)
 
 
 def _late(trained: Trained, clock: StageClock) -> Late:

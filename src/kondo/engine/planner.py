@@ -55,8 +55,7 @@ class PlannedRate:
     free_limit: float
     """The cost model's speed-up, 1 / rho."""
     noise: float | None = None
-    """Second moment of an unbiased draw at this rate over the dense one's; None without
-    advantages."""
+    """Noise of an unbiased draw at this rate, see `kondo.UnbiasedGate`; None without advantages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,7 +213,7 @@ def _unit_worth(
 
 
 def _noise(gate: BaseGate, worth: Tensor, mask: Tensor) -> float:
-    """Return the second moment of a draw over the dense one's."""
+    """Return the noise of a draw."""
     return diagnostics(worth, gate(worth, mask, torch.Generator().manual_seed(0)), mask=mask)[
         "noise"
     ]
@@ -229,14 +228,14 @@ def _recommended(
     gate: BaseGate = UnbiasedGate(noise=_SAFE_NOISE)
     share = float(gate(worth, mask, torch.Generator().manual_seed(0)).rate)
     why = (
-        f"it keeps {share:.0%} of this batch, so that the gradient's second moment is at most "
+        f"it keeps {share:.0%} of this batch, so that the sum of squared gradients is at most "
         f"{_SAFE_NOISE:g} times dense's; safe where a reward is shared by many decisions"
     )
     if single_decisions:
         gate, share = Gate(rate=_PAPER_RATE), _PAPER_RATE
         why = "the papers' gate: every reward belongs to one decision"
     forward, dense = measured.forward_seconds, measured.forward_seconds + measured.backward_seconds
-    kept = _seconds_at(measured.rates, share)
+    kept = _seconds_at([(row.rate, row.kept_seconds) for row in measured.rates], share, dense)
     exact, free = dense / (forward + kept), dense / kept
     told = f"{exact:.1f}x with an exact screen, {free:.1f}x with a free one"
     if free <= 1:
@@ -245,20 +244,19 @@ def _recommended(
     return gate, f"recommended: gate=kondo.{gate!r}: {why}. Learner {told}{warning}."
 
 
-def _seconds_at(planned: Sequence[PlannedRate], rate: float) -> float:
-    """Return the measured seconds of a kept share, between those that were planned for."""
-    below = max(
-        (row for row in planned if row.rate <= rate), key=lambda row: row.rate, default=None
-    )
-    above = min(
-        (row for row in planned if row.rate >= rate), key=lambda row: row.rate, default=None
-    )
-    if below is None or above is None or above.rate == below.rate:
-        nearest = below or above
-        assert nearest is not None
-        return nearest.kept_seconds
-    way = (rate - below.rate) / (above.rate - below.rate)
-    return (1 - way) * below.kept_seconds + way * above.kept_seconds
+def _seconds_at(known: Sequence[tuple[float, float]], rate: float, dense: float) -> float:
+    """Return the seconds of a kept share, between measured ones; all rows take dense's.
+
+    Below the lowest rate that was measured its seconds count: fixed costs do not shrink.
+    """
+    points = sorted({1.0: dense} | dict(known))
+    seconds = {1.0: dense} | dict(known)
+    below = max((point for point in points if point <= rate), default=points[0])
+    above = min(point for point in points if point >= max(rate, below))
+    if above == below:
+        return seconds[below]
+    way = (rate - below) / (above - below)
+    return (1 - way) * seconds[below] + way * seconds[above]
 
 
 def _in_pieces(batch: Any, micro_batch: int | None, call: Callable[[Any], Any]) -> None:

@@ -40,15 +40,17 @@ class Counts(NamedTuple):
     """Elements with a NaN that the mask hides."""
     rows_screened: int
     """Rows that entered a screening forward; the screen tells."""
+    surprised: int
+    """Elements that count whose log-probs are known."""
     price: float
     rate: float
     surprisal: float
-    """Sum over the elements that count; NaN where log-probs of some were not looked at."""
+    """Sum over these elements; NaN where none are known."""
 
     @property
     def entropy(self) -> float:
         """Mean surprisal: on-policy, an estimate of the policy's entropy per element."""
-        return self.surprisal / self.elements if self.elements else math.nan
+        return self.surprisal / self.surprised if self.surprised else math.nan
 
     def denominator(self, asked: str | float) -> float:
         """Return what the sum of losses is divided by; see `kondo.Options`."""
@@ -135,6 +137,7 @@ def select(
         rows_kept=rows_kept,
         hidden_nan=hidden_nan,
         rows_screened=0,
+        surprised=elements,
         price=read[12],
         rate=read[13],
         surprisal=read[3],
@@ -302,6 +305,7 @@ def everything(
         rows_kept=index.numel(),
         hidden_nan=0,
         rows_screened=0,
+        surprised=0,
         price=-math.inf,
         rate=float(elements > 0),
         surprisal=math.nan,

@@ -133,7 +133,8 @@ def backward(
         if not inputs.own_mask:  # what the policy knows of its rows is about its own mask
             chosen = chosen._replace(host_rows=None)
         counts = peers.count(chosen, screened, clock)
-        watch(inputs.gate, counts)
+        if peers.first:
+            watch(inputs.gate, counts)
         trained = peers.train(inputs, chosen, counts, clock)
         return peers.report(inputs, chosen, screened, counts, trained, clock)
 

@@ -12,14 +12,16 @@ from kondo.core.contract import BaseGate
 from kondo.core.delight import delight
 from kondo.engine.select import Counts
 
-# Steps before a run is judged, and the weight of the past in running means.
+# Steps before there is a mean to compare with, before a run is judged, and the weight of the past.
+_MEAN_STEPS = 5
 _FIRST_STEPS = 20
 _DECAY = 0.9
 
 # A running mean has moved if it left its best value by this many standard deviations of one step,
-# and by this share of that value.
+# and by this share of that value. Where one action decides, entropy rises and falls again while a
+# policy leaves a mistake: a small rise says nothing.
 _DEVIATIONS = 3.0
-_SHARE = 0.2
+_SHARE = 0.5
 
 
 class Trend:
@@ -41,8 +43,13 @@ class Trend:
         self.steps, self._last = self.steps + 1, value
         # A plain mean until there are enough steps for a running one.
         self.mean += max(1 - _DECAY, 1 / self.steps) * (value - self.mean)
-        if self.steps >= _FIRST_STEPS:
+        if self.steps >= _MEAN_STEPS:
             self.lowest = min(self.lowest, self.mean)
+
+    @property
+    def at_lowest(self) -> bool:
+        """Whether the mean was never lower."""
+        return self.mean <= self.lowest < math.inf
 
     @property
     def rose(self) -> bool:
@@ -61,7 +68,15 @@ class _Run:
         self.warned = False
 
 
-_RUNS: weakref.WeakKeyDictionary[BaseGate, _Run] = weakref.WeakKeyDictionary()
+_RUNS: dict[int, _Run] = {}  # by identity: a gate need not have a hash, and equal ones are two
+
+
+def _run_of(gate: BaseGate) -> _Run:
+    """Return what is known of a gate's run, for as long as the gate lives."""
+    if id(gate) not in _RUNS:
+        _RUNS[id(gate)] = _Run()
+        weakref.finalize(gate, _RUNS.pop, id(gate), None)
+    return _RUNS[id(gate)]
 
 
 def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) -> None:
@@ -74,13 +89,13 @@ def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) ->
     """
     if gate is None or gate.signal is not delight or gate.draws or gate.eta > 0:
         return
-    run = _RUNS.setdefault(gate, _Run())
+    run = _run_of(gate)
     if run.warned or counts.units_kept == counts.units:
         return
     run.entropy.observe(counts.entropy)
     run.loss_of_reward.observe(-reward)
     seen = ""
-    if run.entropy.rose:
+    if run.entropy.rose and not run.loss_of_reward.at_lowest:
         seen = f"entropy rose from {run.entropy.lowest:.3g} to {run.entropy.mean:.3g} nats"
     elif run.loss_of_reward.rose:
         highest, now = -run.loss_of_reward.lowest, -run.loss_of_reward.mean
@@ -88,10 +103,10 @@ def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) ->
     if seen:
         run.warned = True
         warnings.warn(
-            f"{seen} under {gate!r}, which keeps the highest delight. Where one reward is shared "
-            f"by many decisions (tokens of an answer, steps of an episode), that choice is biased "
-            f"towards random policies. kondo.UnbiasedGate(rate=...) or (noise=1.5) has no such "
-            f"bias; see docs/which-gate.md.",
+            f"{seen} under {gate!r}, which keeps the highest delight. If one reward is shared by "
+            f"many decisions (tokens of an answer, steps of an episode), that choice is biased "
+            f"towards random policies: use kondo.UnbiasedGate(rate=...) or (noise=1.5). If each "
+            f"reward belongs to one decision, this may pass. See docs/which-gate.md.",
             RuntimeWarning,
             stacklevel=3,
         )

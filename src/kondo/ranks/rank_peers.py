@@ -79,6 +79,7 @@ class RankPeers(Alone):
 
     def __init__(self, group: dist.ProcessGroup | None):
         self._ranks = Ranks(group)
+        self.first = self._ranks.rank == 0
         self._gate: GlobalGate | None = None
         self._spare: Rows | None = None
         self._kept_rows: list[int] = []

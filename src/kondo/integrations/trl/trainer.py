@@ -182,6 +182,11 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             known = self._gather(whole(log_probs.float())).cpu()
         if gate is None:
             gate = Prechosen(counted if self.args.kondo_unit == "token" else counted.any(dim=1))
+        if isinstance(gate, kondo.UnbiasedGate) and self.args.entropy_coef != 0.0:
+            raise ValueError(
+                f"entropy_coef must be 0.0 with {gate!r}, got {self.args.entropy_coef}: the "
+                f"entropy of completions without an advantage, never drawn, would be missing."
+            )
         eta = self.args.delight_eta
         if eta is not None and gate.signal is not kondo.delight:
             raise ValueError(
