@@ -1,6 +1,7 @@
 """What one step was given, checked: every check of an argument comes before the first forward."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -104,7 +105,7 @@ def prepare(
     size = _num_rows(given.batch, may_be_empty)
     device = main_device(known.log_prob, given.batch)
     advantages = check_float("advantages", given.advantages).detach().to(device)
-    loss_inputs = {name: value.detach() for name, value in (given.loss_inputs or {}).items()}
+    loss_inputs = _check_loss_inputs(given.loss_inputs)
     own_mask = given.mask is None
     mask = known.mask(given.batch)
     if not own_mask:
@@ -133,6 +134,27 @@ def prepare(
         density=density,
         device=device,
     )
+
+
+def _check_loss_inputs(given: Any) -> dict[str, Tensor]:
+    """Return the further tensors of the loss, detached, by name."""
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"loss_inputs must be a dict of name -> tensor, got {type(given).__name__}; give the "
+            f'names that the loss takes, e.g. {{"old_log_probs": ...}}.'
+        )
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise ValueError(
+                f"loss_inputs must have the names of the loss's arguments as keys, got {name!r}."
+            )
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"loss_inputs must hold tensors with one row per row of the batch, got "
+                f"{type(value).__name__} for {name!r}; wrap it with torch.as_tensor(...), or bind "
+                f"a number with functools.partial(loss, {name}=...)."
+            )
+    return {name: value.detach() for name, value in given.items()}
 
 
 def _both(given: Any, own: Tensor | None) -> Tensor | None:

@@ -1,6 +1,7 @@
 """Options of the step that few people set, in one object."""
 
 import dataclasses
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -75,17 +76,25 @@ class Options:
         }
 
 
-def check_size(name: str, size: int | None) -> None:
-    """Raise a ValueError unless it is None or at least one row."""
-    if size is not None and size < 1:
+def check_size(name: str, size: Any) -> None:
+    """Raise a ValueError unless it is None or a whole number of rows, at least one."""
+    if size is None:
+        return
+    if isinstance(size, bool) or not isinstance(size, Integral):
+        raise ValueError(
+            f"{name} must be a whole number of rows, got {size!r}; round it with int(...), or "
+            f"give None for all rows at once."
+        )
+    if size < 1:
         raise ValueError(f"{name} must be at least 1 row, got {size}; None takes all at once.")
 
 
-def _check_denominator(denominator: str | float) -> None:
+def _check_denominator(denominator: Any) -> None:
     """Raise a ValueError unless it is a word we know or a positive number."""
-    if denominator in ("full", "kept"):
+    if isinstance(denominator, str) and denominator in ("full", "kept"):
         return
-    if isinstance(denominator, str) or not 0 < denominator < float("inf"):
+    number = isinstance(denominator, Real) and not isinstance(denominator, bool)
+    if not number or not 0 < denominator < float("inf"):
         raise ValueError(
             f'denominator must be "full", "kept" or a positive number, got {denominator!r}; '
             f'"full" keeps the dense learning rate.'

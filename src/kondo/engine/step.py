@@ -102,7 +102,7 @@ def backward(
         inputs = prepare(
             policy,
             gate,
-            Rows(batch, advantages, mask, loss_inputs or {}, screen),
+            Rows(batch, advantages, mask, {} if loss_inputs is None else loss_inputs, screen),
             unit=unit,
             loss=loss,
             micro_batch=micro_batch,
