@@ -1,6 +1,8 @@
 """Gate state: saved, loaded and resumed, the decisions are those of a gate never interrupted."""
 
+import copy
 import io
+import math
 
 import pytest
 import torch
@@ -81,3 +83,81 @@ def test_a_foreign_state_is_refused(change):
         del state["past"]
     with pytest.raises(ValueError, match="state must have the keys"):
         Gate(rate=0.5).load_state_dict(state)
+
+
+def remembering(calls: int = 4) -> Gate:
+    gate = Gate(**OPTIONS["everything"])
+    for delight in batches(calls):
+        gate(delight, generator=torch.Generator().manual_seed(1))
+    return gate
+
+
+DAMAGE = {
+    "nan scale": ("scale", "mean_square", lambda part: part * math.nan),
+    "infinite scale": ("scale", "mean_square", lambda part: part + math.inf),
+    "negative scale": ("scale", "mean_square", lambda part: -part),
+    "scale of integers": ("scale", "mean_square", lambda part: part.long()),
+    "negative calls of the scale": ("scale", "calls", lambda part: part - 9),
+    "ragged scale": ("scale", "calls", lambda part: torch.cat([part, part])),
+    "wide scale": ("scale", "mean_square", lambda part: part.expand(2)),
+    "a scale that is a number": ("scale", "mean_square", float),
+    "0-d scale": ("scale", "mean_square", lambda part: part.squeeze()),
+    "negative units": ("past", "valid", lambda part: -part),
+    "units as floats": ("past", "valid", lambda part: part.double()),
+    "too few units": ("past", "valid", lambda part: part // 9),
+    "fewer calls": ("past", "valid", lambda part: part[1:]),
+    "nan weights": ("past", "stands_for", lambda part: part * math.nan),
+    "weights of 0": ("past", "stands_for", lambda part: part * 0),
+    "large weights": ("past", "stands_for", lambda part: part * 1000),
+    "weights in a list": ("past", "stands_for", lambda part: part.tolist()),
+    "fewer weights": ("past", "stands_for", lambda part: part[:-1]),
+    "integer values": ("past", "values", lambda part: part.nan_to_num().long()),
+    "flat values": ("past", "values", lambda part: part.flatten()),
+    "values of another member": ("past", "values", lambda part: part[None]),
+}
+
+
+@pytest.mark.parametrize(("part", "name", "damage"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_state_is_refused_and_changes_nothing(part, name, damage):
+    state = remembering().state_dict()
+    state[part][name] = damage(state[part][name])
+    gate = remembering(2)
+    before = str(gate.state_dict())
+    with pytest.raises(ValueError, match=rf"state\['{part}'\].* must "):
+        gate.load_state_dict(state)
+    assert str(gate.state_dict()) == before
+
+
+@pytest.mark.parametrize("calls", [-1, 2.5, math.nan, None, True, torch.tensor([1, 2])])
+def test_a_number_of_calls_that_cannot_be_is_refused(calls):
+    state = remembering().state_dict() | {"calls": calls}
+    with pytest.raises(ValueError, match=r"state\['calls'\] must be a whole number >= 0"):
+        Gate(**OPTIONS["everything"]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("part", ["past", "scale"])
+@pytest.mark.parametrize("given", [None, [], {"valid": torch.ones(1)}])
+def test_a_part_of_another_structure_is_refused(part, given):
+    state = remembering().state_dict() | {part: given}
+    with pytest.raises(ValueError, match=rf"state\['{part}'\] must have the keys"):
+        Gate(**OPTIONS["everything"]).load_state_dict(state)
+
+
+def test_a_state_that_is_no_dict_is_refused():
+    with pytest.raises(ValueError, match=r"state must have the keys .* got list"):
+        Gate(rate=0.5).load_state_dict([])
+
+
+def test_the_states_of_odd_batches_load():
+    # Summarised calls, infinite values, all zeros, nothing that counts, and several members.
+    gate = Gate(rate=0.2, window=6)
+    for values in (torch.randn(20_011), torch.tensor([math.inf, 1.0]), torch.zeros(3)):
+        gate(values)
+    gate(torch.ones(3), torch.zeros(3, dtype=torch.bool))
+    members = Gate(**OPTIONS["everything"])
+    some = torch.tensor([[True, True], [False, False]])
+    members.choose(torch.randn(2, 2), some, torch.rand(2, 2))
+    for one in (gate, members):
+        again = copy.deepcopy(one)
+        again.load_state_dict(through_disk(one.state_dict()))
+        assert str(again.state_dict()) == str(one.state_dict())

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from kondo.core import rules, signals
+from kondo.core._checks import check_state, check_state_count, check_state_tensor
 from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 from kondo.core.delight import delight
-from kondo.core.rolling_price import RollingPrice
+from kondo.core.rolling_price import RollingPrice, check_past
 
 # Spreads the lots of successive calls apart: ties at a rolling price fall anew each time.
 _CALL_STRIDE = 0x9E3779B1
@@ -348,14 +349,17 @@ class Gate(BaseGate):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        expected = {"past", "scale", "calls"}
-        if state.keys() != expected:
-            raise ValueError(
-                f"state must have the keys {sorted(expected)}, got {sorted(state)}; "
-                f"give what Gate.state_dict() returned."
-            )
-        self._calls = int(state["calls"])
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: it is not what `state_dict` returns: another structure, tensors that do not
+                fit together, NaN, or numbers that are too small. The gate is then as it was.
+        """
+        check_state("state", state, {"past", "scale", "calls"})
+        calls = check_state_count("state['calls']", state["calls"])
+        check_past(state["past"])
+        _check_scale(state["scale"])
+        self._calls = calls
         self._past.load_state_dict(state["past"], self._calls)
         self._scale.load_state_dict(state["scale"])
 
@@ -426,6 +430,23 @@ class _RunningScale:
         self._mean_square = state["mean_square"].clone() if state else None
         if state:
             self._calls = state["calls"].clone()
+
+
+def _check_scale(state: dict[str, Any]) -> None:
+    """Raise a ValueError unless it is what `_RunningScale.state_dict` returns, {} included."""
+    if state == {}:
+        return
+    check_state("state['scale']", state, {"mean_square", "calls"})
+    parts = (
+        check_state_tensor("state['scale']['mean_square']", state["mean_square"], torch.float64),
+        check_state_tensor("state['scale']['calls']", state["calls"], torch.int64),
+    )
+    shapes = [list(part.shape) for part in parts]
+    if shapes[0] != shapes[1] or shapes[0][-1] != 1:
+        raise ValueError(
+            f"state['scale'] must have mean_square and calls of shape [..., 1], got {shapes}; give "
+            f"what Gate.state_dict() returned."
+        )
 
 
 def _share(share: float, count: Tensor) -> Tensor:

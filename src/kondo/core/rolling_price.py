@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kondo.core._checks import check_float, check_state, check_state_tensor
 from kondo.core.rules import quantile_price
 
 # A call stores at most this many values in the rolling window; beyond it, evenly spaced order
 # statistics stand for the rest, each with the weight of the values it replaces.
 MAX_VALUES_PER_STEP = 1024
+
+# Of a float32, in which the number of units that a value stands for is computed.
+_ROUNDING = 1e-6
 
 
 class RollingPrice:
@@ -149,7 +153,7 @@ class RollingPrice:
         """Restore what `state_dict` saved, keeping the newest `size` calls.
 
         Args:
-            state: from `state_dict`.
+            state: from `state_dict`, checked by `check_past`.
             calls: choices made until then.
         """
         self.calls, self._calls_before, self._values = None, calls, None
@@ -162,6 +166,37 @@ class RollingPrice:
         self._values = pad(state["values"][..., start:, :], (0, 0, more, 0), value=math.nan).clone()
         self._stands_for = pad(state["stands_for"][..., start:], (more, 0), value=1.0).clone()
         self._valid = pad(state["valid"][..., start:], (more, 0)).clone()
+
+
+def check_past(state: dict[str, Any]) -> None:
+    """Raise a ValueError unless it is what `RollingPrice.state_dict` returns, {} included.
+
+    NaN and infinity are fine among the values: NaN says that no unit stands there. There are never
+    more values than units that counted.
+    """
+    if state == {}:
+        return
+    check_state("state['past']", state, {"values", "stands_for", "valid"})
+    name = "state['past']['values']"
+    values = check_float(name, state["values"])
+    stands_for = check_state_tensor(
+        "state['past']['stands_for']", state["stands_for"], torch.float64, least=1.0
+    )
+    valid = check_state_tensor("state['past']['valid']", state["valid"], torch.int64)
+    if not values.shape[:-1] == stands_for.shape == valid.shape:
+        raise ValueError(
+            f"state['past'] must have values [..., calls, width], and stands_for and valid "
+            f"[..., calls], got {[list(part.shape) for part in (values, stands_for, valid)]}; give "
+            f"what Gate.state_dict() returned."
+        )
+    held = (~values.isnan()).sum(-1) * stands_for
+    too_many = held > valid * (1 + _ROUNDING)
+    if bool(too_many.any()):
+        raise ValueError(
+            f"{name} must stand for at most as many units as counted in their call, got "
+            f"{held[too_many][0].item():g} of {valid[too_many][0].item()}; the state is damaged: "
+            f"load an older one, or start the gate anew."
+        )
 
 
 def _shifted(past: Tensor, new: Tensor, dim: int, where: Tensor) -> Tensor:
