@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import time
@@ -271,7 +272,33 @@ def faulty_step(group, wrapping, kind, number, faulty_rank):
     return found | {"good": gradients(good)}
 
 
+def scaled(factor, log_probs, advantages):
+    """A loss, or a signal, with an option in front."""
+    return -factor * (log_probs * advantages)
+
+
+def bound(factor):
+    return functools.partial(scaled, factor)
+
+
+def gated_by(factor):
+    return kondo.Gate(rate=0.5, signal=functools.partial(signal_of, functools.partial(pow, factor)))
+
+
+def signal_of(power, log_probs, advantages, *, mask=None):
+    return (power(2) * advantages * -log_probs).detach()
+
+
+# What all ranks are given, by kind.
+ALL_OPTIONS = {
+    "bound number": lambda: {"loss": bound(1.0)},
+    "bound tensor": lambda: {"loss": bound(torch.tensor([1.0, 2.0]).sum())},
+    "bound signal": lambda: {"gate": gated_by(2.0)},
+}
 OTHER_OPTIONS = {
+    "bound number": lambda: {"loss": bound(0.5)},
+    "bound tensor": lambda: {"loss": bound(torch.tensor([1.0, 2.5]).sum())},
+    "bound signal": lambda: {"gate": gated_by(3.0)},
     "rate": lambda: {"gate": kondo.Gate(rate=0.25)},
     "unit": lambda: {"unit": "sequence"},
     "micro_batch": lambda: {"micro_batch": 3},
@@ -284,6 +311,7 @@ def bad_rows(group, kind, unit, faulty_rank):
     """One rank is given what cannot be right, or what the others are not given."""
     batch, advantages, mask = problem(unit, (9,) * group.size()).part(group.rank())
     options = {"gate": kondo.Gate(rate=0.5), "unit": unit}
+    options |= ALL_OPTIONS.get(kind, dict)()
     model = Policy(unit)
     if group.rank() == faulty_rank:
         options |= OTHER_OPTIONS.get(kind, dict)()

@@ -82,6 +82,21 @@ def test_bad_rows_on_one_rank_fail_all(crew, kind, unit, message):
             "sample",
             "denominator must be the same on all ranks, got 'full' .* 7.0 on",
         ),
+        (
+            "bound number",
+            "sample",
+            r"loss must be the same .* got partial\(scaled, 1.0\) on rank 0 and partial\(scaled, 0",
+        ),
+        (
+            "bound tensor",
+            "sample",
+            r"loss must be the same .*tensor\(\[\], torch.float32, checksum",
+        ),
+        (
+            "bound signal",
+            "sample",
+            r"gate must be the same .*partial\(signal_of, partial\(pow, 2.0",
+        ),
         ("structure", "sample", r"batch\['extra'\] must be the same .* got nothing on rank 0"),
         (
             "dtype",
@@ -94,6 +109,12 @@ def test_options_that_differ_are_named_on_all_ranks(crew, kind, unit, message):
     for found in crew.run(cases.bad_rows, 4, kind, unit, 2):
         assert found["type"] == "ValueError"
         assert re.search(message, found["message"]), found["message"]
+
+
+@pytest.mark.parametrize("kind", ["bound number", "bound tensor", "bound signal"])
+def test_equal_options_that_are_bound_are_the_same_on_all_ranks(crew, kind):
+    for found in crew.run(cases.bad_rows, 2, kind, "sample", None):
+        assert found["type"] == "nothing", found["message"]
 
 
 def test_no_rows_anywhere_is_an_error_on_all_ranks(crew):

@@ -32,6 +32,10 @@ together with its own; `zero_without_advantage = True` where it is 0 for an adva
 the log-probs, so that a screen may leave such rows out.
 """
 
+# Odd, so that no byte of a place is lost; and bytes at a time, so that a large tensor needs no more
+# memory than this many 64-bit integers.
+_CHECKSUM_STRIDE = 0x9E3779B1
+_CHECKSUM_CHUNK = 2**20
 
 Randomness = torch.Generator | Tensor | None
 """Where draws come from: a generator, the default one, or uniform draws that were made already."""
@@ -201,12 +205,12 @@ class BaseGate(ABC):
     def fingerprint(self) -> str:
         """Return in words what ranks must have in common: options and running state.
 
-        By default its own repr, or the class and its public attributes, callables by name.
+        By default its own repr, or the class and its public attributes, each by `in_words`.
         """
         if type(self).__repr__ is not object.__repr__:
             return repr(self)
         options = {k: v for k, v in vars(self).items() if not k.startswith("_")}
-        shown = (f"{k}={name_of(v) if callable(v) else repr(v)}" for k, v in options.items())
+        shown = (f"{name}={in_words(value)}" for name, value in options.items())
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,11 +294,57 @@ def value_name(signal: Signal) -> str:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a signal or gate function, the same in every process."""
+    """Return the name of a signal, loss or gate function, the same in every process.
+
+    Of a `functools.partial` with everything that is bound, by position and by name.
+
+    Example:
+        >>> import functools
+        >>> name_of(functools.partial(round, 2.5, ndigits=1))
+        'partial(round, 2.5, ndigits=1)'
+    """
     if isinstance(function, functools.partial):
-        options = "".join(f", {name}={value!r}" for name, value in function.keywords.items())
-        return f"partial({name_of(function.func)}{options})"
+        bound = [in_words(value) for value in function.args]
+        bound += [f"{name}={in_words(value)}" for name, value in function.keywords.items()]
+        return f"partial({', '.join([name_of(function.func), *bound])})"
     return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def in_words(value: Any) -> str:
+    """Return a value as text that is the same in every process, and differs where the value does.
+
+    A tensor is its shape, dtype and a checksum, which reads it from its device. An object without a
+    repr of its own is its class.
+    """
+    if isinstance(value, BaseGate):
+        return value.fingerprint()
+    if isinstance(value, Tensor):
+        return f"tensor({list(value.shape)}, {value.dtype}, checksum {_checksum(value):x})"
+    if isinstance(value, dict):
+        inside = (f"{in_words(name)}: {in_words(part)}" for name, part in value.items())
+        return f"{{{', '.join(inside)}}}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}({', '.join(map(in_words, value))})"
+    if isinstance(value, set | frozenset):  # their order is the process's
+        return f"{type(value).__name__}({', '.join(sorted(map(in_words, value)))})"
+    if callable(value):
+        return name_of(value)
+    kind: Any = type(value)
+    # The default repr is an address.
+    return str(kind.__qualname__) if kind.__repr__ is object.__repr__ else repr(value)
+
+
+def _checksum(value: Tensor) -> int:
+    """Return a number of the tensor's bytes and their places."""
+    found = torch.zeros((), dtype=torch.int64, device=value.device)
+    place = 1
+    data = value.detach().reshape(-1).contiguous().view(torch.uint8)
+    for part in torch.split(data, _CHECKSUM_CHUNK):
+        places = torch.arange(place, place + part.numel(), device=value.device)
+        # Overflow wraps around, in the same way on every device.
+        found += ((part.long() + 1) * (places * _CHECKSUM_STRIDE)).sum()
+        place += part.numel()
+    return int(found) % 2**64
 
 
 def check_units(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

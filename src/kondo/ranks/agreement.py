@@ -1,13 +1,12 @@
 """What all ranks must give alike, compared before anything is done with it."""
 
-import functools
 import hashlib
 import json
 from typing import Any
 
 from torch import Tensor
 
-from kondo.core.contract import BaseGate
+from kondo.core.contract import in_words
 from kondo.ranks.communicator import Ranks
 
 
@@ -46,13 +45,11 @@ def _difference(everyone: list[dict[str, str]]) -> str:
 
 
 def describe(value: Any) -> str:
-    """Say what a callable or option is, in words that do not depend on the process."""
-    if isinstance(value, BaseGate):
-        return value.fingerprint()
+    """Say what a callable or option is, in words that do not depend on the process.
+
+    Of rows a tensor's kind alone: ranks have rows of their own. What a `functools.partial` binds is
+    an option, and compared whole.
+    """
     if isinstance(value, Tensor):
         return f"a {value.ndim}-d tensor of {value.dtype}"
-    if isinstance(value, functools.partial):
-        return f"partial of {describe(value.func)}"
-    if callable(value):
-        return str(getattr(value, "__qualname__", type(value).__qualname__))
-    return repr(value)
+    return in_words(value)
