@@ -289,16 +289,22 @@ def signal_of(power, log_probs, advantages, *, mask=None):
     return (power(2) * advantages * -log_probs).detach()
 
 
+def old_log_probs(num_rows, broken=False):
+    return {"old_log_probs": torch.full((num_rows,), torch.nan if broken else -1.0)}
+
+
 # What all ranks are given, by kind.
 ALL_OPTIONS = {
     "bound number": lambda: {"loss": bound(1.0)},
     "bound tensor": lambda: {"loss": bound(torch.tensor([1.0, 2.0]).sum())},
     "bound signal": lambda: {"gate": gated_by(2.0)},
+    "nan loss input": lambda: {"loss": kondo.losses.ppo, "loss_inputs": old_log_probs(9)},
 }
 OTHER_OPTIONS = {
     "bound number": lambda: {"loss": bound(0.5)},
     "bound tensor": lambda: {"loss": bound(torch.tensor([1.0, 2.5]).sum())},
     "bound signal": lambda: {"gate": gated_by(3.0)},
+    "nan loss input": lambda: {"loss_inputs": old_log_probs(9, broken=True)},
     "rate": lambda: {"gate": kondo.Gate(rate=0.25)},
     "unit": lambda: {"unit": "sequence"},
     "micro_batch": lambda: {"micro_batch": 3},

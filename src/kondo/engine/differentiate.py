@@ -1,14 +1,14 @@
 """Stage 4, differentiate: forward with a graph and backward on the compact rows only."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, expand_rows, first_unit
+from kondo.core._checks import at_least_float32, check_float, expand_rows
 from kondo.engine.compact import MicroBatch
+from kondo.engine.finite import FiniteCheck, Gated
 from kondo.engine.report import StageClock
 
 Loss = Callable[..., Tensor]
@@ -32,7 +32,7 @@ def differentiate(
     denominator: float | Callable[[Tensor], float],
     backward_fn: BackwardFn,
     clock: StageClock,
-    check: bool = True,
+    check: FiniteCheck | None,
 ) -> Differentiated:
     """Add the gradient of the gated loss to `.grad`.
 
@@ -46,7 +46,8 @@ def differentiate(
         denominator: a number, or what gives it for the log-probs of a micro-batch.
         backward_fn: how to differentiate a loss.
         clock: for the stages forward and backward.
-        check: refuse log-probs that are not finite; the device waits for that.
+        check: refuses what is not finite in kept units; the host waits for the device. None for a
+            dense step.
     """
     total: Tensor | None = None
     elements = 0
@@ -54,10 +55,10 @@ def differentiate(
         with clock.stage("forward"):
             log_probs = _graph_log_probs(log_prob, micro)
             divide = denominator(log_probs) if callable(denominator) else denominator
-            kept, gated = gated_sum(log_probs, micro, loss)
-            gated = gated / divide
-            if check:  # after the loss is launched: the device has work to do
-                _check_finite(kept.detach())
+            parts = gate_losses(log_probs, micro, loss)
+            gated = parts.losses.sum() / divide
+            if check is not None:  # after the loss is launched: the device has work to do
+                check.look(parts, micro)
         with clock.stage("backward"):
             backward_fn(gated)
         elements += log_probs.numel() if micro.keep is None and not micro.filler else 0
@@ -65,11 +66,12 @@ def differentiate(
     return Differentiated(torch.zeros(()) if total is None else total, elements)
 
 
-def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> tuple[Tensor, Tensor]:
-    """Return the kept log-probs, 0 elsewhere, and the sum of their weighted losses.
+def gate_losses(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Gated:
+    """Return the weighted losses of the kept elements, 0 elsewhere.
 
-    What is not kept cannot leak NaN.
+    What is not kept cannot leak NaN out of the loss.
     """
+    raw = log_probs
     home = log_probs.device
     keep, weight = (None if part is None else part.to(home) for part in (micro.keep, micro.weight))
     if micro.filler:
@@ -87,23 +89,8 @@ def gated_sum(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> tuple[Tensor,
         )
     losses = at_least_float32(losses)
     losses = losses if weight is None else losses * weight
-    return log_probs, (losses if keep is None else torch.where(keep, losses, 0.0)).sum()
-
-
-def _check_finite(log_probs: Tensor) -> None:
-    """Refuse a kept element that a free or draft screen did not show to be broken.
-
-    One device sync, more only where something is broken: what is not finite makes no finite sum.
-    """
-    if math.isfinite(float(log_probs.sum(dtype=torch.float64))):
-        return
-    broken = ~log_probs.isfinite()
-    if bool(broken.any()):
-        raise ValueError(
-            f"log_prob(rows) must be finite in kept units, got {int(broken.sum())} that are not, "
-            f"first {first_unit(broken)} of this micro-batch; nothing of it was differentiated. "
-            f"Look for NaN weights, or for actions of probability zero, and mask those."
-        )
+    losses = losses if keep is None else torch.where(keep, losses, 0.0)
+    return Gated(raw, log_probs, losses, keep)
 
 
 def _graph_log_probs(log_prob: Callable[[Any], Tensor], micro: MicroBatch) -> Tensor:

@@ -17,8 +17,10 @@ from kondo.core.contract import BaseGate, value_name
 from kondo.core.diagnostics import diagnostics
 from kondo.engine.compact import MicroBatch
 from kondo.engine.differentiate import differentiate
+from kondo.engine.finite import FiniteCheck
 from kondo.engine.inputs import Inputs
 from kondo.engine.partial_screen import Forward, Screened
+from kondo.engine.policy import Policy
 from kondo.engine.report import Late, Report, StageClock
 from kondo.engine.select import Counts, Selection
 
@@ -98,7 +100,7 @@ class Alone:
             denominator=denominator(inputs, chosen, counts),
             backward_fn=inputs.options.backward_fn,
             clock=clock,
-            check=inputs.gate is not None,
+            check=finite_check(inputs, chosen),
         )
         elements = done.elements if chosen.whole else 0
         read = partial(counted.read, done.loss, elements)
@@ -162,6 +164,20 @@ def denominator(
     if chosen.whole and isinstance(asked, str):
         return lambda log_probs: float(max(1, counts.rows_kept * log_probs[0].numel()))
     return counts.denominator(asked)
+
+
+def finite_check(inputs: Inputs, chosen: Selection, *, moved: bool = False) -> FiniteCheck | None:
+    """Return what refuses NaN in kept units; a dense step has none, as `loss.backward()`.
+
+    Args:
+        inputs: of the step.
+        chosen: what was kept of them.
+        moved: whether rows went to other ranks before they are differentiated.
+    """
+    if inputs.gate is None:
+        return None
+    plain = inputs.options.compact is None and type(inputs.policy).compact is Policy.compact
+    return FiniteCheck(inputs.rows.loss_inputs, chosen, in_order=plain and not moved)
 
 
 def eta_of(gate: BaseGate | None) -> float:

@@ -125,8 +125,8 @@ def select(
     read = _read(units, choice, kept_rows)
     if not early:
         hidden_nan = _refuse_inputs(read[:4], log_probs, advantages, valid)
-    _refuse_choice(read[4:7], choice, units)
-    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[7:12])
+    _refuse_choice(read[4:8], choice, units)
+    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[8:13])
     index = kept_rows.nonzero_static(size=rows_kept).squeeze(1)  # of known size: no read
     counts = Counts(
         units=counted,
@@ -138,8 +138,8 @@ def select(
         hidden_nan=hidden_nan,
         rows_screened=0,
         surprised=elements,
-        price=read[12],
-        rate=read[13],
+        price=read[13],
+        rate=read[14],
         surprisal=read[3],
     )
     rows, weight, keep = copy_together((index, choice.weight, choice.keep), log_probs.device)
@@ -202,18 +202,22 @@ def _units(
 
 
 def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
-    """Return what the host must know, [14], after one read.
+    """Return what the host must know, [15], after one read.
 
-    What `_faults` says, three faults of the choice (see `_refuse_choice`), five sizes, price, rate.
+    What `_faults` says, four faults of the choice (see `_refuse_choice`), five sizes, price, rate.
     """
     keep, mask = choice.keep, units.mask
     # On masks, a > b is "a and not b" in one kernel.
     masks = torch.stack([keep > mask, units.values.isnan() & mask, mask, keep]).flatten(1)
     outside, unknown, counted, kept = masks.sum(1)
-    bought = torch.where(keep, units.values, 0.0).sum(dtype=torch.float64)
+    bought, weighed = (
+        torch.where(keep, part, 0.0).sum(dtype=torch.float64)
+        for part in (units.values, choice.weight)
+    )
     elements = torch.stack([units.elements, units.elements * keep]).flatten(1).sum(1)
     rows = kept if kept_rows is keep else kept_rows.sum()
-    numbers = (outside, unknown, bought, counted, kept, *elements, rows, choice.price, choice.rate)
+    faults = (outside, unknown, bought, weighed)
+    numbers = (*faults, counted, kept, *elements, rows, choice.price, choice.rate)
     if not keep.is_cuda:  # nothing to wait for
         return [*units.faults.tolist(), *(float(number) for number in numbers)]
     # float64 holds every count below 2^53.
@@ -411,17 +415,18 @@ def _refuse_unknown(units: _Units) -> None:
 
 
 def _refuse_choice(faults: list[float], choice: Choice, units: _Units) -> None:
-    """Raise if a value is NaN, or a unit is kept that does not count or has an infinite value.
+    """Raise if a value is NaN, or a kept unit does not count, or its value or weight is not finite.
 
     A skipped unit of infinite value is fine.
 
     Args:
-        faults: units kept that do not count, NaN in units that count, sum of the kept values.
+        faults: units kept that do not count, NaN in units that count, sums of the kept values and
+            of their weights.
         choice: what the gate chose.
         units: what it chose from.
     """
-    num_outside, num_unknown, worth = faults
-    if not (num_outside or num_unknown) and math.isfinite(worth):
+    num_outside, num_unknown, worth, weight = faults
+    if not (num_outside or num_unknown) and math.isfinite(worth) and math.isfinite(weight):
         return
     outside = choice.keep & ~units.mask
     if num_outside:
@@ -436,4 +441,11 @@ def _refuse_choice(faults: list[float], choice: Choice, units: _Units) -> None:
             f"the gate's signal must be finite in kept units, got {first_unit(broken)} with a "
             f"value that is not: the policy gives this action probability zero, so its gradient "
             f"is not finite. Mask it, or use the log-probs of the policy that took it."
+        )
+    broken = choice.keep & ~choice.weight.isfinite()
+    if bool(broken.any()):
+        raise ValueError(
+            f"gate must return finite weights for kept units, got "
+            f"{choice.weight[broken][0].item()} in {first_unit(broken)} ({int(broken.sum())} in "
+            f"all); a probability of 0 must not be kept."
         )

@@ -65,7 +65,8 @@ def backward(
             noticed.
         loss: (log_probs, advantages, **loss_inputs) -> one value per element; see `kondo.losses`.
         loss_inputs: further tensors with N rows that the loss takes by name, e.g.
-            {"old_log_probs": ...}; gathered with the rows, not differentiated.
+            {"old_log_probs": ...}; gathered with the rows, not differentiated. With a gate they
+            must be finite in kept units.
         micro_batch: rows per forward/backward; all kept rows at once if None.
         group: a torch.distributed process group: `batch` is then this rank's rows, which may be
             none, and every rank calls. The gate chooses among the rows of all ranks, and gradient,

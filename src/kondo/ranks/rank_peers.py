@@ -30,6 +30,7 @@ from kondo.engine.peers import (
     denominator,
     diagnose,
     eta_of,
+    finite_check,
     own_counts,
     report_fields,
     timed,
@@ -256,7 +257,7 @@ class RankPeers(Alone):
             denominator=(lambda lp: divide(lp) / scale) if callable(divide) else divide / scale,
             backward_fn=agreed_backward,
             clock=clock,
-            check=inputs.gate is not None,
+            check=finite_check(inputs, chosen, moved=True),
         )
 
     def report(

@@ -1,0 +1,139 @@
+"""Refuse what is not finite in kept units before it reaches `.grad`.
+
+A NaN or an infinity never leaves a sum finite. So the sums of everything that must be finite are
+read together, once for each micro-batch, and only a broken one is looked at closely.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kondo.core._checks import first_unit
+from kondo.engine import rows
+from kondo.engine.compact import MicroBatch
+from kondo.engine.select import Selection
+
+
+class Gated(NamedTuple):
+    """One micro-batch after its forward. n rows, T tokens, as in `MicroBatch`."""
+
+    raw: Tensor
+    """[n] or [n, T]: log-probs as the policy gave them."""
+    log_probs: Tensor
+    """Like raw, 0 where not kept."""
+    losses: Tensor
+    """Like raw, weighted, 0 where not kept."""
+    keep: Tensor | None
+    """bool like raw; None where every element is kept."""
+
+
+class FiniteCheck:
+    """What a gated step refuses: NaN or infinity in log-probs and loss inputs of kept units.
+
+    The loss inputs of all kept rows are looked at with the first micro-batch, so that a broken one
+    is refused before anything is added to `.grad`.
+
+    Args:
+        loss_inputs: of the step, each [N, ...]. Those with one value per element or per row are
+            judged where they are kept. Which numbers of another shape the loss uses is not known:
+            where there is one, the loss is judged.
+        selection: what was kept.
+        in_order: micro-batches hold the rows of the selection in its order; messages then name
+            units of the batch.
+    """
+
+    def __init__(self, loss_inputs: dict[str, Tensor], selection: Selection, *, in_order: bool):
+        floats = {name: part for name, part in loss_inputs.items() if part.is_floating_point()}
+        self._known = {name: part for name, part in floats.items() if _fits(part, selection.keep)}
+        self._other = [name for name in floats if name not in self._known]
+        self._selection = selection
+        self._in_order = in_order
+        self._first = True
+        self._rows_done = 0
+
+    def look(self, gated: Gated, micro: MicroBatch) -> bool:
+        """Raise a ValueError for a kept unit that is not finite; one device sync.
+
+        Returns:
+            Whether an element that is not kept has a log-prob that is not finite.
+        """
+        must = {"log_prob(rows)": gated.log_probs.detach()}
+        if self._other:
+            must["loss"] = gated.losses.detach()
+        given = self._kept_inputs() if self._first else {}
+        self._first = False
+        parts = [gated.raw.detach(), *must.values(), *given.values()]
+        home = gated.raw.device
+        sums = torch.stack([part.sum(dtype=torch.float64).to(home) for part in parts]).tolist()
+        if not all(math.isfinite(number) for number in sums[1:]):
+            self._refuse_inputs(given)
+            self._refuse(must, micro)
+        self._rows_done += micro.num_rows
+        return gated.keep is not None and not math.isfinite(sums[0])
+
+    def _kept_inputs(self) -> dict[str, Tensor]:
+        """Return the loss inputs of the kept rows, 0 in elements that are not kept."""
+        if not self._known:
+            return {}
+        chosen = self._selection
+        taken: tuple[dict[str, Tensor], Tensor] = (self._known, chosen.keep)
+        if chosen.rows.numel() < chosen.keep.shape[0]:
+            taken = rows.take(taken, chosen.rows)
+        known, keep = taken
+        return {name: _where_kept(part, keep) for name, part in known.items()}
+
+    def _refuse_inputs(self, given: dict[str, Tensor]) -> None:
+        """Raise a ValueError that names the first loss input, and its unit of the batch."""
+        for name, part in given.items():
+            broken = ~part.isfinite()
+            if bool(broken.any()):
+                unit = _unit_of(broken, self._selection.rows)
+                raise ValueError(
+                    f"loss_inputs[{name!r}] must be finite in kept units, got "
+                    f"{part[broken][0].item()} in {unit} ({int(broken.sum())} in all); nothing was "
+                    f"differentiated. Fix it or mask the unit."
+                )
+
+    def _refuse(self, must: dict[str, Tensor], micro: MicroBatch) -> None:
+        """Raise a ValueError that names what is not finite, and its unit."""
+        advice = {
+            "log_prob(rows)": "Look for NaN weights, or for actions of probability zero, and mask "
+            "those.",
+            "loss": f"Look at loss_inputs {self._other}, or for a ratio that overflows.",
+        }
+        for name, part in must.items():
+            broken = ~part.isfinite()
+            if bool(broken.any()):
+                raise ValueError(
+                    f"{name} must be finite in kept units, got {int(broken.sum())} that are not, "
+                    f"first {self._name(broken, micro)}; nothing of this micro-batch was "
+                    f"differentiated. {advice[name]}"
+                )
+
+    def _name(self, where: Tensor, micro: MicroBatch) -> str:
+        """Name the first unit of a micro-batch: in the batch, where that is known."""
+        if not self._in_order:
+            return f"{first_unit(where)} of this micro-batch"
+        start = self._rows_done
+        return _unit_of(where, self._selection.rows[start : start + micro.num_rows])
+
+
+def _fits(value: Tensor, keep: Tensor) -> bool:
+    """Return whether it has one value per element, or one per row."""
+    return value.shape in (keep.shape, keep.shape[:1], (keep.shape[0], 1))
+
+
+def _where_kept(value: Tensor, keep: Tensor) -> Tensor:
+    """Return 0 in elements that are not kept; one value per row is kept with its row."""
+    if value.shape != keep.shape:
+        return value
+    return torch.where(keep.to(value.device), value, 0.0)
+
+
+def _unit_of(where: Tensor, index: Tensor) -> str:
+    """Name the first True position of some rows, by what these rows are called elsewhere."""
+    row, *rest = where.nonzero()[0].tolist()
+    position = [int(index[row]), *rest]
+    return f"unit {position[0] if len(position) == 1 else tuple(position)}"
