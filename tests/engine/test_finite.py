@@ -147,3 +147,63 @@ def test_broken_log_probs_are_named_by_their_unit_of_the_batch():
             screen=-torch.ones(N),
             micro_batch=2,
         )
+
+
+def leaky(weight, states):
+    """A policy of [n, T] states whose NaN is multiplied with a gradient of 0 on its way back."""
+    return lambda rows: -(states[rows] * weight).square()
+
+
+def masked_states(broken):
+    states, mask = torch.linspace(0.5, 1.5, N * T).reshape(N, T), torch.ones(N, T).bool()
+    states[9, 1], mask[9, 1] = broken, False
+    return states, mask
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("micro_batch", [None, 1])
+def test_nan_that_leaks_from_a_masked_token_inside_the_policy_is_named(broken, micro_batch):
+    states, mask = masked_states(broken)
+    weight = torch.ones((), requires_grad=True)
+    other = torch.ones(T, requires_grad=True)
+    with pytest.raises(ValueError, match=r"must have a finite gradient, got NaN.* unit \(9, 1\)"):
+        run_step(
+            lambda rows: leaky(weight * other, states)(rows),
+            torch.arange(N),
+            torch.ones(N),
+            gate=Keep([1, 4, 9]),
+            mask=mask,
+            unit="sequence",
+            micro_batch=micro_batch,
+        )
+    assert not weight._backward_hooks  # none is left behind
+
+
+@pytest.mark.parametrize("kept", [[1, 4], [1, 9]])
+def test_what_is_not_finite_but_does_not_leak_is_harmless(kept):
+    states, mask = masked_states(1.0)
+    holes = torch.where(mask, 0.0, torch.tensor(-math.inf))
+    holes[9, 1] = math.nan
+    grads = []
+    for add in (holes, torch.zeros(N, T)):
+        weight = torch.ones((), requires_grad=True)
+        run_step(
+            lambda rows, add=add, weight=weight: leaky(weight, states)(rows) + add[rows],
+            torch.arange(N),
+            torch.ones(N),
+            gate=Keep(kept),
+            mask=mask,
+            unit="sequence",
+        )
+        grads.append(weight.grad)
+    assert torch.equal(*grads)
+
+
+def test_nan_that_would_leak_from_a_skipped_row_is_harmless():
+    states, mask = masked_states(math.nan)
+    weight = torch.ones((), requires_grad=True)
+    gate = Keep([1, 4])
+    run_step(
+        leaky(weight, states), torch.arange(N), torch.ones(N), gate=gate, mask=mask, unit="sequence"
+    )
+    assert bool(weight.grad.isfinite())

@@ -298,6 +298,7 @@ ALL_OPTIONS = {
     "bound number": lambda: {"loss": bound(1.0)},
     "bound tensor": lambda: {"loss": bound(torch.tensor([1.0, 2.0]).sum())},
     "bound signal": lambda: {"gate": gated_by(2.0)},
+    "leak": lambda: {"gate": kondo.Gate(rate=1.0), "rebalance": False},
     "nan loss input": lambda: {"loss": kondo.losses.ppo, "loss_inputs": old_log_probs(9)},
 }
 OTHER_OPTIONS = {
@@ -313,16 +314,26 @@ OTHER_OPTIONS = {
 }
 
 
+class Scaled(Policy):
+    """Multiplies its log-probs with what the rows bring: NaN there is NaN in the gradient."""
+
+    def forward(self, rows):
+        return super().forward(rows) * rows["scale"]
+
+
 def bad_rows(group, kind, unit, faulty_rank):
     """One rank is given what cannot be right, or what the others are not given."""
     batch, advantages, mask = problem(unit, (9,) * group.size()).part(group.rank())
     options = {"gate": kondo.Gate(rate=0.5), "unit": unit}
     options |= ALL_OPTIONS.get(kind, dict)()
-    model = Policy(unit)
+    model = Scaled(unit) if kind == "leak" else Policy(unit)
+    batch["scale"] = torch.ones(mask.shape, dtype=torch.float64)
     if group.rank() == faulty_rank:
         options |= OTHER_OPTIONS.get(kind, dict)()
         if kind == "nan advantage":
             advantages[3], mask[3] = torch.nan, True
+        if kind == "leak":
+            batch["scale"][3, 0], mask[3, 0], mask[3, 1] = torch.nan, False, True
         if kind == "too few advantages":
             advantages = advantages[:5]
         if kind == "nan weights":

@@ -52,6 +52,7 @@ def test_a_policy_that_raises_on_one_rank_fails_all_with_its_message(
         ("too few advantages", "sample", r"advantages must have shape \[9\]"),
         ("nan weights", "sample", "log_prob must not hold NaN"),
         ("nan loss input", "sample", r"loss_inputs\['old_log_probs'\] must be finite .* unit \d+ "),
+        ("leak", "token", r"log_prob\(rows\) must have a finite gradient, got NaN"),
         ("wrong denominator", "sample", "denominator must be"),
     ],
 )

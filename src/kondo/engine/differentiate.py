@@ -1,6 +1,7 @@
 """Stage 4, differentiate: forward with a graph and backward on the compact rows only."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -57,9 +58,11 @@ def differentiate(
             divide = denominator(log_probs) if callable(denominator) else denominator
             parts = gate_losses(log_probs, micro, loss)
             gated = parts.losses.sum() / divide
+            hidden = False
             if check is not None:  # after the loss is launched: the device has work to do
-                check.look(parts, micro)
-        with clock.stage("backward"):
+                hidden = check.look(parts, micro)
+        leaks = check.refuse_leaks(parts) if check is not None and hidden else nullcontext()
+        with clock.stage("backward"), leaks:
             backward_fn(gated)
         elements += log_probs.numel() if micro.keep is None and not micro.filler else 0
         total = gated.detach() if total is None else total + gated.detach()

@@ -5,7 +5,9 @@ read together, once for each micro-batch, and only a broken one is looked at clo
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +53,7 @@ class FiniteCheck:
         self._selection = selection
         self._in_order = in_order
         self._first = True
-        self._rows_done = 0
+        self._start = self._stop = 0  # of the rows of this micro-batch
 
     def look(self, gated: Gated, micro: MicroBatch) -> bool:
         """Raise a ValueError for a kept unit that is not finite; one device sync.
@@ -62,6 +64,7 @@ class FiniteCheck:
         must = {"log_prob(rows)": gated.log_probs.detach()}
         if self._other:
             must["loss"] = gated.losses.detach()
+        self._start, self._stop = self._stop, self._stop + micro.num_rows
         given = self._kept_inputs() if self._first else {}
         self._first = False
         parts = [gated.raw.detach(), *must.values(), *given.values()]
@@ -69,8 +72,7 @@ class FiniteCheck:
         sums = torch.stack([part.sum(dtype=torch.float64).to(home) for part in parts]).tolist()
         if not all(math.isfinite(number) for number in sums[1:]):
             self._refuse_inputs(given)
-            self._refuse(must, micro)
-        self._rows_done += micro.num_rows
+            self._refuse(must)
         return gated.keep is not None and not math.isfinite(sums[0])
 
     def _kept_inputs(self) -> dict[str, Tensor]:
@@ -96,7 +98,7 @@ class FiniteCheck:
                     f"differentiated. Fix it or mask the unit."
                 )
 
-    def _refuse(self, must: dict[str, Tensor], micro: MicroBatch) -> None:
+    def _refuse(self, must: dict[str, Tensor]) -> None:
         """Raise a ValueError that names what is not finite, and its unit."""
         advice = {
             "log_prob(rows)": "Look for NaN weights, or for actions of probability zero, and mask "
@@ -108,16 +110,48 @@ class FiniteCheck:
             if bool(broken.any()):
                 raise ValueError(
                     f"{name} must be finite in kept units, got {int(broken.sum())} that are not, "
-                    f"first {self._name(broken, micro)}; nothing of this micro-batch was "
+                    f"first {self._name(broken)}; nothing of this micro-batch was "
                     f"differentiated. {advice[name]}"
                 )
 
-    def _name(self, where: Tensor, micro: MicroBatch) -> str:
+    def _name(self, where: Tensor) -> str:
         """Name the first unit of a micro-batch: in the batch, where that is known."""
         if not self._in_order:
             return f"{first_unit(where)} of this micro-batch"
-        start = self._rows_done
-        return _unit_of(where, self._selection.rows[start : start + micro.num_rows])
+        return _unit_of(where, self._selection.rows[self._start : self._stop])
+
+    @contextmanager
+    def refuse_leaks(self, gated: Gated) -> Iterator[None]:
+        """Raise a ValueError after a backward in which NaN came out of what is not kept.
+
+        An element that is not kept has a gradient of 0, and 0 * NaN inside the policy is NaN. Its
+        log-prob does not say whether that happens, nor does the gradient of the log-probs: the
+        gradients of what is trained do. They are looked at only where `look` found such an element.
+        The error comes after the backward, because other ranks may be waiting in it.
+
+        Args:
+            gated: the micro-batch that is differentiated inside the context.
+        """
+        found: list[Tensor] = []
+        handles = [
+            leaf.register_hook(lambda gradient: found.append(_has_nan(gradient)))
+            for leaf in _leaves(gated.raw)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        home = gated.raw.device
+        if found and bool(torch.stack([each.to(home) for each in found]).any()):
+            assert gated.keep is not None
+            broken = ~gated.raw.detach().isfinite() & ~gated.keep
+            raise ValueError(
+                f"log_prob(rows) must have a finite gradient, got NaN, and a log-prob that is not "
+                f"finite in {self._name(broken)}, which is not kept but stands in a row that is: "
+                f"0 * NaN is NaN inside the policy. Clear .grad, which may hold NaN, and give the "
+                f"policy finite inputs at elements that are masked."
+            )
 
 
 def _fits(value: Tensor, keep: Tensor) -> bool:
@@ -137,3 +171,29 @@ def _unit_of(where: Tensor, index: Tensor) -> str:
     row, *rest = where.nonzero()[0].tolist()
     position = [int(index[row]), *rest]
     return f"unit {position[0] if len(position) == 1 else tuple(position)}"
+
+
+def _leaves(output: Tensor) -> list[Any]:
+    """Return the tensors whose `.grad` a backward from `output` adds to."""
+    found = []
+    seen = {output.grad_fn}
+    stack = [output.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):  # a node that accumulates
+            found.append(node.variable)
+        new = {following for following, _ in node.next_functions} - seen
+        seen |= new
+        stack.extend(new)
+    return found
+
+
+def _has_nan(gradient: Tensor) -> Tensor:
+    """Return whether it holds NaN, 0-d bool; nothing is read."""
+    local: Any = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    if local.is_sparse:
+        local = local.coalesce().values()
+    nan: Tensor = local.isnan().any()
+    return nan
