@@ -7,6 +7,7 @@ import torch
 
 import kondo
 from steps import run_step
+from tolerances import assert_close
 
 BROKEN = [math.nan, math.inf, -math.inf]
 N, T = 12, 3
@@ -207,3 +208,24 @@ def test_nan_that_would_leak_from_a_skipped_row_is_harmless():
         leaky(weight, states), torch.arange(N), torch.ones(N), gate=gate, mask=mask, unit="sequence"
     )
     assert bool(weight.grad.isfinite())
+
+
+@pytest.mark.parametrize("broken_call", [1, 2])
+def test_an_error_in_a_micro_batch_leaves_what_those_before_it_added(broken_call):
+    problem, calls = Problem(N), []
+
+    def log_prob(rows):
+        calls.append(rows)
+        if len(calls) == broken_call:
+            raise FloatingPointError
+        return -problem.weight[rows].square()
+
+    problem.weight.grad = torch.ones(N)
+    rows, advantages = torch.arange(N), torch.ones(N)
+    with pytest.raises(FloatingPointError):
+        run_step(log_prob, rows, advantages, gate=Keep([1, 4, 9]), micro_batch=1)
+    # pg of log pi = -w^2 with U = 1: the gradient is 2 w / N.
+    expected = torch.ones(N)
+    if broken_call == 2:
+        expected[1] += 2 * problem.weight.detach()[1] / N
+    assert_close(problem.weight.grad, expected)
