@@ -92,19 +92,20 @@ def fail(options: argparse.Namespace, message: str) -> int:
     return 1
 
 
-def positive(text: str) -> int:
-    """Parse a whole number >= 1."""
-    return whole(text, least=1)
+def whole(text: str, *, least: int, most: int | None = None) -> int:
+    """Parse a whole number >= least, and <= most where there is a most.
 
-
-def whole(text: str, *, least: int) -> int:
-    """Parse a whole number >= least."""
+    Example:
+        >>> whole("7", least=1, most=10)
+        7
+    """
     try:
         number = int(text)
     except ValueError:
         number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number >= {least}, got {text!r}")
+    if number < least or (most is not None and number > most):
+        allowed = f">= {least}" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, got {text!r}")
     return number
 
 

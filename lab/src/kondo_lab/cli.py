@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kondo.cli import INTERRUPTED, Commands, fail, positive, whole
+from kondo.cli import INTERRUPTED, Commands, fail, whole
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,10 @@ REPORT = "report.html"
 QUICK = "This was a quick trial: its numbers mean nothing."
 MNIST = "KONDO_MNIST"
 """Environment variable with the folder of the MNIST files."""
+MAX_SEEDS = 10_000
+"""Most seeds of a run. Each has weights and records of its own in memory."""
+MAX_SEED = 2**32 - 1
+"""Highest first seed. Records hold seeds as 64-bit numbers."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -57,9 +61,9 @@ def _add_demo(commands: Commands) -> None:
         help="folder for the results (default: %(default)s); if it already holds some, a numbered "
         "folder beside it is used",
     )
-    least = partial(whole, least=0)
+    first = partial(whole, least=0, most=MAX_SEED)
     demo.add_argument(
-        "--seed", type=least, default=0, metavar="N", help="first seed (default: %(default)s)"
+        "--seed", type=first, default=0, metavar="N", help="first seed (default: %(default)s)"
     )
     demo.add_argument(
         "--quick", action="store_true", help="a few steps only: a trial whose numbers mean nothing"
@@ -135,8 +139,9 @@ def _add_run(commands: Commands) -> None:
         default="auto",
         help="default: cuda where there is one",
     )
+    number = partial(whole, least=1, most=MAX_SEEDS)
     parser.add_argument(
-        "--seeds", type=positive, metavar="N", help="number of seeds (default: the study's)"
+        "--seeds", type=number, metavar="N", help="number of seeds (default: the study's)"
     )
     parser.add_argument(
         "--out",
