@@ -1,6 +1,7 @@
 import html
 import itertools
 import json
+import os
 import re
 from html.parser import HTMLParser
 
@@ -309,3 +310,32 @@ def test_a_study_without_numbers_says_so(tmp_path):
     page = written([write_folder(tmp_path / "a", manifest(), [], figures=())], tmp_path)
     assert "No numbers to compare." in page
     assert "<img" not in page
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "headline.csv", "curves.csv.gz", "frontier.csv", "fig9.png"]
+)
+def test_a_link_is_refused_and_what_it_points_to_is_not_shown(name, tmp_path):
+    folder = toy_folders(tmp_path / "runs")[0]
+    secret = tmp_path / "secret"
+    if (folder / name).exists():
+        (folder / name).rename(secret)  # whole and valid, but elsewhere
+    else:
+        secret.write_bytes(next(folder.glob("*.png")).read_bytes())
+    (folder / name).symlink_to(secret)
+    with pytest.raises(ValueError, match=f"{name} is a link or no file.*copy"):
+        written([folder], tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_pipe_is_refused_instead_of_read_for_ever(tmp_path):
+    folder = toy_folders(tmp_path / "runs")[0]
+    os.mkfifo(folder / "fig9.png")
+    with pytest.raises(ValueError, match=r"fig9\.png is a link or no file"):
+        written([folder], tmp_path)
+
+
+def test_a_link_to_a_whole_folder_may_be_named(tmp_path):
+    folder = toy_folders(tmp_path / "runs")[0]
+    (tmp_path / "latest").symlink_to(folder)
+    assert written([tmp_path / "latest"], tmp_path) == written([folder], tmp_path)

@@ -4,7 +4,9 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, get_args
 
@@ -62,14 +64,29 @@ def read(folder: Path) -> Result:
             f"folders: {folder} is not a result folder, it lacks {', '.join(missing)}; expected "
             "a folder that `kondo run` wrote. Leave it out or run the study."
         )
+    figures = sorted(folder.glob("*.png"), key=_natural)
     # Only studies that train to a target have a frontier.
-    lines = _lines(folder / FRONTIER) if (folder / FRONTIER).is_file() else []
+    frontier = [folder / FRONTIER] if os.path.lexists(folder / FRONTIER) else []
+    for path in [*(folder / name for name in NEEDED), *frontier, *figures]:
+        _check_regular(path)
     return Result(
         manifest=_manifest(folder / MANIFEST),
         headline=[_row(Headline, where, line) for where, line in _lines(folder / HEADLINE)],
-        frontier=[_row(FrontierPoint, where, line) for where, line in lines],
-        figures=sorted(folder.glob("*.png"), key=_natural),
+        frontier=[_row(FrontierPoint, *each) for path in frontier for each in _lines(path)],
+        figures=figures,
     )
+
+
+def _check_regular(path: Path) -> None:
+    """Raise if the file is a link, a pipe or a folder: a page shows what the folder itself holds.
+
+    A link in a folder from elsewhere could put any file of this machine into a page that is shared.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ValueError(
+            f"folders: {path} is a link or no file; expected a regular file that `kondo run` "
+            "wrote. Remove it, or replace a link by a copy of its file."
+        )
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
