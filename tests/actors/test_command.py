@@ -13,6 +13,7 @@ from kondo.actors import Settings, Setup, Status, Summary, command, console, dri
 from kondo.actors.learner import Learner, StepReport
 from kondo.actors.source_price import Price
 from kondo.actors.worker_pool import Event
+from kondo.run_files import LOCK, locked
 from kondo_lab.actors import digits, reversal
 
 COUNTS = {
@@ -215,3 +216,21 @@ def test_the_command_line_can_be_built_without_ray():
         "assert not {'ray', 'datasketches', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_second_run_into_the_same_folder_says_who_holds_it(tmp_path, capsys):
+    options = parse("digits", "--checkpoint", str(tmp_path))
+    with locked(tmp_path / LOCK, tmp_path):
+        before = sorted(tmp_path.iterdir())
+        assert options.run(options) == 2
+    assert sorted(tmp_path.iterdir()) == before
+    text = capsys.readouterr().err
+    assert text.startswith(f"kondo actors: {tmp_path} is in use by another run, process ")
+    assert text.count("\n") == 1
+
+
+def test_a_checkpoint_folder_that_cannot_be_made_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    options = parse("digits", "--checkpoint", str(tmp_path / "file"))
+    assert options.run(options) == 1
+    assert f"cannot write {tmp_path / 'file'}: File exists." in capsys.readouterr().err

@@ -18,6 +18,7 @@ from kondo.actors import Settings, checkpoint, log, run
 from kondo.actors.learner import Publication
 from kondo.actors.source_price import EVERYTHING
 from kondo.actors.worker_pool import WorkerPool
+from kondo.run_files import FolderInUseError
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(240)]
 
@@ -250,6 +251,21 @@ def test_a_setup_that_contradicts_its_task_ends_the_run_with_the_reason(tmp_path
 def test_resume_needs_a_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint"):
         run(toy(), folder=tmp_path, resume=True)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    refused = []
+
+    def observe(status):
+        for resume in (False, True):
+            with pytest.raises(FolderInUseError, match=f"another run, process {os.getpid()} on"):
+                run(toy(), folder=tmp_path, resume=resume)
+            refused.append(resume)
+
+    summary = run(toy(), Settings(actors=1, steps=2, spares=0), folder=tmp_path, observe=observe)
+    assert refused == [False, True] * 2
+    assert summary.balanced
+    assert [line["step"] for line in log.lines(tmp_path) if "orders" in line] == [1, 2]
 
 
 def test_ray_listens_on_loopback_alone(ray_cluster):

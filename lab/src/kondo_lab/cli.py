@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kondo.cli import INTERRUPTED, Commands, fail, whole
+from kondo.run_files import FolderInUseError, WriteError
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +94,7 @@ def _demo(options: argparse.Namespace) -> int:
     _say(console, order.study.title, order.study.claim, "")
     try:
         outcome = runner.run(order, console)
-    except runner.FolderError as error:
+    except (runner.FolderError, FolderInUseError, WriteError) as error:
         return fail(options, str(error))
     if outcome.analysis is not None:
         html_report.write([order.out], order.out / REPORT)
@@ -191,7 +192,7 @@ def _run(options: argparse.Namespace) -> int:
     _say(console, f"{study.title} ({study.paper})", study.claim, "")
     try:
         outcome = runner.run(order, console)
-    except runner.FolderError as error:
+    except (runner.FolderError, FolderInUseError, WriteError) as error:
         return fail(options, str(error))
     small = "This was the small size: its numbers are not to be compared."
     return _end(console, outcome, options.typed, small if options.small else "")

@@ -1,18 +1,17 @@
-"""Where results come from: the manifest, its environment and commit; and files that are whole."""
+"""Where results come from: the manifest, its environment and commit."""
 
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import kondo
+from kondo.run_files import atomically
 from kondo_lab.worker_pool import usable_cores
 
 
@@ -20,18 +19,6 @@ def write_manifest(path: Path, content: dict[str, Any]) -> None:
     """Write what made the results, as JSON."""
     with atomically(path) as partial:
         partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def atomically(path: Path) -> Iterator[Path]:
-    """Give a file to write. At the end it takes the place of `path`; after a failure it is gone."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, Any]:

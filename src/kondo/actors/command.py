@@ -11,6 +11,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kondo.run_files import FolderInUseError, WriteError
+
 if TYPE_CHECKING:
     from kondo.actors.setup import Setup
 
@@ -22,6 +24,8 @@ RATE = 0.03
 """Share to train on if nothing is said."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
+IN_USE = 2
+"""Exit status where another run uses the folder of --checkpoint."""
 
 
 def add_parser(commands: "Commands") -> None:
@@ -91,7 +95,10 @@ def run_command(options: argparse.Namespace) -> int:
                 observe=observe,
                 stopped=stopped,
             )
-    except (ValueError, RuntimeError, ConnectionError) as error:
+    except FolderInUseError as error:
+        _fail(str(error))
+        return IN_USE
+    except (ValueError, RuntimeError, ConnectionError, WriteError) as error:
         return _fail(str(error))
     for line in console.closing(summary):
         screen.print(line, markup=False, highlight=False, soft_wrap=True)

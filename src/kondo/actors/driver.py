@@ -29,6 +29,7 @@ from kondo.actors.messages import Order
 from kondo.actors.processes import Standing, Summary
 from kondo.actors.setup import Settings, Setup
 from kondo.actors.worker_pool import Delivery, Event, WorkerPool
+from kondo.run_files import LOCK, WriteError, locked
 
 _TICK = 0.1
 # One step at work and one waiting: the learner never waits for the driver.
@@ -85,13 +86,20 @@ def run(
     Raises:
         ValueError: the folder holds a checkpoint and resume is False, or the other way round.
         RuntimeError: a process fails again and again.
+        FolderInUseError: another run uses the folder.
+        WriteError: a file of the folder cannot be written.
     """
     settings = settings or Settings()
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kondo-actors-")))
-        folder.mkdir(parents=True, exist_ok=True)
         home = folder.absolute()
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WriteError.of(home, error) from error
+        # First of all: a second run would mix its lines and checkpoints with those of the first.
+        stack.enter_context(locked(home / LOCK, home))
         if resume != (home / checkpoint.FILE).exists():
             found, do = ("no", "leave out") if resume else ("a", "give")
             raise ValueError(

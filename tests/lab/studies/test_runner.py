@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from kondo.run_files import FolderInUseError
 from kondo_lab import provenance
 from kondo_lab.part import Part, Record, Stopped
 from kondo_lab.studies import plotting, records, runner
@@ -282,7 +283,9 @@ def test_two_runs_do_not_share_a_folder(out, console):
 
     def on_step(name, step, context):
         if (name, step) == ("first", 0):
-            with pytest.raises(runner.FolderError, match="in use by another run") as caught:
+            with pytest.raises(
+                FolderInUseError, match=f"in use by another run, process {os.getpid()}"
+            ) as caught:
                 runner.run(toy.order(out), console)
             seen.append(caught)
 

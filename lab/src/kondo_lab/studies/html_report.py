@@ -17,7 +17,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from kondo_lab.provenance import atomically
+from kondo.run_files import atomically
 from kondo_lab.studies.result_folder import Result, read
 from kondo_lab.studies.study import Headline
 

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from kondo_lab.provenance import atomically
+from kondo.run_files import atomically
 from kondo_lab.studies import statistics
 from kondo_lab.studies.study import Estimate
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from kondo.run_files import atomically
 from kondo_lab.part import Record
-from kondo_lab.provenance import atomically
 from kondo_lab.studies.study import FrontierPoint, Headline
 
 DTYPES = {

@@ -24,6 +24,7 @@ import pandas as pd
 import torch
 from rich.console import Console
 
+from kondo.run_files import LOCK, locked
 from kondo_lab import progress, provenance
 from kondo_lab.part import Context, Part, Stopped
 from kondo_lab.studies import plotting, records, statistics
@@ -82,6 +83,8 @@ def run(order: Order, console: Console) -> Outcome:
 
     Raises:
         FolderError: the folder holds a finished run, or the beginning of another one.
+        FolderInUseError: another run uses it.
+        WriteError: a file of it cannot be written.
     """
     settings = order.settings()
     parts = order.study.parts(settings)
@@ -253,7 +256,7 @@ def _claimed(order: Order, settings: Any) -> Iterator[Manifest]:
         (order.out / PARTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FolderError(f"cannot write to {order.out}: {error.strerror}.") from None
-    with _locked(order.out / PARTS / ".lock"):
+    with locked(order.out / PARTS / LOCK, order.out):
         manifest = _found(order, fresh)  # again: another run may have ended since
         _save(order.out, manifest)
         yield manifest
@@ -312,20 +315,6 @@ def _new_manifest(order: Order, settings: Any) -> Manifest:
         "figures": [],
         "analysis_commit": None,
     }
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the folder against a second run; the system lets go of it whatever ends this one."""
-    import fcntl  # POSIX alone has it; reading results works anywhere
-
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            folder = path.parent.parent
-            raise FolderError(f"{folder} is in use by another run; wait, or use --out.") from None
-        yield
 
 
 def _add_seconds(folder: Path, manifest: Manifest, part: str, seconds: float) -> None:

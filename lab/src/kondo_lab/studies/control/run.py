@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import kondo
+from kondo.run_files import atomically
 from kondo_lab import worker_pool
 from kondo_lab.control.training import MakeGate, Progress, Run
 from kondo_lab.part import Context, Part, Record, Stopped
-from kondo_lab.provenance import atomically
 from kondo_lab.studies.control.settings import Settings, Task
 
 RETURN = "return"
