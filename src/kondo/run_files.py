@@ -1,13 +1,23 @@
 """Files of a run: whole or not there, checked when read, and held by one run at a time."""
 
+import io
 import os
+import pickle
 import socket
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
 
 LOCK = ".lock"
 """Name of the file that says who uses a folder."""
+
+
+class DamagedFileError(ValueError):
+    """A file is not what was written; the message names it and says what to do."""
 
 
 class FolderInUseError(RuntimeError):
@@ -86,3 +96,71 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
         except OSError as error:
             raise WriteError.of(path, error) from error
         yield
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file so that it is not read again, and return its new name.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> path = Path(tempfile.mkdtemp()) / "a.pt"
+        >>> _ = path.write_text("half")
+        >>> set_aside(path).name
+        'a.pt.damaged'
+    """
+    number, free = 1, path.with_name(f"{path.name}.damaged")
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.damaged-{number}")
+    try:
+        path.rename(free)
+    except OSError as error:
+        raise WriteError.of(free, error) from error
+    return free
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write tensors and plain values as a whole, with checksums. A cut-off write leaves the old.
+
+    Raises:
+        WriteError: it cannot be written, as on a full disk.
+    """
+    computed = torch.serialization.get_crc32_options()
+    # In memory first: on a full disk torch.save itself fails without naming file or cause.
+    buffer = io.BytesIO()
+    torch.serialization.set_crc32_options(True)  # `load_state` needs them
+    try:
+        torch.save(state, buffer)
+    finally:
+        torch.serialization.set_crc32_options(computed)
+    with atomically(path) as partial:
+        partial.write_bytes(buffer.getbuffer())
+
+
+def load_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Return what `save_state` wrote. Loads tensors and numbers only: a foreign file runs no code.
+
+    Raises:
+        DamagedFileError: a checksum is wrong, or it is no such file.
+    """
+    content = io.BytesIO(path.read_bytes())  # read here: errors below are of the content alone
+    try:
+        # torch.load ignores the checksums that torch.save writes.
+        with zipfile.ZipFile(content) as archive:
+            wrong = archive.testzip()
+        if wrong is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {wrong}")
+        content.seek(0)
+        state = torch.load(content, map_location=device, weights_only=True)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # says nothing of the content
+    except pickle.UnpicklingError as error:
+        # torch's own message would advise to run the code in the file.
+        raise DamagedFileError(f"{path} is damaged (holds more than plain tensors).") from error
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DamagedFileError(f"{path} is damaged ({reason}).") from error
+    if not isinstance(state, dict):
+        raise DamagedFileError(f"{path} is damaged (holds a {type(state).__name__}, not a dict).")
+    return state

@@ -234,3 +234,14 @@ def test_a_checkpoint_folder_that_cannot_be_made_is_named(tmp_path, capsys):
     options = parse("digits", "--checkpoint", str(tmp_path / "file"))
     assert options.run(options) == 1
     assert f"cannot write {tmp_path / 'file'}: File exists." in capsys.readouterr().err
+
+
+def test_resuming_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, capsys):
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"half a checkpoint")
+    options = parse("digits", "--checkpoint", str(tmp_path), "--resume")
+    assert options.run(options) == 1
+    text = capsys.readouterr().err
+    assert text.startswith(f"kondo actors: {path} is damaged (File is not a zip file). It was set")
+    assert text.count("\n") == 1
+    assert not path.exists()

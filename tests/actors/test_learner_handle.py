@@ -1,13 +1,16 @@
 """The order in which the driver takes a learner's reports; without processes."""
 
+import pytest
 import ray
 
 from actors.toys import Task, make_message, toy
+from kondo.actors import checkpoint
 from kondo.actors.learner import Learner, StepOrder
 from kondo.actors.learner_handle import LearnerHandle
 from kondo.actors.messages import Order
 from kondo.actors.processes import LEARNER_THREADS
 from kondo.actors.setup import Settings
+from kondo.run_files import DamagedFileError, WriteError
 
 SETTINGS = Settings(rate=0.25)
 
@@ -108,3 +111,25 @@ def test_a_learner_that_died_after_its_checkpoint_and_before_its_report_goes_on(
         steps.submit()
         order, report = steps.arrived(steps.expect()[0])
         assert (order.number, report.step, steps.published.version) == (number,) * 3
+
+
+def test_a_learner_that_died_is_not_started_from_a_damaged_checkpoint(monkeypatch, tmp_path):
+    steps, _ = planned(monkeypatch, tmp_path, 2)
+    path = tmp_path / checkpoint.FILE
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(DamagedFileError, match=r"set aside as checkpoint\.pt\.damaged"):
+        steps._replace("learner died", "killed")
+
+
+def test_a_full_disk_of_the_learner_is_told_without_rays_traceback(monkeypatch, tmp_path):
+    steps, _ = planned(monkeypatch, tmp_path, 1)
+    steps.submit()
+    full = WriteError("cannot write checkpoint.pt: No space left on device.")
+
+    def get(reference):
+        raise ray.exceptions.RayTaskError("step", "a long traceback", full).as_instanceof_cause()
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(WriteError) as caught:
+        steps.arrived(*steps.expect())
+    assert caught.value is full

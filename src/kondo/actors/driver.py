@@ -84,7 +84,8 @@ def run(
         stopped: asked now and then; once true, the run ends after the steps under way.
 
     Raises:
-        ValueError: the folder holds a checkpoint and resume is False, or the other way round.
+        ValueError: the folder holds a checkpoint and resume is False, or the other way round; or
+            the checkpoint or the log is damaged.
         RuntimeError: a process fails again and again.
         FolderInUseError: another run uses the folder.
         WriteError: a file of the folder cannot be written.
@@ -105,6 +106,9 @@ def run(
             raise ValueError(
                 f"folder {home} holds {found} checkpoint; {do} resume, or name another folder."
             )
+        if resume:
+            # Here as well as in the learner: an error of a Ray process is told with its traceback.
+            checkpoint.load(home)
         stack.enter_context(connected(address))
         write = stack.enter_context(log.opened(home))
         return _Driver(setup, settings, home, resume, write, observe, stopped).run()

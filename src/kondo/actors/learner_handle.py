@@ -17,10 +17,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from kondo.actors import checkpoint
 from kondo.actors.learner import Publication, StepOrder, StepReport
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, Standing, Summary
 from kondo.actors.setup import Settings, Setup
 from kondo.actors.worker_pool import Event
+from kondo.run_files import WriteError
 
 LEARNER = -1
 """The learner in an `Event`, where actors have their index."""
@@ -127,6 +129,10 @@ class LearnerHandle:
         except ray.exceptions.RayActorError as error:
             self._replace("learner died", str(error).partition("\n")[0])
             return None
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, WriteError):
+                raise error.cause from None  # its message says it all; Ray adds a traceback
+            raise
         if isinstance(content, Standing):
             self._up(content)
             return None
@@ -168,6 +174,8 @@ class LearnerHandle:
                 f"the learner failed {self._failures} times in a row without one step; the last "
                 f"time: {kind}: {detail}"
             )
+        # A damaged checkpoint would end every process that is started from it.
+        checkpoint.load(self._home)
         self._failed_at = self._failed_at or time.monotonic()
         self._finish = None
         for call in self._calls:
