@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kondo.actors.learner import StepOrder, StepReport
+from kondo.run_files import DamagedFileError, WriteError
 
 FILE = "log.jsonl"
 
@@ -29,24 +31,63 @@ class Issued(NamedTuple):
 
 @contextmanager
 def opened(home: Path) -> Iterator[Write]:
-    """Give a function that appends a line."""
-    with (home / FILE).open("a", encoding="utf-8") as file:
+    """Give a function that appends a line. A last line that was left unfinished is dropped.
+
+    Raises:
+        WriteError: a line cannot be written, as on a full disk.
+    """
+    path = home / FILE
+    try:
+        # Without a buffer: what is written must outlive a killed driver.
+        file = path.open("ab", buffering=0)
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+    with file:
+        _drop_torn_line(path)
 
         def write(line: dict[str, Any]) -> None:
             plain = {key: _plain(value) for key, value in line.items()}
-            file.write(json.dumps(plain, allow_nan=False) + "\n")
-            file.flush()  # what is written must outlive a killed driver
+            rest = (json.dumps(plain, allow_nan=False) + "\n").encode()
+            try:
+                while rest:  # a disk that fills up takes a part of it, and then fails
+                    rest = rest[file.write(rest) :]
+            except OSError as error:
+                raise WriteError.of(path, error) from error
 
         yield write
 
 
+def _drop_torn_line(path: Path) -> None:
+    """Cut the file after its last whole line: the next one must not be joined to half of one."""
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
 def lines(home: Path) -> list[dict[str, Any]]:
-    """Return the log, without a last line that a killed driver left unfinished."""
+    """Return the log, without a last line that a killed driver or a full disk left unfinished.
+
+    Raises:
+        DamagedFileError: another line is not a JSON object.
+    """
     path = home / FILE
     if not path.exists():
         return []
-    whole = [text for text in path.read_text(encoding="utf-8").split("\n")[:-1] if text]
-    return [json.loads(text) for text in whole]
+    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    return [_line(path, number, text) for number, text in enumerate(texts, 1) if text]
+
+
+def _line(path: Path, number: int, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise DamagedFileError(
+            f"{path} is damaged: line {number} is not a JSON object. Delete that line, then resume."
+        )
+    return found
 
 
 def last_issued(home: Path) -> Issued:
