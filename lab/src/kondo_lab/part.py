@@ -6,9 +6,13 @@ A part knows nothing of files: it is given a `Context`, reports progress, and re
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+
+from kondo.run_files import DamagedFileError
+
+T = TypeVar("T")
 
 
 class Record(NamedTuple):
@@ -45,6 +49,10 @@ class Stopped(Exception):  # noqa: N818 (a request granted, not an error)
         self.records = records
 
 
+class DamagedCheckpointError(DamagedFileError):
+    """A checkpoint cannot be read: the runner sets it aside and starts the part anew."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
     """What the runner gives to a part."""
@@ -56,6 +64,24 @@ class Context:
     """Whether the user asked to stop: save to `checkpoint`, then raise Stopped."""
     checkpoint: Path
     """A file of this part alone. It is there when the part is resumed, deleted when it ends."""
+
+    def resume(self, read: Callable[[Path], T]) -> T | None:
+        """Return what `read` makes of the checkpoint; None if there is none.
+
+        Raises:
+            DamagedCheckpointError: `read` fails because of what the file holds.
+        """
+        if not self.checkpoint.exists():
+            return None
+        try:
+            return read(self.checkpoint)
+        except (OSError, MemoryError, torch.OutOfMemoryError):
+            raise  # says nothing of what the file holds
+        except DamagedFileError as error:
+            raise DamagedCheckpointError(str(error)) from error
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise DamagedCheckpointError(f"{self.checkpoint} is damaged ({reason}).") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

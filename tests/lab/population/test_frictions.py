@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kondo.run_files import save_state
 from kondo_lab.draws import Draws
 from kondo_lab.gates import Everything
 from kondo_lab.part import Context, Stopped
@@ -18,7 +19,6 @@ from kondo_lab.population import run
 from kondo_lab.population.frictions import KINDS, Snapshots
 from kondo_lab.population.losses import ImportanceWeighted
 from kondo_lab.population.member import Frictions, Update
-from kondo_lab.population.train import save
 from lab.population import toys
 from tolerances import assert_close
 
@@ -335,7 +335,7 @@ def test_a_run_with_frictions_goes_on_from_its_file_bit_by_bit(kind, tmp_path):
     population = population_of(kind, members)
     for _ in range(6):
         population.step()
-    save(tmp_path / "state", population.state_dict())
+    save_state(tmp_path / "state", population.state_dict())
     restored = population_of(kind, members)
     restored.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     for _ in range(5):

@@ -1,9 +1,10 @@
 import math
+import zipfile
 
 import pytest
 import torch
 
-from kondo_lab.part import Context, Stopped
+from kondo_lab.part import Context, DamagedCheckpointError, Stopped
 from kondo_lab.population import run
 from kondo_lab.population.member import Update
 from lab.population import toys
@@ -254,3 +255,22 @@ def test_a_run_that_crashes_goes_on_from_its_last_checkpoint(tmp_path, monkeypat
     found = run.train(bandits(), context(tmp_path, again), **options)
     assert_same(found, expected, toys.CPU)
     assert again.shares[0] > 5 / 8
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_checkpoint_is_refused_by_its_name(damage, tmp_path):
+    options = {"part": "p", "num_steps": 8, "log_steps": [2, 5]}
+    with pytest.raises(Stopped):
+        run.train(bandits(), context(tmp_path, User(stop_at=0.5)), **options)
+    path = context(tmp_path).checkpoint
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        tensor = next(i for i in archive.infolist() if "/data/" in i.filename and i.file_size)
+    if damage == "cut":
+        del content[-100:]
+    else:  # a bit in the middle of a tensor, which torch.load alone would load
+        place = content.index(zipfile.ZipFile(path).read(tensor), tensor.header_offset)
+        content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedCheckpointError, match=f"{path.name} is damaged"):
+        run.train(bandits(), context(tmp_path), **options)

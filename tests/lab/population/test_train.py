@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import kondo
+from kondo.run_files import save_state
 from kondo_lab.gates import Everything, QuantileGate
 from kondo_lab.population.member import Update
-from kondo_lab.population.train import save
 from lab.population import toys
 from tolerances import assert_close
 
@@ -213,7 +213,7 @@ def test_a_restored_population_goes_on_bit_by_bit(kind, tmp_path):
     population, _ = trained(kind, members, steps=6)
     population.read()
     population.step()
-    save(tmp_path / "state", population.state_dict())
+    save_state(tmp_path / "state", population.state_dict())
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
     restored = toys.population(PROGRAMS[kind](), members)
     restored.load_state_dict(torch.load(tmp_path / "state", weights_only=True))

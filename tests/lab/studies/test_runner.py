@@ -173,6 +173,41 @@ def test_a_resumed_run_skips_finished_parts_and_goes_on_at_the_checkpoint(out, c
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
+@pytest.mark.parametrize("content", ["", '{"st', '"half"', "\0\0"])
+def test_a_damaged_checkpoint_is_set_aside_and_its_part_starts_anew(content, out, console):
+    stopped_run(out, console)
+    (out / "parts" / "second.checkpoint").write_text(content)
+    starts = []
+    chosen = toy.study(stop_at("third", 2), starts)
+    assert runner.run(toy.order(out, chosen), console).stopped
+    assert starts == [("second", 0), ("third", 0)]
+    text = console.file.getvalue()
+    assert f"{out}/parts/second.checkpoint is damaged (" in text
+    assert "set aside as second.checkpoint.damaged; part second starts anew." in text
+    assert (out / "parts" / "second.checkpoint.damaged").read_text() == content
+    assert not runner.run(toy.order(out), console).stopped
+    whole = out.with_name("whole")
+    runner.run(toy.order(whole), console)
+    assert (out / "records.csv.gz").read_bytes() == (whole / "records.csv.gz").read_bytes()
+
+
+def test_a_part_whose_checkpoint_cannot_be_read_for_want_of_memory_keeps_it(out, console):
+    stopped_run(out, console)
+
+    def run(context):
+        def read(path):
+            raise MemoryError
+
+        return context.resume(read)
+
+    def parts(settings):
+        return [toy.study().parts(settings)[0], Part(name="second", run=run)]
+
+    with pytest.raises(MemoryError):
+        runner.run(toy.order(out, toy.study(parts=parts)), console)
+    assert (out / "parts" / "second.checkpoint").exists()
+
+
 def test_seconds_of_a_part_add_up_over_runs(out, console, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(runner.time, "monotonic", lambda: clock[0])

@@ -41,7 +41,7 @@ def value(seed, step):
 
 def count(name, chosen, context, on_step, starts):
     """Count to STEPS; what was counted is kept in the checkpoint."""
-    done = json.loads(context.checkpoint.read_text()) if context.checkpoint.exists() else 0
+    done = context.resume(lambda path: int(json.loads(path.read_text()))) or 0
     starts.append((name, done))
     for step in range(done, STEPS):
         if context.stopped():

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kondo.run_files import load_state, save_state
 from kondo_lab.draws import Draws
 from kondo_lab.language.sampler import completion_mask, sample
 from kondo_lab.language.transformer import StackedLM
 from kondo_lab.population.cuda_graphs import Captured
 from kondo_lab.population.networks import Parameters
-from kondo_lab.population.train import save
 from kondo_lab.text.base import TextTask
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
@@ -106,12 +106,12 @@ class Start:
 
     def save(self, path: Path) -> None:
         """Write them so that a cut-off write leaves the old file."""
-        save(path, {"seeds": list(self.seeds), "parameters": self.parameters})
+        save_state(path, {"seeds": list(self.seeds), "parameters": self.parameters})
 
     @classmethod
     def load(cls, path: Path, device: torch.device) -> "Start":
         """Read what `save` wrote."""
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = load_state(path, device)
         return cls(tuple(state["seeds"]), state["parameters"])
 
 

@@ -8,16 +8,19 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from kondo.run_files import load_state, save_state
 from kondo_lab.part import Context, Record, Stopped
 from kondo_lab.population.cuda_graphs import new_stream
 from kondo_lab.population.member import Member
 from kondo_lab.population.programs import Program
-from kondo_lab.population.train import Population, row_shape, save
+from kondo_lab.population.train import Population, row_shape
 
 Probe = Callable[[Any], dict[str, Tensor]]
 """Measures something of a population at an evaluated step: metric -> [P]."""
@@ -149,13 +152,20 @@ def train(
 
 def _resume(several: Sequence[Trainable], context: Context) -> list[list[dict[str, Any]]]:
     """Load what a stopped run left, if anything, and return what it has measured."""
-    if not context.checkpoint.exists():
+    found = context.resume(partial(_read, device=context.device))
+    if found is None:
         return [[] for _ in several]
-    state = torch.load(context.checkpoint, map_location=context.device, weights_only=True)
-    for population, saved in zip(several, state["populations"], strict=True):
+    states, histories = found
+    for population, saved in zip(several, states, strict=True):
         population.load_state_dict(saved)
-    histories: list[list[dict[str, Any]]] = state["histories"]
     return histories
+
+
+def _read(
+    checkpoint: Path, device: torch.device
+) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    state = load_state(checkpoint, device)
+    return state["populations"], state["histories"]
 
 
 def _checkpoint(
@@ -165,7 +175,7 @@ def _checkpoint(
         # The file is written from another stream than the steps are queued on.
         torch.cuda.synchronize(context.device)
     states = [population.state_dict() for population in several]
-    save(context.checkpoint, {"populations": states, "histories": histories})
+    save_state(context.checkpoint, {"populations": states, "histories": histories})
 
 
 def _measure(population: Trainable, evaluated: bool, probe: Probe | None) -> dict[str, Any]:

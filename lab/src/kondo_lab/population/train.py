@@ -17,7 +17,6 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -335,13 +334,6 @@ class Population:
     def _past(self) -> frictions.Snapshots | None:
         """Parameters that stale actors still act with."""
         return None if self.actors is None else self.actors.past
-
-
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a state so that a cut-off write leaves the old file."""
-    unfinished = path.with_name(path.name + ".writing")
-    torch.save(state, unfinished)
-    unfinished.replace(path)
 
 
 def row_shape(update: Update, num_rows: int) -> tuple[int, bool]:

@@ -24,9 +24,9 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from kondo.run_files import LOCK, locked
+from kondo.run_files import LOCK, locked, set_aside
 from kondo_lab import progress, provenance
-from kondo_lab.part import Context, Part, Stopped
+from kondo_lab.part import Context, DamagedCheckpointError, Part, Stopped
 from kondo_lab.studies import plotting, records, statistics
 from kondo_lab.studies.result_folder import CURVES, FRONTIER, HEADLINE, MANIFEST
 from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, Size, Study
@@ -192,8 +192,7 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
             _file(order, part, partial=True).unlink(missing_ok=True)
             try:
                 report(0.0, "")
-                table = records.frame(part.run(context), part=part.name)
-                records.write(_file(order, part), table)
+                records.write(_file(order, part), _made(part, context, console))
             except Stopped as stopped:
                 if stopped.records:
                     table = records.frame(stopped.records, part=part.name)
@@ -213,6 +212,17 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
             seconds = manifest["seconds_by_part"][part.name]
             console.print(f"      {part.name}: done in {seconds:.1f} s", highlight=False)
     return False
+
+
+def _made(part: Part, context: Context, console: Console) -> pd.DataFrame:
+    """Return the records of a part; it starts anew if it cannot read its checkpoint."""
+    try:
+        return records.frame(part.run(context), part=part.name)
+    except DamagedCheckpointError as error:
+        name = set_aside(context.checkpoint).name
+        text = f"{error} It is set aside as {name}; part {part.name} starts anew."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return records.frame(part.run(context), part=part.name)
 
 
 def _analyse(

@@ -79,7 +79,7 @@ def runs(settings: Settings) -> list[tuple[str, int]]:
 
 def _train_all(settings: Settings, task: Task, context: Context) -> list[Record]:
     """Train every contender with every seed on a task."""
-    finished = _read(context.checkpoint)
+    finished = context.resume(_read) or {}
     everything = runs(settings)
     todo = [number for number in range(len(everything)) if number not in finished]
     shares = dict.fromkeys(range(len(everything)), 0.0) | dict.fromkeys(finished, 1.0)
@@ -155,8 +155,6 @@ def records_of(part: str, series: str, seed: int, progress: Progress) -> Iterato
 
 def _read(checkpoint: Path) -> dict[int, list[Record]]:
     """Return the records of the runs that were finished before the part was stopped."""
-    if not checkpoint.exists():
-        return {}
     found = json.loads(checkpoint.read_text(encoding="utf-8"))
     return {int(number): [Record(*row) for row in rows] for number, rows in found.items()}
 

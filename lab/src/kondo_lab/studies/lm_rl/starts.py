@@ -7,6 +7,7 @@ parts' folder.
 
 import torch
 
+from kondo.run_files import DamagedFileError
 from kondo_lab.language.supervised import Start, WarmPoint, warm_start
 from kondo_lab.language.transformer import StackedLM, compute_dtype
 from kondo_lab.part import Context
@@ -60,7 +61,12 @@ def load(settings: Training, field: Field, context: Context) -> Start:
     path = context.checkpoint.with_name(_file(field))
     if not path.exists():
         train(settings, field, context)
-    return Start.load(path, context.device)
+    try:
+        return Start.load(path, context.device)
+    except DamagedFileError as error:
+        raise DamagedFileError(
+            f"{error} Delete it; the same command then makes it again."
+        ) from error
 
 
 def _file(field: Field) -> str:
