@@ -76,7 +76,8 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
     import fcntl  # POSIX alone has it; reading results works anywhere
 
     try:
-        file = path.open("a+", encoding="utf-8")  # "w" would erase the name of the holder
+        # "w" would erase the name of the holder; a buffer would be written again at the end.
+        file = path.open("ab+", buffering=0)
     except OSError as error:
         raise WriteError.of(path, error) from error
     with file:
@@ -84,15 +85,14 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            holder = f", {name}" if (name := file.read().strip()) else ""
+            holder = f", {name}" if (name := file.read().decode().strip()) else ""
             raise FolderInUseError(
                 f"{folder} is in use by another run{holder}; wait until it ends, or name another "
                 "folder."
             ) from None
         try:
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         except OSError as error:
             raise WriteError.of(path, error) from error
         yield

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kondo.cli import INTERRUPTED, Commands, fail, whole
-from kondo.run_files import FolderInUseError, WriteError
+from kondo.run_files import DamagedFileError, FolderInUseError, WriteError
 
 if TYPE_CHECKING:
     import torch
@@ -94,10 +94,13 @@ def _demo(options: argparse.Namespace) -> int:
     _say(console, order.study.title, order.study.claim, "")
     try:
         outcome = runner.run(order, console)
-    except (runner.FolderError, FolderInUseError, WriteError) as error:
+    except (runner.FolderError, FolderInUseError, DamagedFileError, WriteError) as error:
         return fail(options, str(error))
     if outcome.analysis is not None:
-        html_report.write([order.out], order.out / REPORT)
+        try:
+            html_report.write([order.out], order.out / REPORT)
+        except (ValueError, WriteError) as error:
+            return fail(options, str(error))
         outcome.written.append(order.out / REPORT)
     return _end(console, outcome, options.typed, QUICK if options.quick else "")
 
@@ -192,7 +195,7 @@ def _run(options: argparse.Namespace) -> int:
     _say(console, f"{study.title} ({study.paper})", study.claim, "")
     try:
         outcome = runner.run(order, console)
-    except (runner.FolderError, FolderInUseError, WriteError) as error:
+    except (runner.FolderError, FolderInUseError, DamagedFileError, WriteError) as error:
         return fail(options, str(error))
     small = "This was the small size: its numbers are not to be compared."
     return _end(console, outcome, options.typed, small if options.small else "")
@@ -238,7 +241,7 @@ def _plot(options: argparse.Namespace) -> int:
         study = registry.find(options.study)
         folder = options.folder or _newest(study)
         analysis, written = runner.reanalyse(study, folder)
-    except (registry.UnknownStudyError, runner.FolderError) as error:
+    except (registry.UnknownStudyError, runner.FolderError, DamagedFileError, WriteError) as error:
         return fail(options, str(error))
     _show(console, analysis)
     _say(console, *(f"wrote {path}" for path in written))
@@ -290,7 +293,7 @@ def _report(options: argparse.Namespace) -> int:
         return fail(options, f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")
     try:
         html_report.write(folders, options.out)
-    except ValueError as error:
+    except (ValueError, WriteError) as error:
         return fail(options, str(error))
     _say(progress.make_console(), f"wrote {options.out}")
     return 0

@@ -339,3 +339,35 @@ def test_a_link_to_a_whole_folder_may_be_named(tmp_path):
     folder = toy_folders(tmp_path / "runs")[0]
     (tmp_path / "latest").symlink_to(folder)
     assert written([tmp_path / "latest"], tmp_path) == written([folder], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (MNIST_LINES[0][:-1], "line 2 does not have a cell for each column"),
+        ((*MNIST_LINES[0], "more"), "line 2 does not have a cell for each column"),
+        ((*MNIST_LINES[0][:-2], "nan", "matches"), "line 2: seeds is 'nan'; expected a number"),
+        ((*MNIST_LINES[0][:-2], "inf", "matches"), "line 2: seeds is 'inf'; expected a number"),
+    ],
+)
+def test_a_line_that_is_cut_or_makes_no_sense_is_named(cells, message, tmp_path):
+    folder = write_folder(tmp_path / "a", manifest(), [cells])
+    with pytest.raises(ValueError, match=rf"headline\.csv, {message}"):
+        written([folder], tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("findings", 3), ("settings", []), ("environment", "")])
+def test_a_manifest_with_other_types_is_named(key, value, tmp_path):
+    folder = write_folder(tmp_path / "a", manifest(**{key: value}), MNIST_LINES)
+    with pytest.raises(ValueError, match=rf"manifest\.json: {key} is .*; expected a "):
+        written([folder], tmp_path)
+
+
+def test_a_flipped_bit_of_a_figure_is_found(tmp_path):
+    folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES)
+    path = folder / "fig1.png"
+    image = bytearray(path.read_bytes())
+    image[len(image) // 2] ^= 1
+    path.write_bytes(image)
+    with pytest.raises(ValueError, match=r"fig1\.png is not a whole PNG image.*kondo plot"):
+        written([folder], tmp_path)

@@ -2,14 +2,16 @@
 
 import csv
 import gzip
+import io
 import math
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from kondo.run_files import atomically
+from kondo.run_files import DamagedFileError, atomically
 from kondo_lab.part import Record
 from kondo_lab.studies.study import FrontierPoint, Headline
 
@@ -64,13 +66,25 @@ def write(path: Path, table: pd.DataFrame) -> None:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the records of a file as a table, one column per field of Record."""
-    return pd.read_csv(
-        path,
-        dtype=DTYPES,
-        keep_default_na=False,  # a series may be called "None"
-        na_values={name: ["", "nan"] for name in _FLOATS},
-    )
+    """Return the records of a file as a table, one column per field of Record.
+
+    Raises:
+        DamagedFileError: it is cut, its checksum is wrong, or it is no table of records.
+    """
+    try:
+        text = gzip.decompress(path.read_bytes())
+        table = pd.read_csv(
+            io.BytesIO(text),
+            dtype=DTYPES,
+            keep_default_na=False,  # a series may be called "None"
+            na_values={name: ["", "nan"] for name in _FLOATS},
+        )
+        if list(table) != list(DTYPES):
+            raise ValueError(f"has columns {', '.join(map(str, table))}")
+    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DamagedFileError(f"{path} is damaged ({reason}).") from error
+    return table
 
 
 def write_rows(path: Path, made: type[Headline | FrontierPoint], rows: Iterable[Any]) -> None:

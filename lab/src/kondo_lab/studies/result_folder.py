@@ -7,6 +7,7 @@ import math
 import os
 import re
 import stat
+import zlib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,6 +31,11 @@ KEYS = (
     "environment",
     "interrupted",
 )
+
+_KINDS = {
+    **dict.fromkeys(("differences", "findings"), list),
+    **dict.fromkeys(("settings", "environment"), dict),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +75,8 @@ def read(folder: Path) -> Result:
     frontier = [folder / FRONTIER] if os.path.lexists(folder / FRONTIER) else []
     for path in [*(folder / name for name in NEEDED), *frontier, *figures]:
         _check_regular(path)
+    for path in figures:
+        _check_png(path)
     return Result(
         manifest=_manifest(folder / MANIFEST),
         headline=[_row(Headline, where, line) for where, line in _lines(folder / HEADLINE)],
@@ -89,6 +97,24 @@ def _check_regular(path: Path) -> None:
         )
 
 
+def _check_png(path: Path) -> None:
+    """Raise unless the file is a whole PNG image: every chunk is there, with its checksum."""
+    image = path.read_bytes()
+    at, whole = 8, image[:8] == b"\x89PNG\r\n\x1a\n" and image[12:16] == b"IHDR"
+    kind = b""
+    while whole and kind != b"IEND":
+        size = int.from_bytes(image[at : at + 4], "big")
+        kind, body = image[at + 4 : at + 8], image[at + 4 : at + 8 + size]
+        checksum = image[at + 8 + size : at + 12 + size]
+        whole = len(checksum) == 4 and zlib.crc32(body) == int.from_bytes(checksum, "big")
+        at += 12 + size
+    if not whole:
+        raise ValueError(
+            f"folders: {path} is not a whole PNG image. Delete it, then draw it again with "
+            f"`kondo plot STUDY --from {path.parent}`."
+        )
+
+
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Order fig2 before fig10."""
     pieces = re.findall(r"\d+|\D+", path.stem)
@@ -106,6 +132,12 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"folders: {path} lacks {', '.join(missing)}; expected a manifest that `kondo run` "
             "wrote. Run the study again."
         )
+    for key, kind in _KINDS.items():
+        if not isinstance(manifest[key], kind):
+            raise ValueError(
+                f"folders: {path}: {key} is {manifest[key]!r}; expected a {kind.__name__}. Run the "
+                "study again."
+            )
     return dict(manifest)
 
 
@@ -116,13 +148,17 @@ _NUMBERS = ("rate", "forward", "backward", "final_error", "ours", *_COUNTS, *_OP
 
 def _lines(path: Path) -> list[tuple[str, dict[str, str]]]:
     """Return (where, column -> text) for each line."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        lines = [(f"{path}, line {reader.line_num}", line) for line in reader]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            found = tuple(reader.fieldnames or ())  # reads the first line, if there is one
+            lines = [(f"{path}, line {reader.line_num}", line) for line in reader]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"folders: {path} is no CSV ({error}); run the study again.") from error
     columns = _COLUMNS[path.name]
-    if tuple(reader.fieldnames or ()) != columns:
+    if found != columns:
         raise ValueError(
-            f"folders: {path} has columns {', '.join(reader.fieldnames or ()) or '(none)'}; "
+            f"folders: {path} has columns {', '.join(found) or '(none)'}; "
             f"expected {', '.join(columns)}. Run the study again."
         )
     return lines
@@ -130,6 +166,10 @@ def _lines(path: Path) -> list[tuple[str, dict[str, str]]]:
 
 def _row(made: Any, where: str, line: dict[str, str]) -> Any:
     """Return a line as a Headline or FrontierPoint; files leave empty what there is none of."""
+    if None in line or None in line.values():
+        raise ValueError(
+            f"folders: {where} does not have a cell for each column. Run the study again."
+        )
     if line.get("verdict", "") not in get_args(Verdict):
         raise ValueError(
             f"folders: {where}: verdict is {line['verdict']!r}; expected matches, differs or "
@@ -142,10 +182,10 @@ def _row(made: Any, where: str, line: dict[str, str]) -> Any:
             continue
         try:
             number = float(line[name])
-        except (TypeError, ValueError) as error:
+            values[name] = int(number) if name in _COUNTS else number
+        except (OverflowError, ValueError) as error:
             raise ValueError(
                 f"folders: {where}: {name} is {line[name]!r}; expected a number. Run the study "
                 "again."
             ) from error
-        values[name] = int(number) if name in _COUNTS else number
     return made(**values)

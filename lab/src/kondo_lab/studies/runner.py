@@ -24,7 +24,7 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from kondo.run_files import LOCK, locked, set_aside
+from kondo.run_files import LOCK, DamagedFileError, locked, set_aside
 from kondo_lab import progress, provenance
 from kondo_lab.part import Context, DamagedCheckpointError, Part, Stopped
 from kondo_lab.studies import plotting, records, statistics
@@ -36,6 +36,8 @@ RECORDS = "records.csv.gz"
 PARTS = "parts"
 # What must be the same for a run to be resumed.
 _IDENTITY = ("study", "version", "size", "settings", "device")
+# What is read of a manifest that was found.
+_READ = (*_IDENTITY, "claim", "commits", "figures", "num_seeds", "resumed", "seconds_by_part")
 
 Manifest = dict[str, Any]
 
@@ -84,14 +86,16 @@ def run(order: Order, console: Console) -> Outcome:
     Raises:
         FolderError: the folder holds a finished run, or the beginning of another one.
         FolderInUseError: another run uses it.
+        DamagedFileError: records of a finished part cannot be read.
         WriteError: a file of it cannot be written.
     """
     settings = order.settings()
     parts = order.study.parts(settings)
     _check_names(parts)
+    files = [_file(order, part, partial) for part in parts for partial in (False, True)]
     with _claimed(order, settings) as manifest:
+        _check_records(files)
         stopped = _run_parts(order, parts, manifest, console)
-        files = [_file(order, part, partial) for part in parts for partial in (False, True)]
         tables = [records.read(path) for path in files if path.exists()]
         manifest |= {"finished": not stopped, "interrupted": stopped}
         if not tables:
@@ -137,6 +141,8 @@ def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
 
     Raises:
         FolderError: the folder holds no records of this study as it is now.
+        DamagedFileError: its records cannot be read.
+        WriteError: a file of it cannot be written.
     """
     manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
     if manifest is not None and "study" not in manifest:
@@ -161,9 +167,47 @@ def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return what a folder's run was."""
-    content: Manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    """Return what a folder's run was.
+
+    Raises:
+        FolderError: the manifest is damaged or cannot be read.
+    """
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FolderError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise _damaged(path, f"not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise _damaged(path, "not a JSON object")
+    # Older demos wrote manifests without these; callers tell them apart by "study".
+    lacking = [key for key in _READ if key not in content] if "study" in content else []
+    if lacking:
+        raise _damaged(path, f"lacks {', '.join(lacking)}")
+    names = content.get("figures", [])
+    if not isinstance(names, list) or any(Path(str(name)).name != name for name in names):
+        raise _damaged(path, "figures are not names of files")  # stale figures are deleted
     return content
+
+
+def _damaged(path: Path, reason: str) -> FolderError:
+    return FolderError(
+        f"{path} is damaged ({reason}). Put a good copy in its place, or move {path.parent} away "
+        "and run the study again."
+    )
+
+
+def _check_records(files: Sequence[Path]) -> None:
+    """Raise if records of finished parts are damaged: now, and not after hours of training."""
+    for path in files:
+        try:
+            if path.exists():
+                records.read(path)
+        except DamagedFileError as error:
+            raise DamagedFileError(
+                f"{error} Delete it; the same command then makes that part again."
+            ) from error
 
 
 def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console: Console) -> bool:
@@ -229,7 +273,12 @@ def _analyse(
     study: Study, settings: Any, folder: Path, manifest: Manifest
 ) -> tuple[Analysis, list[Path]]:
     """Write what is read out of the folder's records; the manifest last."""
-    table = records.read(folder / RECORDS)
+    try:
+        table = records.read(folder / RECORDS)
+    except DamagedFileError as error:
+        raise DamagedFileError(
+            f"{error} Put a good copy in its place, or run the study again into another folder."
+        ) from error
     with plotting.style():
         analysis = study.analyse(table, settings)
         pictures = {folder / f"{name}.png": figure for name, figure in analysis.figures.items()}
