@@ -95,9 +95,9 @@ def _short(task: Task, **changes: Any) -> Task:
 
 SMALL = Settings(
     tasks=(
-        _short(CARTPOLE, iterations=6, horizon=60),
-        _short(ACROBOT, iterations=3, num_envs=4),
-        _short(PENDULUM, iterations=2, num_envs=4, epochs=2, minibatches=4),
+        _short(CARTPOLE, iterations=4, horizon=60),
+        _short(ACROBOT, iterations=3, num_envs=2),
+        _short(PENDULUM, iterations=2, num_envs=2, epochs=2, minibatches=2),
     ),
     seeds=2,
     points=4,
