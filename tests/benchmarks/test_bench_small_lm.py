@@ -1,24 +1,10 @@
 """The benchmark of small steps runs, and its dense step has the plain step's gradient."""
 
-import csv
-import subprocess
-import sys
-from pathlib import Path
-
-BENCH = Path(__file__).parents[2] / "benchmarks" / "bench_small_lm.py"
+from benchmarks.quick import quick_lines
 
 
 def test_a_quick_run_writes_a_line_per_step(tmp_path):
-    out = tmp_path / "small.csv"
-    done = subprocess.run(
-        [sys.executable, str(BENCH), "--quick", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = list(csv.DictReader(out.open()))
+    lines = quick_lines("bench_small_lm.py", tmp_path / "small.csv")
     assert [line["step"] for line in lines] == [
         "plain",
         "dense",

@@ -41,6 +41,12 @@ Randomness = torch.Generator | Tensor | None
 """Where draws come from: a generator, the default one, or uniform draws that were made already."""
 
 
+_NO_PRICE = (
+    "{} draws and has one_price = True, but no price for a draw: define price_for and choose_at, "
+    "or set one_price = False."
+)
+
+
 class Choice(NamedTuple):
     """What a gate chose. Units stand in the last dimension; leading ones are separate choices."""
 
@@ -154,7 +160,7 @@ class BaseGate(ABC):
             weight: [..., V] float, how many units each stands for.
             num_valid: [..., 1], units that count, those of value 0 included.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no price for a draw.")
+        raise NotImplementedError(_NO_PRICE.format(type(self).__name__))
 
     def choose_at(self, values: Tensor, mask: Tensor, price: Tensor, draws: Tensor) -> Choice:
         """Choose by a price that `price_for` returned elsewhere, every unit by itself.
@@ -165,7 +171,7 @@ class BaseGate(ABC):
             price: [..., 1] float64.
             draws: [..., M] uniform on [0, 1).
         """
-        raise NotImplementedError(f"{type(self).__name__} has no price for a draw.")
+        raise NotImplementedError(_NO_PRICE.format(type(self).__name__))
 
     def row_facts(self, batch: Any) -> Tensor | None:
         """Return what `choose` must know of the batch's rows, [N, K]; None where nothing.

@@ -202,7 +202,7 @@ def systematic(chance: Tensor, count: Tensor, order: Tensor, start: Tensor) -> T
         [True, False, True]
     """
     ends = rules.running_sum(chance.gather(-1, order))
-    # The last end is the number of points to the last digit: no rounding then adds or loses a unit.
+    # The last end is exactly the number of points, so that rounding adds and loses no unit.
     ends = ends * (count / ends[..., -1:])
     passed = (ends + (_EDGE + (1 - 2 * _EDGE) * start)).floor()
     drawn = passed > torch.nn.functional.pad(passed[..., :-1], (1, 0))

@@ -214,9 +214,8 @@ def _unit_worth(
 
 def _noise(gate: BaseGate, worth: Tensor, mask: Tensor) -> float:
     """Return the noise of a draw."""
-    return diagnostics(worth, gate(worth, mask, torch.Generator().manual_seed(0)), mask=mask)[
-        "noise"
-    ]
+    choice = gate(worth, mask, torch.Generator().manual_seed(0))
+    return diagnostics(worth, choice, mask=mask)["noise"]
 
 
 def _recommended(
@@ -249,10 +248,9 @@ def _seconds_at(known: Sequence[tuple[float, float]], rate: float, dense: float)
 
     Below the lowest rate that was measured its seconds count: fixed costs do not shrink.
     """
-    points = sorted({1.0: dense} | dict(known))
     seconds = {1.0: dense} | dict(known)
-    below = max((point for point in points if point <= rate), default=points[0])
-    above = min(point for point in points if point >= max(rate, below))
+    below = max((point for point in seconds if point <= rate), default=min(seconds))
+    above = min(point for point in seconds if point >= max(rate, below))
     if above == below:
         return seconds[below]
     way = (rate - below) / (above - below)

@@ -9,6 +9,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from transformers import MixtralConfig, MixtralForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer, TrlParser
 
+import kondo
 from integrations.trl.tiny import OPTIONS, policy, prompts, reward, tokenizer, trainer
 from kondo.integrations.trl import KondoGRPOConfig, KondoGRPOTrainer
 from kondo.integrations.trl._version import SEAMS, check_seams, check_version
@@ -227,3 +228,10 @@ def test_evaluation_is_trl_s(tmp_path):
     gated.train()
     logs = next(log for log in gated.state.log_history if "eval_loss" in log)
     assert not [name for name in logs if name.startswith("eval_kondo")]
+
+
+def test_a_gate_that_is_put_in_later_must_fit_too(tmp_path):
+    gated = trainer(tmp_path, kondo_rate=0.3, kondo_by="delight", entropy_coef=0.1, max_steps=1)
+    gated.gate = kondo.UnbiasedGate(rate=0.3)
+    with pytest.raises(ValueError, match=r"entropy_coef must be 0.0 .*UnbiasedGate\(rate=0.3\)"):
+        gated.train()

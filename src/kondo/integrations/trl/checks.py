@@ -2,14 +2,27 @@
 
 from typing import Any
 
+import kondo
+
 
 def check_trainer(trainer: Any) -> None:
     """Raise ValueError for the first option of a built trainer that does not fit a gate."""
+    check_gate(trainer.gate, trainer.args)
     for why, broken in (_contradictions(trainer) | _token_contradictions(trainer.args)).items():
         if broken:
             raise ValueError(
                 f"{why} kondo_rate=1.0 without delight_eta leaves TRL's trainer as it is."
             )
+
+
+def check_gate(gate: Any, args: Any) -> None:
+    """Raise ValueError for a gate that does not fit the options; `trainer.gate` may be replaced."""
+    if isinstance(gate, kondo.UnbiasedGate) and args.entropy_coef != 0.0:
+        raise ValueError(
+            f"entropy_coef must be 0.0 with kondo_by='unbiased' or another {gate!r}, got "
+            f"{args.entropy_coef}: completions without an advantage are never drawn, so that their "
+            f"entropy would be missing from the mean gradient."
+        )
 
 
 def _contradictions(trainer: Any) -> dict[str, bool]:
@@ -34,10 +47,6 @@ def _contradictions(trainer: Any) -> dict[str, bool]:
         "use_adaptive_entropy must be False: its controller measures the entropy of every "
         "token, and skipped ones have no forward. A fixed entropy_coef acts on trained "
         "tokens.": args.use_adaptive_entropy,
-        "entropy_coef must be 0.0 with kondo_by='unbiased': completions without an advantage are "
-        "never drawn, so that their entropy would be missing from the mean gradient.": (
-            args.kondo_by == "unbiased" and args.entropy_coef != 0.0
-        ),
         "fp16 must be False: a step that keeps nothing has no gradients for the loss scaler "
         "to check. Use bf16.": args.fp16,
         "DeepSpeed does not fit a gate: it steps the optimizer inside its own backward, so a "

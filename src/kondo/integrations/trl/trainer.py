@@ -35,7 +35,7 @@ from kondo.engine.report import StageClock
 from kondo.engine.select import Selection, select
 from kondo.engine.watch import watch
 from kondo.integrations.trl._version import check_seams
-from kondo.integrations.trl.checks import check_trainer
+from kondo.integrations.trl.checks import check_gate, check_trainer
 from kondo.integrations.trl.config import KondoGRPOConfig
 from kondo.integrations.trl.grpo_inputs import (
     gated_inputs,
@@ -182,11 +182,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             known = self._gather(whole(log_probs.float())).cpu()
         if gate is None:
             gate = Prechosen(counted if self.args.kondo_unit == "token" else counted.any(dim=1))
-        if isinstance(gate, kondo.UnbiasedGate) and self.args.entropy_coef != 0.0:
-            raise ValueError(
-                f"entropy_coef must be 0.0 with {gate!r}, got {self.args.entropy_coef}: the "
-                f"entropy of completions without an advantage, never drawn, would be missing."
-            )
+        check_gate(gate, self.args)
         eta = self.args.delight_eta
         if eta is not None and gate.signal is not kondo.delight:
             raise ValueError(
@@ -211,7 +207,8 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
             counts = counts._replace(surprisal=math.nan)
         self._log("entropy", counts.entropy)
         assert self._gate_rewards is not None
-        watch(watched, counts, reward=float(self._gate_rewards.nanmean()))
+        if self.accelerator.is_main_process:
+            watch(watched, counts, reward=float(self._gate_rewards.nanmean()))
         columns = slice(prompt, prompt + mask.shape[1])
         keep, weight, factor = self._local_decision(chosen, mask.shape[0])[:, :, columns]
         return keep.bool(), weight, factor

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from kondo_lab.language.contenders import Contender, contenders, percent, unbiased
-from kondo_lab.studies.lm_rl.settings import Field, Training
+from kondo_lab.studies.lm_rl.settings import TOY, Field, Training
 from kondo_lab.studies.study import Size
 
 TUNED_BY_LM_RL = (("GRPO", 3e-5), ("DG-K 10%", 3e-6), ("random 10%", 3e-5), ("PODS 10%", 3e-5))
@@ -84,16 +84,9 @@ FULL = Settings(
     num_held_out=1024,
 )
 
-_TOY = Field(
-    task="sorting",
-    level=2,
-    size="toy",
-    num_prompts=8,
-    warm_steps=300,
-    warm_batch=32,
-    warm_rate=3e-3,
+_TOY = dataclasses.replace(
+    TOY,
     learning_rates=(1e-4, 3e-4),
-    tune_steps=4,
     num_steps=12,
     num_seeds=3,
     other_seeds=2,

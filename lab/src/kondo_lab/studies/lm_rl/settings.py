@@ -240,7 +240,7 @@ FULL = Settings(
     ),
 )
 
-_TOY = Field(
+TOY = Field(
     task="sorting",
     level=2,
     size="toy",
@@ -256,10 +256,10 @@ _TOY = Field(
     tune_seeds=1,
 )
 SMALL = Settings(
-    grids=(_TOY,),
+    grids=(TOY,),
     walls=(
         dataclasses.replace(
-            _TOY,
+            TOY,
             task="addition",
             level=1,
             learning_rates=(1e-4, 3e-4),
