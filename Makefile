@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BROWSER := $(VENV)/.browser
 PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 
-.PHONY: demo test test-slow lint bench bench-lab clean
+.PHONY: demo test test-slow attack lint bench bench-lab clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
@@ -17,6 +17,12 @@ test: lint $(PEER) $(BROWSER)
 # One after another: they start clusters, kill processes and wait for them to come back.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow tests
+
+# Every fuzzer for SECONDS, and the chaos run of the actors. ATTACK='-k ranks' runs one of them.
+SECONDS ?= 75
+attack: $(READY)
+	$(BIN)/python -m pytest tests/attack -m "slow or not slow" --timeout 3600 \
+		--attack-seconds $(SECONDS) $(ATTACK)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -10,6 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# Its options must be known before pytest comes to their folder.
+pytest_plugins = ["attack.plugin"]
+
 # A shell starts background jobs with Ctrl-C ignored, and Python then leaves it so; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

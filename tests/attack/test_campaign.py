@@ -1,0 +1,47 @@
+"""The frame of the attack: a case is repeated by its seed, and no finding is lost."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from attack.campaign import Campaign, Finding
+
+
+def test_repeats_a_case_by_its_seed():
+    drawn = []
+
+    def case(draw: random.Random, counts: Counter) -> None:
+        drawn.append(draw.random())
+        if len(drawn) == 3:
+            raise ZeroDivisionError("three")
+
+    campaign = Campaign("here", seed=5, seconds=0.05)
+    with pytest.raises(Finding, match="ZeroDivisionError: three") as found:
+        campaign.run(case)
+    assert campaign.findings == 1
+    assert campaign.cases == len(drawn) > 3, "a finding does not end the campaign"
+    seed = int(str(found.value).split("--attack-case ")[1].split()[0])
+    again = []
+    Campaign("here", seed=0, seconds=9.0, only=seed).run(
+        lambda draw, _: again.append(draw.random())
+    )
+    assert again == [drawn[2]]
+
+
+def test_one_seed_gives_the_same_cases():
+    seen = []
+    for _ in range(2):
+        drawn = []
+        Campaign("here", seed=7, seconds=0.02).run(lambda draw, _, d=drawn: d.append(draw.random()))
+        seen.append(drawn[:1])
+    assert seen[0] == seen[1]
+
+
+def test_counts_what_cases_did():
+    def case(draw: random.Random, counts: Counter) -> None:
+        counts["steps"] += 2
+
+    campaign = Campaign("here", seed=1, seconds=0.01)
+    campaign.run(case)
+    assert campaign.counts["steps"] == 2 * campaign.cases > 0
