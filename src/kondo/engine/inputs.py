@@ -11,9 +11,10 @@ from kondo.core._checks import check_float, check_mask, expand_rows
 from kondo.core.contract import BaseGate, as_gate
 from kondo.engine import rows
 from kondo.engine.differentiate import Loss
+from kondo.engine.modules import devices_of
 from kondo.engine.options import Options, check_size
 from kondo.engine.policy import Policy, policy_of
-from kondo.engine.screen import devices_of, from_mode
+from kondo.engine.screen import from_mode
 from kondo.engine.select import Unit
 
 # The no-grad screen stores no activations: its chunks can be this much larger.

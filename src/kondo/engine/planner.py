@@ -28,9 +28,11 @@ from kondo.core.gates import Gate
 from kondo.core.rules import count_for
 from kondo.core.unbiased import UnbiasedGate
 from kondo.engine import rows
+from kondo.engine.modules import devices_of
 from kondo.engine.policy import Policy, policy_of
-from kondo.engine.screen import devices_of, from_mode, no_trace, screen_log_probs
+from kondo.engine.screen import from_mode, screen_log_probs
 from kondo.engine.select import Unit, unit_values
+from kondo.engine.untraced import without_trace
 
 # What is recommended: a noise budget, and for single decisions the papers' rate.
 _SAFE_NOISE = 1.5
@@ -113,8 +115,9 @@ def plan(
 
     With `advantages` it also recommends a gate: `plan.gate`, with the reason in `plan.advice`.
 
-    Gradients, RNG, training flags and buffers written in place are as before afterwards, so
-    gradient checkpointing needs use_reentrant=False. Counts one unit per row: token units keep more
+    Gradients, training flags, buffers written in place and torch's random state are as before
+    afterwards, so gradient checkpointing needs use_reentrant=False, and no other thread may draw
+    random numbers meanwhile. Counts one unit per row: token units keep more
     rows than their rate says.
 
     Args:
@@ -150,7 +153,8 @@ def plan(
     known = policy_of(policy)
     log_prob = known.log_prob
     worth = None if advantages is None else _unit_worth(known, batch, advantages, micro_batch)
-    cuda = any(device.type == "cuda" for device in devices_of(log_prob, batch))
+    devices = [device for device in devices_of(log_prob, batch) if device.type == "cuda"]
+    cuda = bool(devices)
     counts = [count_for(rate, size) for rate in rates]
 
     def forward() -> None:
@@ -159,14 +163,15 @@ def plan(
     def dense(part: Any) -> None:
         _in_pieces(part, micro_batch, lambda piece: _gradient(log_prob(piece)))
 
-    with no_trace(log_prob, batch):
-        forward_seconds = _median_seconds(forward, cuda, repeats)
-    with no_trace(log_prob, batch, evaluate=False):
-        dense_seconds = _median_seconds(partial(dense, batch), cuda, repeats)
-        kept_seconds = []
-        for count in counts:
-            kept = partial(dense, rows.take(batch, slice(0, count)))
-            kept_seconds.append(_median_seconds(kept, cuda, repeats))
+    def train(count: int) -> float:
+        kept = batch if count == size else rows.take(batch, slice(0, count))
+        return _median_seconds(partial(dense, kept), cuda, repeats)
+
+    with torch.random.fork_rng(devices):  # dropout draws
+        forward_seconds = without_trace(lambda: _median_seconds(forward, cuda, repeats), log_prob)
+        dense_seconds, *kept_seconds = without_trace(
+            lambda: [train(count) for count in (size, *counts)], log_prob, evaluate=False
+        )
     planned = tuple(
         PlannedRate(
             rate=rate,

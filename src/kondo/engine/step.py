@@ -4,6 +4,7 @@
 loss, and only the kept rows were ever differentiated.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,11 +12,13 @@ from torch import Tensor
 from kondo.core import losses
 from kondo.engine.differentiate import Loss
 from kondo.engine.inputs import Rows, prepare
+from kondo.engine.modules import exclusively
 from kondo.engine.options import Options
 from kondo.engine.partial_screen import Screened, screen
 from kondo.engine.peers import Alone
 from kondo.engine.report import Report
 from kondo.engine.select import Unit, everything, select
+from kondo.engine.untraced import with_grad_mode_kept
 from kondo.engine.watch import watch
 
 
@@ -98,18 +101,24 @@ def backward(
 
     Reference: https://arxiv.org/abs/2603.20526, Algorithm 1
     """
-    peers = Alone() if group is None else _ranks(group)
+    step = partial(
+        _step,
+        Alone() if group is None else _ranks(group),
+        policy,
+        gate,
+        Rows(batch, advantages, mask, {} if loss_inputs is None else loss_inputs, screen),
+        unit=unit,
+        loss=loss,
+        micro_batch=micro_batch,
+        options=options or Options(),
+    )
+    # A step changes training flags for a while, and adds to `.grad`: one at a time on a model.
+    return exclusively(partial(with_grad_mode_kept, step), policy, screen)
+
+
+def _step(peers: Alone, policy: Any, gate: Any, given: Rows, **settings: Any) -> Report:
     with peers.together():
-        inputs = prepare(
-            policy,
-            gate,
-            Rows(batch, advantages, mask, {} if loss_inputs is None else loss_inputs, screen),
-            unit=unit,
-            loss=loss,
-            micro_batch=micro_batch,
-            options=options or Options(),
-            may_be_empty=peers.may_be_empty,
-        )
+        inputs = prepare(policy, gate, given, may_be_empty=peers.may_be_empty, **settings)
         clock = peers.clock(inputs.device)
         inputs = peers.agree(inputs, clock)
         screened: Screened | None = None
@@ -120,7 +129,7 @@ def backward(
             chosen = everything(given.size, given.mask, inputs.device, known, of_rows=of_rows)
         else:
             with clock.stage("screen"):
-                screened = _screen(inputs, peers)
+                screened = screen(inputs, peers)
             with clock.stage("select"):
                 chosen = select(
                     screened.log_probs,
@@ -138,9 +147,6 @@ def backward(
             watch(inputs.gate, counts)
         trained = peers.train(inputs, chosen, counts, clock)
         return peers.report(inputs, chosen, screened, counts, trained, clock)
-
-
-_screen = screen  # `backward` has an argument of that name
 
 
 def _ranks(group: Any) -> Alone:

@@ -5,6 +5,7 @@ actions that happened to be rewarded: the policy grows more random, and the rewa
 """
 
 import math
+import sys
 import warnings
 import weakref
 
@@ -108,5 +109,13 @@ def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) ->
             f"towards random policies: use kondo.UnbiasedGate(rate=...) or (noise=1.5). If each "
             f"reward belongs to one decision, this may pass. See docs/which-gate.md.",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """Return the stack level, for the function that asks, of the first frame outside `kondo`."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("kondo."):
+        frame, level = frame.f_back, level + 1
+    return level

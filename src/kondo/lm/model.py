@@ -7,11 +7,10 @@ sees wanted tokens only, and logits never exist all at once (see `head`). Terms 
 its own loss, such as the balance of a mixture's router, are no part of ours.
 """
 
-import contextlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from kondo.core._checks import expand_rows
 from kondo.engine.compact import MicroBatch
 from kondo.engine.policy import Policy
-from kondo.engine.screen import no_trace
 from kondo.engine.select import Selection
+from kondo.engine.untraced import without_trace
 from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
 from kondo.lm.graphs import Graphs, Inputs
 from kondo.lm.head import Backend, Head, token_log_probs
@@ -35,6 +34,7 @@ from kondo.lm.parts import (
 )
 from kondo.lm.rows import TokenRows
 
+_T = TypeVar("_T")
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -325,8 +325,8 @@ class CausalLM:
         for layout in ("padded", "varlen"):
             (pack,) = packs(rows, sampled, layout=layout, max_tokens=10)
             try:
-                with no_trace(self.backbone, ids), _without_compiling(self.backbone):
-                    hidden[layout] = self._hidden(pack).flatten(0, -2)[pack.read]
+                found = _as_written(partial(self._hidden, pack), self.backbone)
+                hidden[layout] = found.flatten(0, -2)[pack.read]
             except Exception as error:  # whatever a foreign model raises is the reason we look for
                 return str(error)
         # Weights may be wider than what is computed with them.
@@ -336,11 +336,13 @@ class CausalLM:
         """Refuse a model whose logits are more than its head and the bends we know."""
         check_whole(self.head.weight)
         ids = torch.arange(3, device=self.device).unsqueeze(0) % self.vocab_size
-        with no_trace(base, ids), _without_compiling(base):
+
+        def compare() -> str | None:
             logits = base(input_ids=ids, use_cache=False).logits
             hidden = _last_hidden(self.backbone(input_ids=ids, use_cache=False))
-            fault = _difference(_logits(hidden, self.head), logits, self._dtype)
-        if fault:
+            return _difference(_logits(hidden, self.head), logits, self._dtype)
+
+        if fault := _as_written(compare, base):
             raise ValueError(
                 f"model must make its logits by its output layer alone, got {type(base).__name__}, "
                 f"where they differ: {fault}. Give the parts: CausalLM(backbone, head=Head(...))."
@@ -388,12 +390,17 @@ def _as_head_takes(hidden: Tensor, head: Head) -> Tensor:
     return hidden.float() if head.weight.dtype == torch.float32 else hidden
 
 
-def _without_compiling(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Run compiled layers as they are written: a graph of a few tokens serves nothing else."""
-    if any(each._compiled_call_impl is not None for each in module.modules()):
-        stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-        return stance
-    return contextlib.nullcontext()
+def _as_written(call: Callable[[], _T], module: nn.Module) -> _T:
+    """Return `call()` and leave no trace; compiled layers run as they are written, because a graph
+    of a few tokens serves nothing else."""
+
+    def eager() -> _T:
+        if all(each._compiled_call_impl is None for each in module.modules()):
+            return call()
+        with torch.compiler.set_stance("force_eager"):
+            return call()
+
+    return without_trace(eager, module)
 
 
 def _logits(hidden: Tensor, head: Head) -> Tensor:

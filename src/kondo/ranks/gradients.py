@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from kondo.engine.modules import modules_in
 from kondo.engine.report import StageClock
-from kondo.engine.screen import LogProb, modules_in
+from kondo.engine.screen import LogProb
 from kondo.ranks.communicator import Ranks
 
 When = Literal["last", "each", "never"]
