@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
 Case = Callable[[random.Random, Counter[str]], None]
 """(draw, counts) -> None. Counts by name what it did: "steps", "faults", ..."""
 
@@ -45,7 +47,7 @@ class Campaign:
             number = seeds.randrange(_SEEDS) if self._only is None else self._only
             try:
                 case(random.Random(number), self.counts)
-            except Exception as error:
+            except (Exception, pytest.fail.Exception) as error:
                 self.findings += 1
                 first = first or (number, error)
             self.cases += 1

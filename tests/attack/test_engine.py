@@ -1,0 +1,414 @@
+"""Random steps against the dense loss: all rows forward, all backward, masked. Plain torch.
+
+The oracle knows nothing of screens, compaction, micro-batches or chunks. What a gate keeps is
+computed anew where it follows from the values; of a gate that draws, the choice is taken from the
+step (`test_gates` holds those to their probabilities) and the gradient is judged.
+"""
+
+import dataclasses
+import functools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import kondo
+from kondo.engine.compact import micro_batches
+from oracles import core, variance
+from tolerances import assert_close
+
+# Log-probs, values and gradients in float64: no unit changes sides by rounding.
+DTYPE = torch.float64
+ACTIONS = 5
+
+
+@dataclasses.dataclass
+class Batch:
+    states: torch.Tensor
+    actions: torch.Tensor
+    name: str = "a leaf that is no tensor"
+
+
+NESTS = {
+    "tuple": (lambda s, a: (s, a), lambda rows: (rows[0], rows[1])),
+    "dict": (lambda s, a: {"s": s, "more": [a]}, lambda rows: (rows["s"], rows["more"][0])),
+    "dataclass": (Batch, lambda rows: (rows.states, rows.actions)),
+}
+
+
+class Problem:
+    """A policy, a batch, and everything that the step and the oracle are given."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        seed = torch.Generator().manual_seed(draw.randrange(2**31))
+        self.random = functools.partial(torch.randn, generator=seed, dtype=DTYPE)
+        self.seed = seed
+        self.size = draw.choice([1, 2, 3, 5, 9, 24, 50])
+        self.length = draw.choice([None, None, 1, 2, 6])
+        self.unit = "sample" if self.length is None else draw.choice(["token", "sequence"])
+        self.shape = (self.size,) if self.length is None else (self.size, self.length)
+        self._make_policy()
+        self.advantages = self._advantages()
+        self.mask = self._mask()
+        self.counts = torch.ones(self.shape, dtype=torch.bool)
+        if self.mask is not None:
+            mask = self.mask
+            if mask.ndim < len(self.shape):
+                mask = mask[:, None]
+            self.counts = mask.expand(self.shape)
+
+    def _make_policy(self):
+        torch.manual_seed(self.draw.randrange(2**31))
+        width = self.draw.choice([1, 4])
+        self.net = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, ACTIONS)).to(
+            DTYPE
+        )
+        if self.draw.random() < 0.2:
+            self.net[0].weight.requires_grad_(False)
+        wrap, unwrap = NESTS[self.draw.choice(list(NESTS))]
+        actions = torch.randint(ACTIONS, self.shape, generator=self.seed)
+        self.batch = wrap(self.random(*self.shape, 3), actions)
+
+        def log_prob(rows):
+            states, taken = unwrap(rows)
+            return self.net(states).log_softmax(-1).gather(-1, taken[..., None]).squeeze(-1)
+
+        self.log_prob = log_prob
+
+    def _advantages(self):
+        wide = self.length is not None and self.draw.random() < 0.4
+        shape = self.shape if wide else (self.size,)
+        made = self.random(*shape)
+        kind = self.draw.choice(["normal"] * 6 + ["sparse", "negative", "group"] * 2 + ["zero"])
+        if kind == "sparse":
+            made = torch.where(torch.rand(shape, generator=self.seed) < 0.7, 0.0, made)
+        elif kind == "negative":
+            made = -made.abs()
+        elif kind == "zero":
+            made = torch.zeros_like(made)
+        elif kind == "group":
+            made = made.sign()
+        return made
+
+    def _mask(self):
+        kind = self.draw.choice(["none"] * 5 + ["random", "rows", "column"] * 2 + ["nothing"])
+        if kind == "none":
+            return None
+        if kind == "nothing":
+            return torch.zeros(self.shape, dtype=torch.bool)
+        shape = {
+            "random": self.shape,
+            "rows": (self.size,),
+            "column": (self.size, 1) if self.length is not None else (self.size,),
+        }[kind]
+        return torch.rand(shape, generator=self.seed) < 0.7
+
+    @property
+    def spread(self):
+        """Advantages of every element."""
+        given = self.advantages
+        return (given[:, None] if given.ndim < len(self.shape) else given).expand(self.shape)
+
+    def dense(self):
+        return self.log_prob(self.batch)
+
+
+# Losses: how the step is told, and what they are. The formula of each is written once more here.
+
+
+def loss_of(draw, problem):
+    old = problem.dense().detach() + 0.3 * problem.random(*problem.shape)
+    clip, beta, eta = draw.uniform(0.05, 0.4), draw.choice([0.0, 0.1]), draw.choice([0.3, 1.0, 5.0])
+    top = draw.choice([1.0, 2.0])
+
+    def ppo(log_probs, advantages):
+        ratio = (log_probs - old).exp()
+        clipped = ratio.clamp(1 - clip, 1 + clip)
+        return -torch.minimum(ratio * advantages, clipped * advantages) + beta * (old - log_probs)
+
+    def dg(log_probs, advantages):
+        weight = torch.sigmoid(advantages * -log_probs.detach() / eta)
+        return -weight * advantages * log_probs
+
+    def is_pg(log_probs, advantages):
+        return -(log_probs.detach() - old).exp().clamp(max=top) * advantages * log_probs
+
+    def awr(log_probs, advantages):
+        return -(advantages / eta).exp().clamp(max=20.0) * log_probs
+
+    def own(log_probs, advantages, **_):
+        return (log_probs * advantages).square() + log_probs.exp()
+
+    losses = kondo.losses
+    return draw.choice(
+        [
+            ({"loss": losses.pg}, lambda log_probs, advantages: -advantages * log_probs),
+            ({"loss": functools.partial(losses.dg, eta=eta)}, dg),
+            (
+                {
+                    "loss": functools.partial(losses.ppo, clip=clip, beta=beta),
+                    "loss_inputs": {"old_log_probs": old},
+                },
+                ppo,
+            ),
+            (
+                {
+                    "loss": functools.partial(losses.is_pg, max_weight=top),
+                    "loss_inputs": {"behaviour_log_probs": old},
+                },
+                is_pg,
+            ),
+            ({"loss": functools.partial(losses.awr, beta=eta)}, awr),
+            ({"loss": own}, own),
+        ]
+    )
+
+
+# Gates: how the step is told, and what must be kept: (count, must, may), or None where it draws.
+
+
+def by_delight(log_probs, problem):
+    """Delight of every unit that counts, in Python's numbers."""
+    delight = torch.where(problem.counts, problem.spread * -log_probs, 0.0)
+    if problem.unit == "sequence":
+        return delight.sum(1), problem.counts.any(1)
+    return delight, problem.counts
+
+
+def by_advantage(log_probs, problem):
+    if problem.unit == "sequence":
+        first = problem.counts.double().argmax(1, keepdim=True)
+        values = problem.spread.gather(1, first).squeeze(1)
+        counted = problem.counts.any(1)
+        return torch.where(counted, values, 0.0), counted
+    return torch.where(problem.counts, problem.spread, 0.0), problem.counts
+
+
+def gate_of(draw, problem):
+    rate = draw.choice([0.01, 0.1, 0.3, 0.7, 1.0])
+
+    def rated(log_probs):
+        values, counted = by_delight(log_probs, problem)
+        return core.rate_choice(values.flatten().tolist(), rate, counted.flatten().tolist())
+
+    def priced(price, log_probs):
+        values, counted = by_delight(log_probs, problem)
+        kept = (counted & (values != 0) & (values > price)).flatten().nonzero().flatten().tolist()
+        return len(kept), set(kept), set(kept)
+
+    def varied(log_probs):
+        values, counted = by_advantage(log_probs, problem)
+        if values.numel() > 12:
+            return None
+        best = variance.best_sets(values.flatten().tolist(), counted.flatten().tolist(), rate)
+        return len(best[0]), set.intersection(*best), set.union(*best)
+
+    def above_mean(values, mask, generator):
+        shape, values, mask = values.shape, values.reshape(-1), mask.reshape(-1)
+        mean = (values * mask).sum() / mask.sum().clamp(min=1)
+        kept = (values > mean) & mask
+        return kondo.Choice.of(kept, mask, dtype=values.dtype).reshape(shape)
+
+    price = draw.choice([0.0, 0.5, -0.5])
+    same_within_rows = problem.advantages.ndim == 1 or problem.unit != "sequence"
+    made = [
+        (kondo.Gate(rate=rate), rated),
+        (kondo.Gate(rate=rate), rated),
+        (kondo.Gate(price=price), functools.partial(priced, price)),
+        (kondo.Gate(rate=rate, temperature=0.3), None),
+        (kondo.Gate(price=price, temperature=1.0, soft=True), None),
+        (kondo.Gate(rate=0.5, temperature=0.5, inverse_propensity=True), None),
+        (kondo.Gate(rate=rate, reserve=0.3), None),
+        (kondo.Gate(rate=rate, negative_quota=0.5), None),
+        (kondo.Gate(rate=rate, signal=kondo.signals.abs_delight), None),
+        (kondo.Gate(rate=0.3, window=3), None),
+        (kondo.UnbiasedGate(rate=rate), None),
+        (kondo.UnbiasedGate(noise=draw.uniform(1.0, 3.0)), None),
+        (kondo.UnbiasedGate(rate=rate, signal=kondo.signals.abs_delight), None),
+        (above_mean, None),
+    ]
+    if same_within_rows:
+        made.append((kondo.VarianceGate(rate=rate), varied))
+    return draw.choice(made)
+
+
+def screen_of(draw, problem, log_probs):
+    """A screen, and the log-probs that the gate is shown."""
+    kind = draw.choice(["exact", "exact", "known", "draft", "stale"])
+    if kind == "exact":
+        return None, log_probs
+    if kind == "known":
+        return log_probs.clone(), log_probs
+    if kind == "draft":
+        return (lambda rows: 1.5 * problem.log_prob(rows)), 1.5 * log_probs
+    stale = log_probs - problem.random(*problem.shape).abs()
+    return stale, stale
+
+
+def case(draw, counts):
+    problem = Problem(draw)
+    told, formula = loss_of(draw, problem)
+    exact = problem.dense().detach()
+    gate, expectation = gate_of(draw, problem)
+    screen, shown = screen_of(draw, problem, exact)
+    seen = []
+
+    def watched(batch, advantages, selection, **given):
+        seen.append(selection)
+        return micro_batches(batch, advantages, selection, **given)
+
+    denominator = draw.choice(["full", "full", "kept", 7.5])
+    options = kondo.Options(
+        denominator=denominator,
+        generator=torch.Generator().manual_seed(draw.randrange(2**31)),
+        screen_chunk=draw.choice([None, 1, 3]),
+        screen_rows=draw.choice([None, "all", "promising"]),
+        compact=watched,
+    )
+    before = [draw.choice([None, torch.full_like(p, 2.0)]) for p in problem.net.parameters()]
+    for parameter, gradient in zip(problem.net.parameters(), before, strict=True):
+        if parameter.requires_grad:
+            parameter.grad = None if gradient is None else gradient.clone()
+    report = kondo.backward(
+        problem.log_prob,
+        problem.batch,
+        problem.advantages,
+        gate=gate,
+        mask=problem.mask,
+        unit=problem.unit,
+        screen=screen,
+        micro_batch=draw.choice([None, 1, 2, 100]),
+        options=options,
+        **told,
+    )
+    counts["steps"] += 1
+    keep = seen[0].keep if seen else torch.zeros(problem.shape, dtype=torch.bool)
+    weight = keep.to(DTYPE)
+    if seen and seen[0].weight is not None:
+        weight = seen[0].weight.to(DTYPE)
+    check_kept(problem, keep, expectation and expectation(shown), report)
+    check_gradient(problem, keep, weight, formula, denominator, before, report)
+    counts["empty"] += report.empty
+
+
+def check_kept(problem, keep, expected, report):
+    """What the gate kept is what it must keep, and the report says so."""
+    assert not bool((keep & ~problem.counts).any())
+    units = keep
+    if problem.unit == "sequence":
+        units = keep.any(1)
+        assert torch.equal(keep, units[:, None] & problem.counts)
+        assert report.seen == int(problem.counts.any(1).sum())
+    else:
+        assert report.seen == int(problem.counts.sum())
+    assert report.kept == int(units.sum())
+    rows = keep if keep.ndim == 1 else keep.any(1)
+    assert report.rows_trained == int(rows.sum())
+    assert report.empty == (not bool(keep.any()))
+    if expected is not None:
+        count, must, may = expected
+        kept = set(units.flatten().nonzero().flatten().tolist())
+        assert len(kept) == count, (len(kept), count)
+        assert must <= kept <= may, (must, kept, may)
+
+
+def check_gradient(problem, keep, weight, formula, denominator, before, report):
+    """`.grad` has grown by the gradient of the dense loss, masked and weighted."""
+    size = {"full": problem.counts.sum(), "kept": keep.sum()}.get(denominator, denominator)
+    log_probs = problem.dense()
+    losses = formula(log_probs, problem.spread)
+    loss = torch.where(keep, losses * weight, 0.0).sum() / max(1.0, float(size))
+    assert_close(report.loss, float(loss.detach()), DTYPE)
+    trained = [p for p in problem.net.parameters() if p.requires_grad]
+    grown = torch.autograd.grad(loss, trained, allow_unused=True)
+    old = [b for b, p in zip(before, problem.net.parameters(), strict=True) if p.requires_grad]
+    for parameter, added, start in zip(trained, grown, old, strict=True):
+        if report.empty:
+            assert (parameter.grad is None) == (start is None)
+            assert start is None or torch.equal(parameter.grad, start)
+            continue
+        assert_close(parameter.grad, added if start is None else start + added, DTYPE)
+
+
+def test_engine(campaign):
+    campaign.run(case)
+
+
+# Faults: what is wrong must be refused by name, and change nothing.
+
+
+def bad_case(draw, problem):
+    """One wrong argument: what to call the step with, and what the message must name."""
+    size, shape = problem.size, problem.shape
+    broken = draw.choice([math.nan, math.inf, -math.inf])
+    place = tuple(draw.randrange(n) for n in shape)
+
+    def with_value(tensor, value, where=place):
+        found = tensor.clone()
+        found[where] = value
+        return found
+
+    old = problem.dense().detach()
+    inputs = {"loss": kondo.losses.ppo}
+    return draw.choice(
+        [
+            ({"advantages": with_value(problem.spread, math.nan)}, "advantages|delight|NaN"),
+            ({"advantages": problem.advantages[:-1]}, "advantages"),
+            ({"advantages": torch.ones(size, dtype=torch.int64)}, "advantages"),
+            ({"mask": torch.ones(size + 1, dtype=torch.bool)}, "mask"),
+            ({"mask": torch.ones(shape)}, "mask"),
+            ({"micro_batch": draw.choice([0, -1, 2.5, True, "all"])}, "micro_batch"),
+            (
+                {
+                    "options": kondo.Options(
+                        denominator=draw.choice([0, -1, None, "half", math.nan])
+                    )
+                },
+                "denominator",
+            ),
+            ({"options": kondo.Options(screen_chunk=0)}, "screen_chunk"),
+            ({"screen": old[:-1]}, "screen"),
+            ({"screen": with_value(old, math.nan)}, "screen|log_prob|NaN"),
+            ({"screen": "exact"}, "screen"),
+            ({"unit": "batch"}, "unit"),
+            ({"gate": "delight"}, "gate"),
+            (
+                {"loss_inputs": {"old_log_probs": with_value(old, broken)}, **inputs},
+                "old_log_probs",
+            ),
+            ({"loss_inputs": {"old_log_probs": old.tolist()}, **inputs}, "loss_inputs"),
+            ({"loss_inputs": {"old_log_probs": old[:-1]}, **inputs}, "old_log_probs"),
+            ({"policy": lambda rows: problem.log_prob(rows).detach()}, "differentiable"),
+            (
+                {"policy": lambda rows: problem.net(torch.zeros(size + 1, 3, dtype=DTYPE))},
+                "log.prob",
+            ),
+            ({"policy": None}, "policy"),
+        ]
+    )
+
+
+def fault_case(draw, counts):
+    problem = Problem(draw)
+    problem.advantages, problem.mask = problem.random(problem.size), None
+    wrong, name = bad_case(draw, problem)
+    for parameter in problem.net.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    good = {
+        "policy": problem.log_prob,
+        "batch": problem.batch,
+        "advantages": problem.advantages,
+        "gate": kondo.Gate(rate=1.0),
+        "unit": problem.unit,
+    }
+    with pytest.raises(ValueError, match=name):
+        kondo.backward(**good | wrong)
+    assert all(bool((p.grad == 3.0).all()) for p in problem.net.parameters())
+    assert all(part.training for part in problem.net.modules())
+    counts["faults"] += 1
+
+
+def test_engine_faults(campaign):
+    campaign.run(fault_case)
