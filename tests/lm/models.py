@@ -96,6 +96,17 @@ def mamba(**options):
     return MambaForCausalLM(MambaConfig(**sizes | options))
 
 
+def recurrent_gemma(**options):
+    """Two recurrent layers and one that attends; the cap is low enough to matter."""
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    sizes = {
+        "num_hidden_layers": 3, "lru_width": 16, "logits_soft_cap": 2.0,
+        "attention_window_size": 3, "w_init_variance_scale": 1.0, "head_dim": 4,
+    }  # fmt: skip
+    return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**_SIZES | sizes | options))
+
+
 def build(make, *, dtype=torch.float64, device="cpu", **options):
     """Return the model with seeded weights."""
     with torch.random.fork_rng(devices=[]):

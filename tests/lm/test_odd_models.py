@@ -1,5 +1,7 @@
 """Models of many makes, with random weights: log-probs equal those of their own logits."""
 
+import copy
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from lm import models
 from oracles import causal
 from oracles import engine as oracle
 from steps import run_step
-from tolerances import assert_close
+from tolerances import TOLERANCES, assert_close
 
 VARLEN = [
     models.llama,
@@ -22,11 +24,11 @@ VARLEN = [
     models.granite,
     models.cohere,
 ]
-PADDED = [*VARLEN, models.gemma2, models.mamba]
+PADDED = [*VARLEN, models.gemma2, models.mamba, models.recurrent_gemma]
 CASES = [("varlen", make) for make in VARLEN] + [("padded", make) for make in PADDED]
 
 # Their norms or scans sum in float32, whatever the weights are, each row or pack in its own order.
-IN_FLOAT32 = (models.cohere, models.gemma2, models.mamba)
+IN_FLOAT32 = (models.cohere, models.gemma2, models.mamba, models.recurrent_gemma)
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
@@ -35,7 +37,8 @@ def test_log_probs_equal_those_of_the_models_logits(attention, make, padding):
     model, rows = models.build(make), models.rows(padding)
     lm = CausalLM(model, attention=attention, max_tokens=30, temperature=0.9)
     expected = causal.one_by_one(model, *models.inside(rows), temperature=0.9)
-    assert_close(lm.log_prob(rows), expected)
+    scanned = make is models.recurrent_gemma
+    assert_close(lm.log_prob(rows), expected, dtype=torch.float32 if scanned else None)
 
 
 @pytest.mark.parametrize("unit", ["sequence", "token"])
@@ -70,6 +73,26 @@ def test_both_caps_of_gemma_are_at_work():
     options = [{}, {"final_logit_softcapping": None}, {"attn_logit_softcapping": None}]
     capped, *others = (CausalLM(models.build(models.gemma2, **o)).log_prob(rows) for o in options)
     assert all(not torch.allclose(capped, other) for other in others)
+
+
+@pytest.mark.parametrize("cap", [2.0, 30.0])
+def test_the_cap_of_recurrent_gemma_in_bfloat16(cap):
+    """The gradient is as near to the float64 one as that of plain PyTorch in bfloat16."""
+    model, rows = models.build(models.recurrent_gemma, logits_soft_cap=cap), models.rows()
+    model.bfloat16()
+    advantages = torch.randn(6, 1, generator=torch.Generator().manual_seed(1))
+
+    def gradient(policy, log_probs):
+        policy.zero_grad()
+        (advantages.to(log_probs.dtype) * log_probs).sum().backward()
+        return torch.cat([grad.double().flatten() for grad in models.grads(policy).values()])
+
+    wide = copy.deepcopy(model).double()
+    truth = gradient(wide, causal.one_by_one(wide, *models.inside(rows)))
+    plain = gradient(model, causal.one_by_one(model, *models.inside(rows)))
+    ours = gradient(model, CausalLM(model).log_prob(rows))
+    spare = TOLERANCES[torch.float16]["rtol"] * truth.norm()
+    assert (ours - truth).norm() <= (plain - truth).norm() + spare
 
 
 def test_the_balance_of_a_mixtures_router_is_no_part_of_the_loss():

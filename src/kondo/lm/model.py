@@ -23,6 +23,7 @@ from kondo.engine.untraced import without_trace
 from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
 from kondo.lm.graphs import Graphs, Inputs
 from kondo.lm.head import Backend, Head, token_log_probs
+from kondo.lm.logits_check import difference, logits_fault
 from kondo.lm.pack import Layout, Pack, packs, unpacked
 from kondo.lm.parts import (
     backbone_of,
@@ -50,9 +51,10 @@ class CausalLM:
             (`layer.compile()`) stay so; torch.compile of a whole Hugging Face model, whose forward
             is not run, is refused.
         head: what turns hidden states into logits: a linear layer or a `Head`. None takes the
-            model's own, whichever it has at each call (adapters may bring theirs), and compares a
-            few logits with the model's: one forward of three tokens. It may be wider than the
-            backbone, float32 after bfloat16: hidden states are then cast to its dtype.
+            model's own, whichever it has at each call (adapters may bring theirs), with the scale
+            and soft cap that its config names, and makes sure that nothing else bends its logits:
+            two forwards of three tokens. It may be wider than the backbone, float32 after
+            bfloat16: hidden states are then cast to its dtype.
         temperature: of the sampling; divides the logits.
         max_tokens: most tokens of a forward; a longer row is alone in it.
         attention: "varlen" lays rows end to end, without padding; "padded" side by side, with
@@ -239,13 +241,26 @@ class CausalLM:
         hidden, head = self._hidden(pack).flatten(0, -2), self.head
         check_whole(head.weight)
         return token_log_probs(
-            _as_head_takes(hidden.index_select(0, pack.read.to(hidden.device)), head),
+            self._as_head_takes(hidden.index_select(0, pack.read.to(hidden.device)), head),
             head,
             pack.targets.to(hidden.device),
             temperature=self.temperature,
             backend=self.head_backend,
             check=False,  # TokenRows.check has looked
         )
+
+    def _as_head_takes(self, hidden: Tensor, head: Head) -> Tensor:
+        """Return hidden states in the head's dtype where one of the two is half of the other.
+
+        A model whose head is the narrower one (Mamba's residuals are float32) casts them itself.
+        Beside a backbone of one's own it is rather a mistake, and `token_log_probs` says so.
+        """
+        if torch.is_autocast_enabled(hidden.device.type):
+            return hidden
+        wanted = head.weight.dtype
+        widens = hidden.dtype in _HALF and wanted == torch.float32
+        narrows = hidden.dtype == torch.float32 and wanted in _HALF and self._given_head is None
+        return hidden.to(wanted) if widens or narrows else hidden
 
     def _hidden(self, pack: Pack) -> Tensor:
         """Run the backbone; [1, total, D] or [B, max_length, D]."""
@@ -329,8 +344,7 @@ class CausalLM:
                 hidden[layout] = found.flatten(0, -2)[pack.read]
             except Exception as error:  # whatever a foreign model raises is the reason we look for
                 return str(error)
-        # Weights may be wider than what is computed with them.
-        return _difference(hidden["varlen"], hidden["padded"], hidden["padded"].dtype)
+        return difference(hidden["varlen"], hidden["padded"], least=1e-3, least_half=0.05)
 
     def _compare_logits(self, base: nn.Module) -> None:
         """Refuse a model whose logits are more than its head and the bends we know."""
@@ -338,14 +352,15 @@ class CausalLM:
         ids = torch.arange(3, device=self.device).unsqueeze(0) % self.vocab_size
 
         def compare() -> str | None:
-            logits = base(input_ids=ids, use_cache=False).logits
             hidden = _last_hidden(self.backbone(input_ids=ids, use_cache=False))
-            return _difference(_logits(hidden, self.head), logits, self._dtype)
+            hidden = self._as_head_takes(hidden, self.head)
+            return logits_fault(base, output_layer(base), self.head, ids, hidden)
 
         if fault := _as_written(compare, base):
             raise ValueError(
-                f"model must make its logits by its output layer alone, got {type(base).__name__}, "
-                f"where they differ: {fault}. Give the parts: CausalLM(backbone, head=Head(...))."
+                f"model must make its logits by its output layer alone, but for a scale and a soft "
+                f"cap that its config names, got {type(base).__name__}: {fault}. Give the parts: "
+                f"CausalLM(backbone, head=Head(...))."
             )
 
 
@@ -383,13 +398,6 @@ def _at(name: str, values: Tensor, *, shape: torch.Size, rows: Tensor, flat: Ten
     return expand_rows(name, values, shape).reshape(-1).index_select(0, flat.to(home))
 
 
-def _as_head_takes(hidden: Tensor, head: Head) -> Tensor:
-    """Return hidden states in the head's dtype where that is float32 and theirs is half of it."""
-    if torch.is_autocast_enabled(hidden.device.type) or hidden.dtype not in _HALF:
-        return hidden
-    return hidden.float() if head.weight.dtype == torch.float32 else hidden
-
-
 def _as_written(call: Callable[[], _T], module: nn.Module) -> _T:
     """Return `call()` and leave no trace; compiled layers run as they are written, because a graph
     of a few tokens serves nothing else."""
@@ -401,19 +409,6 @@ def _as_written(call: Callable[[], _T], module: nn.Module) -> _T:
             return call()
 
     return without_trace(eager, module)
-
-
-def _logits(hidden: Tensor, head: Head) -> Tensor:
-    hidden = _as_head_takes(hidden, head)
-    logits = head.scale * nn.functional.linear(hidden, head.weight, head.bias)
-    return logits if head.soft_cap is None else head.soft_cap * (logits / head.soft_cap).tanh()
-
-
-def _difference(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> str | None:
-    """Say by how much two results differ, if by more than rounding."""
-    error = float((ours.double() - theirs.double()).norm() / theirs.double().norm())
-    limit = 0.05 if dtype in _HALF else 1e-3
-    return None if error <= limit else f"results differ by {error:.2g} of their norm"
 
 
 def _last_hidden(output: Any) -> Tensor:

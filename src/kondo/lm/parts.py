@@ -9,6 +9,9 @@ from torch import Tensor, nn
 # other neighbours, gets other hidden states.
 _ROPES_OF_THE_LONGEST = {"dynamic", "longrope"}
 
+# Gemma's name and RecurrentGemma's. A model that caps under another name is refused.
+_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap")
+
 
 def without_adapters(model: nn.Module) -> nn.Module:
     """Return the model that PEFT wraps, its adapters in place; other models as they are."""
@@ -126,4 +129,5 @@ def bend_of(model: nn.Module) -> dict[str, Any]:
     """Read from the config what a model does to its logits after the output layer."""
     config = model.config
     scale = getattr(config, "logit_scale", None) or 1.0 / getattr(config, "logits_scaling", 1.0)
-    return {"soft_cap": getattr(config, "final_logit_softcapping", None), "scale": float(scale)}
+    caps = (getattr(config, name, None) for name in _SOFT_CAPS)
+    return {"soft_cap": next((cap for cap in caps if cap), None), "scale": float(scale)}
