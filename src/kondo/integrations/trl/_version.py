@@ -17,6 +17,7 @@ SEAMS = {
         *("self", "model", "input_ids", "attention_mask", "logits_to_keep"),
         *("batch_size", "compute_entropy", "compute_aux_loss"),
     ),
+    "_inner_training_loop": ("self", "batch_size", "args"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
     "_prepare_inputs": ("self", "generation_batch"),
     "_save_checkpoint": ("self", "model", "trial"),

@@ -20,6 +20,7 @@ import functools
 import logging
 import math
 import os
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -115,6 +116,21 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         self._inputs: dict[str, Any] = {}
         self._window = _Window(StageClock(self.accelerator.device))
         self._backward_timer = contextlib.ExitStack()
+        self._left_out_step = contextlib.ExitStack()
+
+    # A run of `train()`
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._gated:
+            return super()._inner_training_loop(*args, **kwargs)
+        # The run before may have ended anywhere. Micro-steps are planned for whole optimizer steps,
+        # so what is left of a generation batch does not fit the steps of this run.
+        self._window = _Window(StageClock(self.accelerator.device))
+        self._step, self._buffered_inputs = 0, None
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        finally:
+            self._left_out_step.close()
 
     # Generate and score -> screen -> select
 
@@ -306,9 +322,11 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         """Run one micro-step; see TRL."""
         if not self._gated:
             return super().training_step(model, inputs, num_items_in_batch)
-        self.optimizer._is_overflow = False  # what an empty step before this one has set
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self._backward_timer.close()
+        self._left_out_step.close()
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        finally:
+            self._backward_timer.close()
         if self.accelerator.sync_gradients:
             self._end_window()
         return loss
@@ -392,7 +410,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         self._window = _Window(StageClock(self.accelerator.device))
         if not window.trained:
             self.empty_steps += 1
-            _leave_out_step(self.optimizer)
+            self._left_out_step.enter_context(_left_out_step(self.optimizer))
         # TRL logs means since the last log; of a total only the latest makes sense.
         self._metrics["train"]["kondo/empty_steps"] = [self.empty_steps]
         counts = self.accelerator.reduce(window.counts, reduction="sum").tolist()
@@ -453,10 +471,12 @@ def _may_deal(trainer: Any) -> bool:
     return rotary and trainer.loss_type != "bnpo" and trainer.args.entropy_coef == 0.0
 
 
-def _leave_out_step(optimizer: Any) -> None:
+@contextlib.contextmanager
+def _left_out_step(optimizer: Any) -> Iterator[None]:
     """Make the next `optimizer.step()` do nothing and count as skipped, as an overflow would.
 
-    The Trainer then leaves the learning-rate schedule alone too.
+    The Trainer then leaves the learning-rate schedule alone too. The end of the context takes both
+    back, whether the step came or an error ended the run before it.
     """
     step = optimizer.step  # a learning-rate schedule has wrapped it
 
@@ -465,3 +485,9 @@ def _leave_out_step(optimizer: Any) -> None:
         optimizer._is_overflow = True
 
     optimizer.step = skip
+    try:
+        yield
+    finally:
+        if optimizer.step is skip:
+            optimizer.step = step
+        optimizer._is_overflow = False
