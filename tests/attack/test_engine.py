@@ -21,6 +21,7 @@ from tolerances import assert_close
 # Log-probs, values and gradients in float64: no unit changes sides by rounding.
 DTYPE = torch.float64
 ACTIONS = 5
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 @dataclasses.dataclass
@@ -42,9 +43,8 @@ class Problem:
 
     def __init__(self, draw):
         self.draw = draw
-        seed = torch.Generator().manual_seed(draw.randrange(2**31))
-        self.random = functools.partial(torch.randn, generator=seed, dtype=DTYPE)
-        self.seed = seed
+        self.seed = torch.Generator().manual_seed(draw.randrange(2**31))
+        self.device = torch.device(draw.choice(DEVICES))
         self.size = draw.choice([1, 2, 3, 5, 9, 24, 50])
         self.length = draw.choice([None, None, 1, 2, 6])
         self.unit = "sample" if self.length is None else draw.choice(["token", "sequence"])
@@ -52,23 +52,29 @@ class Problem:
         self._make_policy()
         self.advantages = self._advantages()
         self.mask = self._mask()
-        self.counts = torch.ones(self.shape, dtype=torch.bool)
+        self.counts = torch.ones(self.shape, dtype=torch.bool, device=self.device)
         if self.mask is not None:
             mask = self.mask
             if mask.ndim < len(self.shape):
                 mask = mask[:, None]
             self.counts = mask.expand(self.shape)
 
+    def random(self, *shape):
+        return torch.randn(shape, generator=self.seed, dtype=DTYPE).to(self.device)
+
+    def chance(self, share, *shape):
+        return (torch.rand(shape, generator=self.seed) < share).to(self.device)
+
     def _make_policy(self):
         torch.manual_seed(self.draw.randrange(2**31))
         width = self.draw.choice([1, 4])
         self.net = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, ACTIONS)).to(
-            DTYPE
+            self.device, DTYPE
         )
         if self.draw.random() < 0.2:
             self.net[0].weight.requires_grad_(False)
         wrap, unwrap = NESTS[self.draw.choice(list(NESTS))]
-        actions = torch.randint(ACTIONS, self.shape, generator=self.seed)
+        actions = torch.randint(ACTIONS, self.shape, generator=self.seed).to(self.device)
         self.batch = wrap(self.random(*self.shape, 3), actions)
 
         def log_prob(rows):
@@ -83,7 +89,7 @@ class Problem:
         made = self.random(*shape)
         kind = self.draw.choice(["normal"] * 6 + ["sparse", "negative", "group"] * 2 + ["zero"])
         if kind == "sparse":
-            made = torch.where(torch.rand(shape, generator=self.seed) < 0.7, 0.0, made)
+            made = torch.where(self.chance(0.7, *shape), 0.0, made)
         elif kind == "negative":
             made = -made.abs()
         elif kind == "zero":
@@ -97,13 +103,13 @@ class Problem:
         if kind == "none":
             return None
         if kind == "nothing":
-            return torch.zeros(self.shape, dtype=torch.bool)
+            return self.chance(0.0, *self.shape)
         shape = {
             "random": self.shape,
             "rows": (self.size,),
             "column": (self.size, 1) if self.length is not None else (self.size,),
         }[kind]
-        return torch.rand(shape, generator=self.seed) < 0.7
+        return self.chance(0.7, *shape)
 
     @property
     def spread(self):
@@ -284,10 +290,10 @@ def case(draw, counts):
         **told,
     )
     counts["steps"] += 1
-    keep = seen[0].keep if seen else torch.zeros(problem.shape, dtype=torch.bool)
+    keep = seen[0].keep.to(problem.device) if seen else problem.chance(0.0, *problem.shape)
     weight = keep.to(DTYPE)
     if seen and seen[0].weight is not None:
-        weight = seen[0].weight.to(DTYPE)
+        weight = seen[0].weight.to(problem.device, DTYPE)
     check_kept(problem, keep, expectation and expectation(shown), report)
     check_gradient(problem, keep, weight, formula, denominator, before, report)
     counts["empty"] += report.empty
@@ -382,7 +388,7 @@ def bad_case(draw, problem):
             ({"loss_inputs": {"old_log_probs": old[:-1]}, **inputs}, "old_log_probs"),
             ({"policy": lambda rows: problem.log_prob(rows).detach()}, "differentiable"),
             (
-                {"policy": lambda rows: problem.net(torch.zeros(size + 1, 3, dtype=DTYPE))},
+                {"policy": lambda rows: problem.net(problem.random(size + 1, 3))},
                 "log.prob",
             ),
             ({"policy": None}, "policy"),
