@@ -31,6 +31,8 @@ POISONS = (
     "missing_rows",
     "too_many_advantages",
     "missing_field",
+    "absurd_input",
+    "overflowing_input",
 )
 REASON = {
     "nan_log_prob": "nan",
@@ -46,7 +48,11 @@ REASON = {
     "missing_rows": "rows",
     "too_many_advantages": "rows",
     "missing_field": "structure",
+    "absurd_input": "gradient",
+    "overflowing_input": "error",
 }
+# No check of the message alone shows what these do: only a step does.
+FINITE_POISONS = ("absurd_input", "overflowing_input")
 
 
 class Rollout(NamedTuple):
@@ -132,6 +138,10 @@ def poisoned(rollout: Rollout, kind: str) -> Rollout:
         "missing_rows": lambda: rows.update(inputs=rows["inputs"][:-1]),
         "too_many_advantages": lambda: None,
         "missing_field": lambda: rows.pop("actions"),
+        # Gradients are finite, and their squares are not.
+        "absurd_input": lambda: rows["inputs"].mul_(1e25),
+        # Logits are not finite.
+        "overflowing_input": lambda: rows["inputs"].fill_(3e38),
     }
     spoil[kind]()
     if kind == "too_many_advantages":

@@ -1,7 +1,7 @@
 """The learner: checked rollouts in, one update, a new price. Does not use Ray.
 
     StepOrder + messages -> validate -> train on what is worth its price -> price for the next
-                               \\-> quarantine                               checkpoint now and then
+                               \\-> quarantine <-'                          checkpoint now and then
 
 The same step orders and messages give the same result, so a learner that died is restored by its
 checkpoint and a replay of the steps since.
@@ -18,11 +18,9 @@ import torch
 from kondo.actors import checkpoint
 from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
-from kondo.actors.setup import Settings, Setup, process_seed
-from kondo.actors.source_price import Price, PriceWindow, rule_for, sketch, unit_values
-from kondo.core.prechosen import Prechosen
-from kondo.engine.options import Options
-from kondo.engine.step import backward
+from kondo.actors.setup import Policy, Settings, Setup, process_seed
+from kondo.actors.source_price import Price, rule_for
+from kondo.actors.update import Outcome, Updater
 
 QUARANTINE = "quarantine"
 """Folder of quarantined messages kept for inspection."""
@@ -88,16 +86,16 @@ class Learner:
         self._setup, self._settings, self._folder = setup, settings, folder
         self.rule = rule_for(settings)
         seed = process_seed(settings.seed, 0)
-        self.policy, self._task = setup.make_policy(seed), setup.make_task(seed)
-        self._optimiser = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
+        self._task = setup.make_task(seed)
         # A rollout of our own shows what messages look like, and sets the first price: else every
         # actor would send its first rollouts whole. Nothing is trained on it.
-        probe = self._task.rollout(self.policy)
-        self.schema = schema_of(setup, self._task.unit, probe)
-        worth = unit_values(self.rule, probe.log_probs, probe.advantages, self._task.unit)
-        self._window = PriceWindow(settings.window)
-        self._window.push(sketch(worth, settings.sketch_size), self.schema.units)
-        self.price = self._window.price(self.rule)
+        policy = setup.make_policy(seed)
+        own = self._task.rollout(policy)
+        self.schema = schema_of(setup, self._task.unit, own)
+        limit = setup.max_advantage
+        self._updater = Updater(
+            policy, self.schema, settings, self.rule, own=own, max_advantage=limit
+        )
         self.ledger = Ledger(setup.samples)
         self.step_number = self.wire_bytes = self.full_bytes = self.incarnations = 0
         self.staleness: Counter[int] = Counter()  # accepted samples by staleness
@@ -121,10 +119,13 @@ class Learner:
             raise ValueError(f"number must be {self.step_number + 1}, got {order.number}.")
         self._note(order)
         batches, refused = self._accept(order.orders, messages)
-        loss = self._train(batches, refused)
+        outcome = self._updater.update(batches)
+        for batch, found in outcome.refused:
+            place = order.orders.index(batch.order)
+            refused.append(self._refuse(batch.order, found, messages[place]))
+        self._settle(outcome.accepted)
         self.step_number += 1
-        self.price = self._window.price(self.rule)
-        report = self._report(order, batches, refused, loss)
+        report = self._report(order, outcome, refused)
         if self.step_number % self._settings.checkpoint_every == 0:
             report = report._replace(durable=self.step_number)
             self.save(report)
@@ -141,9 +142,11 @@ class Learner:
     def _accept(
         self, orders: Sequence[Order], messages: Sequence[Any]
     ) -> tuple[list[Batch], list[_Refusal]]:
-        batches, refused = [], []
+        batches: list[Batch] = []
+        refused: list[_Refusal] = []
         for order, message in zip(orders, messages, strict=True):
-            if self.ledger.is_settled(order.number):
+            again = any(order.number == batch.order.number for batch in batches)
+            if again or self.ledger.is_settled(order.number):
                 self.ledger.duplicates += 1
                 refused.append((order.actor, "duplicate", f"order {order.number} was settled"))
                 continue
@@ -155,64 +158,24 @@ class Learner:
             if isinstance(found, Batch):
                 batches.append(found)
                 continue
-            self.ledger.quarantine(order.number, found.reason, order.actor)
-            refused.append((order.actor, *found))
-            self._keep(order, found, message)
+            refused.append(self._refuse(order, found, message))
         return batches, refused
 
-    def _train(self, batches: list[Batch], refused: list[_Refusal]) -> float:
-        """Differentiate what is worth its price and step; return the loss, 0 if nothing is.
+    def _refuse(self, order: Order, found: Quarantine, message: Any) -> _Refusal:
+        self.ledger.quarantine(order.number, found.reason, order.actor)
+        self._keep(order, found, message)
+        return order.actor, *found
 
-        The denominator counts every sample produced, sent or not: the gradient is the gated
-        gradient of whole rollouts.
-        """
-        loss = 0.0
-        taken = self._settings.behaviour_input
-        if any(bool(batch.keep.any()) for batch in batches):
-            self._optimiser.zero_grad()
-            rows = {name: torch.cat([b.rows[name] for b in batches]) for name in batches[0].rows}
-            log_probs = torch.cat([batch.log_probs for batch in batches])
-            keep, weight = (
-                torch.cat([getattr(batch, name) for batch in batches])
-                for name in ("keep", "weight")
-            )
-            report = backward(
-                self.policy.log_prob,
-                rows,
-                torch.cat([batch.advantages for batch in batches]),
-                gate=Prechosen(keep, weight=weight, price=self.price.price),
-                screen=log_probs,
-                unit=self.schema.unit,
-                loss=self._settings.loss,
-                loss_inputs={} if taken is None else {taken: log_probs},
-                micro_batch=self._settings.micro_batch,
-                options=Options(denominator=float(len(batches) * self.schema.elements)),
-            )
-            gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
-            if not bool(torch.stack([each.isfinite().all() for each in gradients]).all()):
-                return self._refuse_gradient(batches, refused)
-            self._optimiser.step()
-            loss = report.loss
+    def _settle(self, batches: Sequence[Batch]) -> None:
+        """Take down rollouts that an update was made of."""
         for batch in batches:
             self.ledger.train(batch.order.number, batch.trained)
-            self._window.push(batch.sketch, self.schema.units)
             self.staleness[self.step_number - batch.order.version] += self.schema.samples
             self.wire_bytes += batch.wire_bytes
             self.full_bytes += batch.full_bytes
-        return loss
 
-    def _refuse_gradient(self, batches: list[Batch], refused: list[_Refusal]) -> float:
-        """Quarantine batches whose gradient is not finite: it would ruin the weights."""
-        self._optimiser.zero_grad()
-        for batch in batches:
-            self.ledger.quarantine(batch.order.number, "gradient", batch.order.actor)
-            refused.append((batch.order.actor, "gradient", "expected a finite gradient"))
-        batches.clear()
-        return 0.0
-
-    def _report(
-        self, order: StepOrder, batches: list[Batch], refused: list[_Refusal], loss: float
-    ) -> StepReport:
+    def _report(self, order: StepOrder, outcome: Outcome, refused: list[_Refusal]) -> StepReport:
+        batches = outcome.accepted
         trained = sum(batch.trained for batch in batches)
         produced = len(batches) * self.schema.samples
         ages = [self.step_number - 1 - batch.order.version for batch in batches]
@@ -223,7 +186,7 @@ class Learner:
             skipped=produced - trained,
             quarantined=tuple(refused),
             error=1 - _mean([batch.mean_reward for batch in batches]),
-            loss=loss,
+            loss=outcome.loss,
             staleness=_mean(ages),
             wire_bytes=sum(batch.wire_bytes for batch in batches),
             full_bytes=sum(batch.full_bytes for batch in batches),
@@ -231,6 +194,16 @@ class Learner:
             durable=self._durable,
             counts=self.ledger.counts(),
         )
+
+    @property
+    def policy(self) -> Policy:
+        """What is trained."""
+        return self._updater.policy
+
+    @property
+    def price(self) -> Price:
+        """The price that goes with the weights."""
+        return self._updater.price
 
     def publication(self) -> Publication:
         """Return the weights of this step, and the price that goes with them."""
@@ -270,8 +243,9 @@ class Learner:
         """Return what has a state of its own, by its name in a checkpoint."""
         return {
             "policy": self.policy,
-            "optimiser": self._optimiser,
-            "window": self._window,
+            "optimiser": self._updater.optimiser,
+            "window": self._updater.window,
+            "gradient_scale": self._updater.scale,
             "ledger": self.ledger,
         }
 
@@ -282,10 +256,16 @@ class Learner:
                     f"{what} must be {state[what]!r} as in the checkpoint, got {given!r}."
                 )
         for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+            if name in state or name != "gradient_scale":  # which older checkpoints do not have
+                part.load_state_dict(state[name])
+        if broken := self._updater.not_finite():
+            raise ValueError(
+                f"{checkpoint.FILE} must be finite, got NaN or infinity in {broken}; resume from "
+                f"an older one, or start anew without resume."
+            )
         for name in _NUMBERS:
             setattr(self, name, state[name])
-        self.price, self.step_number = Price(*state["price"]), state["step"]
+        self._updater.price, self.step_number = Price(*state["price"]), state["step"]
         self.staleness = Counter(state["staleness"])
         torch.set_rng_state(state["rng"])
         if (saved := state["report"]) is not None:
@@ -298,15 +278,16 @@ class Learner:
         self._kept_messages += 1
         folder = self._folder / QUARANTINE
         folder.mkdir(exist_ok=True)
-        given = message.get("arrays") if isinstance(message, dict) else None
-        known = {k: given.get(k) for k in self.schema.fields} if isinstance(given, dict) else {}
-        arrays = {
+        # Exact types: a subclass may do what it likes.
+        given = message.get("arrays") if type(message) is dict else None
+        known = {k: given.get(k) for k in self.schema.fields} if type(given) is dict else {}
+        arrays: dict[str, Any] = {
             name: array
             for name, array in known.items()
-            if isinstance(array, np.ndarray) and not array.dtype.hasobject
+            if type(array) is np.ndarray and not array.dtype.hasobject
         }
         facts = {**found._asdict(), "actor": order.actor}
-        np.savez(folder / f"{order.number}.npz", allow_pickle=False, **facts, **arrays)
+        np.savez(folder / f"{order.number}.npz", allow_pickle=False, **(arrays | facts))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -198,6 +198,12 @@ class PriceWindow:
         self._sketches: deque[Sketch] = deque(maxlen=size)
         self._units: deque[int] = deque(maxlen=size)
 
+    def copy(self) -> "PriceWindow":
+        """Return a window with the same rollouts; pushing to it leaves this one as it is."""
+        other = PriceWindow(0)
+        other._sketches, other._units = self._sketches.copy(), self._units.copy()
+        return other
+
     def push(self, found: Sketch, num_units: int) -> None:
         """Add a rollout: the sketch of its values, and how many units it had, zeros included."""
         self._sketches.append(found)
