@@ -119,7 +119,7 @@ def test_an_actor_that_sends_a_row_which_the_price_does_not_buy_is_caught(unit, 
     order = ORDER._replace(price=Price(0.4, 0.5))
     honest = packed(order=order, unit=unit, rule=rule)
     assert isinstance(check(honest, order, schema(unit), rule=rule), Batch)
-    everything = packed(order=order, unit=unit, at_source=False)
+    everything = packed(order=order, unit=unit, at_source=False, rule=rule)
     extra = min(set(range(SAMPLES)) - set(honest["index"].tolist()))
     sent = sorted([*honest["index"].tolist(), extra])
     arrays = {name: array[sent] for name, array in everything["arrays"].items()}
@@ -184,6 +184,73 @@ def test_every_part_of_a_message_is_checked(change, reason):
     found = check({**packed(), **change})
     assert isinstance(found, Quarantine)
     assert found.reason == reason
+
+
+@RULES
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("value", [-3e38, -1e20])
+def test_log_probs_that_no_arithmetic_holds_are_refused(unit, rule, value):
+    """Sums over tokens, and products with advantages, would be infinite in float32."""
+    made = rollout(unit)
+    made.log_probs[2:4] = value
+    order = ORDER._replace(price=EVERYTHING)
+    found = check(packed(made, order=order, unit=unit, rule=rule), order, schema(unit), rule=rule)
+    assert isinstance(found, Quarantine)
+    assert found.reason == "range"
+
+
+def test_values_that_are_not_finite_are_refused():
+    """Each number is within its limits, their product is not."""
+    wide = setup(max_advantage=1e30)
+    made = rollout()
+    made.log_probs[3], made.advantages[3] = -1e15, 9e29
+    message, form = packed(made, at_source=False), schema_of(wide, "sample", rollout())
+    found = check(message, made=form, at_source=False)
+    assert found == ("range", "expected finite values of all units, got others")
+
+
+@RULES
+@pytest.mark.parametrize("at_source", [True, False], ids=["at source", "send all"])
+def test_a_sketch_cannot_claim_what_was_not_sent(rule, at_source):
+    """What is above the price is sent: a higher value in the sketch is a lie about all units."""
+    honest = packed(at_source=at_source, rule=rule)
+    assert isinstance(check(honest, rule=rule, at_source=at_source), Batch)
+    sent = check(honest, rule=rule, at_source=at_source)
+    top = max(ORDER.price.price, float(honest["sketch_values"].max()))
+    assert isinstance(sent, Batch)
+    for value in (3e38, 1.001 * top):
+        lie = honest | {"sketch_values": honest["sketch_values"].copy()}
+        lie["sketch_values"][0] = value
+        found = check(lie, rule=rule, at_source=at_source)
+        assert isinstance(found, Quarantine)
+        assert found.reason == "sketch"
+
+
+def test_what_a_draw_is_by_is_not_negative():
+    message = packed(rule=UNBIASED)
+    message["sketch_values"] = -message["sketch_values"]
+    found = check(message, rule=UNBIASED)
+    assert isinstance(found, Quarantine)
+    assert found.reason == "sketch"
+    assert isinstance(check(packed(rule=DELIGHT)), Batch)
+
+
+class Unshowable:
+    """Cannot be written down."""
+
+    def __str__(self):
+        raise ZeroDivisionError
+
+    def __hash__(self):
+        return 1
+
+
+@pytest.mark.parametrize("change", [{"number": 10**5000}, {Unshowable(): 1}])
+def test_what_cannot_even_be_shown_is_refused(change):
+    found = check({**packed(), **change})
+    assert isinstance(found, Quarantine)
+    assert found.reason == "structure"
+    assert "expected a message that can be checked" in found.detail
 
 
 def test_half_a_rollout_is_refused_where_all_of_it_was_to_be_sent():

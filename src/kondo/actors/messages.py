@@ -24,6 +24,10 @@ from kondo.engine.select import Unit
 
 # Log-probs in low precision may stand this little above 0.
 _ROUNDING = 1e-3
+# Products and sums of log-probs above this one are finite in float32.
+_LEAST_LOG_PROB = -math.sqrt(torch.finfo(torch.float32).max)
+# Values of a sketch were computed on another machine: they may differ from ours in the last digits.
+_TOLERANCE = 1e-5
 _INDEX_BYTES = 4
 
 
@@ -64,7 +68,11 @@ class Quarantine(NamedTuple):
     detail: str  # what was expected and what came
 
 
-REASONS = ("structure", "identity", "rows", "dtype", "shape", "nan", "range", "reward", "sketch")
+REASONS = (
+    *("structure", "identity", "rows", "dtype", "shape", "nan", "range", "reward", "sketch"),
+    # What a step makes of a message tells; see `update`.
+    *("gradient", "error", "price"),
+)
 
 
 class Field(NamedTuple):
@@ -129,7 +137,7 @@ def schema_of(setup: Setup, unit: Unit, rollout: Rollout) -> Schema:
 
 def _limits(setup: Setup, name: str, array: Array) -> tuple[float, float]:
     known = {
-        "log_probs": (-np.inf, _ROUNDING),
+        "log_probs": (_LEAST_LOG_PROB, _ROUNDING),
         "advantages": (-setup.max_advantage, setup.max_advantage),
         "rewards": setup.reward_limits,
         **setup.limits,
@@ -215,6 +223,11 @@ def validate(
         return _checked(message, order, schema, rule, at_source)
     except _RefusedError as bad:
         return Quarantine(*bad.args)
+    except MemoryError:
+        raise
+    except Exception as error:  # a key or a number that cannot even be shown, say
+        name = type(error).__name__
+        return Quarantine("structure", f"expected a message that can be checked, got {name}")
 
 
 _KEYS: dict[str, type] = {
@@ -237,11 +250,13 @@ def _checked(message: Any, order: Order, schema: Schema, rule: Rule, at_source: 
     }
     (low, high), mean = schema.reward_limits, message["mean_reward"]
     _require(low <= mean <= high, "reward", f"a mean reward in [{low}, {high}], got {mean}")
-    found = _check_sketch(message["sketch_values"], message["sketch_levels"], schema.units)
     sizes = (message["wire_bytes"], message["full_bytes"])
     _require(0 < sizes[0] <= sizes[1] < 2**62, "structure", f"sizes in bytes, got {sizes}")
     log_probs, advantages, _ = (tensors.pop(name) for name in _SIGNALS)
     worth = unit_values(rule, log_probs, advantages, schema.unit)
+    _require(bool(worth.isfinite().all()), "range", "finite values of all units, got others")
+    found = _check_sketch(message["sketch_values"], message["sketch_levels"], schema.units)
+    _check_limits(found.values, rule.least, worth, order.price)
     keep, weight = bought(rule, worth, order.price, number=order.number, index=index)
     # An actor has no say in what is chosen: it sends what the price buys, or all it has.
     others = int((~_of_rows(keep)).sum()) if len(index) < schema.samples else 0
@@ -309,6 +324,20 @@ def _check_sketch(values: Array, levels: Array, num_units: int) -> Sketch:
     total = int(weights.sum())
     _require(total <= num_units, "sketch", f"a sketch of at most {num_units} units, got {total}")
     return Sketch(values.copy(), weights)
+
+
+def _check_limits(values: Array, least: float, worth: Tensor, price: Price) -> None:
+    """Refuse values of a sketch that no unit can have.
+
+    A unit above the price is in a row that was sent. So no value of the sketch is higher than both
+    the price and all that was sent: one lie would raise the price for everybody.
+    """
+    if not len(values):
+        return
+    most = max(price.price, float(worth.max()) if worth.numel() else -math.inf)
+    low, high = float(values.min()), float(values.max())
+    fits = least <= low and high <= most + _TOLERANCE * abs(most)
+    _require(fits, "sketch", f"values in [{least}, {most}], got [{low}, {high}]")
 
 
 def _require_keys(what: str, found: Mapping[Any, Any], expected: Mapping[str, Any]) -> None:

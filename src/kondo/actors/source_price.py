@@ -63,6 +63,8 @@ class Rule(Protocol):
 
     signal: Signal
     """What a unit is worth."""
+    least: float
+    """The lowest value that a unit can have."""
 
     def price(self, values: Tensor, weight: Tensor, num_units: int) -> Price:
         """Return the price from pooled sketches.
@@ -74,7 +76,7 @@ class Rule(Protocol):
         """
 
     def choose(self, values: Tensor, price: Price, place: Tensor) -> Bought:
-        """Choose units, each by its value and its place alone.
+        """Choose units, each by its value and its place alone; every value above the price.
 
         Args:
             values: float64, any shape.
@@ -87,6 +89,7 @@ class HighestDelight:
     """Keep delight above the price, and a share of the units exactly at it. Weights are 1."""
 
     signal = staticmethod(delight)
+    least = -math.inf
 
     def __init__(self, *, rate: float | None, price: float | None):
         self._rate, self._price = rate, price
@@ -115,6 +118,8 @@ class UnbiasedDraw:
     The mean gradient is that of all units (`kondo.UnbiasedGate`). A draw is a hash of the unit's
     place and the run's seed.
     """
+
+    least = 0.0
 
     def __init__(self, gate: UnbiasedGate, seed: int):
         self._gate, self.signal = gate, gate.signal
