@@ -20,7 +20,7 @@ from actors.toys import (
 from kondo.actors import checkpoint, log
 from kondo.actors.learner import MAX_KEPT, QUARANTINE, Learner, StepOrder, Undelivered
 from kondo.actors.messages import Order, pack
-from kondo.actors.setup import Settings
+from kondo.actors.setup import Settings, process_seed
 from kondo.actors.source_price import Price
 from kondo.run_files import DamagedFileError
 from tolerances import TOLERANCES, assert_close
@@ -518,11 +518,20 @@ def test_a_checkpoint_of_another_setup_or_format_is_refused(tmp_path):
         ({"queue": 1, "actors": 1, "rollouts_per_step": 2}, "rollouts_per_step must be at most"),
         ({"sketch_size": 5}, "sketch_size"),
         ({"rollout_timeout": 0.0}, "rollout_timeout"),
+        ({"seed": 2**31}, "seed must be at most 2147483647, got 2147483648"),
+        ({"seed": -1}, "seed must be >= 0"),
+        ({"learning_rate": float("inf")}, "learning_rate must be finite"),
     ],
 )
 def test_settings_without_sense_are_refused(options, match):
     with pytest.raises(ValueError, match=match):
         Settings(**options)
+
+
+def test_every_seed_that_is_taken_seeds_every_process():
+    highest = Settings(seed=2**31 - 1).seed
+    for incarnation in (0, 2**32 - 1):
+        torch.Generator().manual_seed(process_seed(highest, incarnation))
 
 
 def test_the_log_is_json_and_survives_a_killed_writer(tmp_path):

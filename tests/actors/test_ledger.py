@@ -69,3 +69,40 @@ def test_memory_does_not_grow_with_what_is_settled():
 def test_accounts_of_rollouts_of_another_size_are_refused():
     with pytest.raises(ValueError, match="samples must be 10"):
         Ledger(11).load_state_dict(Ledger(10).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"trained": -1}, "whole numbers >= 0 in trained, got -1"),
+        ({"skipped": float("nan")}, "whole numbers >= 0 in skipped, got nan"),
+        ({"issued": 2.0}, "whole numbers >= 0 in issued"),
+        ({"below": True}, "whole numbers >= 0 in below"),
+        ({"lost": {"died": -10}}, "whole numbers >= 0 in lost"),
+        ({"quarantined_by_actor": {1: None}}, "whole numbers >= 0 in quarantined_by_actor"),
+        ({"lost": [1]}, "a dict in lost"),
+        ({"settled": 3}, "a list in settled"),
+        ({"settled": [9]}, r"between below \(1\) and issued \(4\), each once, got \[9\]"),
+        ({"settled": [0]}, "between below"),
+        ({"settled": [2, 2]}, "each once"),
+        ({"below": 5, "settled": []}, "between below"),
+        ({"trained": 4}, "must account for 20 samples of settled orders, got 21"),
+        ({"settled": []}, "must account for 10 samples"),
+    ],
+)
+def test_accounts_that_no_ledger_can_have_are_refused(change, match):
+    state = settled(["train", "leave", "quarantine", "leave"], range(4)).state_dict()
+    ledger = settled(["lose"], [0])
+    before = ledger.state_dict()
+    with pytest.raises(ValueError, match=match):
+        ledger.load_state_dict(state | change)
+    assert ledger.state_dict() == before
+    ledger.load_state_dict(state)
+    assert ledger.balanced
+
+
+def test_a_part_of_the_accounts_is_refused():
+    state = Ledger(10).state_dict()
+    del state["lost"]
+    with pytest.raises(ValueError, match="ledger must have \\['lost'\\]"):
+        Ledger(10).load_state_dict(state)

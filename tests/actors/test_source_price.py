@@ -189,6 +189,34 @@ def test_the_window_forgets_and_its_state_comes_back():
     assert window.price(at(0.4)) == again.price(at(0.4)) == (2.0, pytest.approx(0.8))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"values": [torch.tensor([1.0, torch.nan])]},
+        {"values": [torch.tensor([1.0, 0.0])]},
+        {"values": [torch.tensor([1.0])]},
+        {"values": [torch.tensor([1.0, 2.0]).double()]},
+        {"values": [[1.0, 2.0]]},
+        {"values": [torch.tensor([1.0, 2.0])] * 2},
+        {"values": None},
+        {"weights": [torch.tensor([1, -1])]},
+        {"weights": [torch.tensor([1, 11])]},
+        {"weights": [torch.tensor([1.0, 1.0])]},
+        {"units": [-5]},
+        {"units": [2.5]},
+        {"units": []},
+    ],
+)
+def test_a_state_that_no_window_can_hold_is_refused(change):
+    window = PriceWindow(2)
+    window.push(sketch(torch.tensor([1.0, 2.0]), 4), 10)
+    price, state = window.price(at(0.1)), window.state_dict()
+    with pytest.raises(ValueError, match="window must have"):
+        window.load_state_dict(state | change)
+    assert window.price(at(0.1)) == price
+    window.load_state_dict(state)
+
+
 def test_after_rollouts_without_a_value_a_draw_keeps_everything():
     """They say nothing of a price; an infinite one would drop the first success for good."""
     for options in ({"rate": 0.1}, {"noise": 1.5}):

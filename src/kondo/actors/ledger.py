@@ -106,13 +106,52 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, if it counts rollouts of the same size."""
-        if state["samples"] != self.samples:
+        """Restore what `state_dict` returned, if it counts rollouts of the same size.
+
+        Raises:
+            ValueError: of another size, or accounts that do not add up; nothing is changed then.
+        """
+        if state.get("samples") != self.samples:
             raise ValueError(
-                f"samples must be {state['samples']} as in the checkpoint, got {self.samples}."
+                f"samples must be {state.get('samples')} as in the checkpoint, got {self.samples}."
             )
+        _check(state)
         for name in _NUMBERS:
             setattr(self, name, state[name])
         for name in COUNTERS:
             setattr(self, name, Counter(state[name]))
         self._below, self._settled = state["below"], set(state["settled"])
+
+
+def _check(state: dict[str, Any]) -> None:
+    """Raise a ValueError for accounts that no ledger can have."""
+    missing = {*_NUMBERS, *COUNTERS, "below", "settled"} - state.keys()
+    if missing:
+        raise ValueError(f"ledger must have {sorted(missing)}, got a state without.")
+    for name in (*_NUMBERS, "below"):
+        _check_count(name, state[name])
+    for name, kind in (*((name, dict) for name in COUNTERS), ("settled", list)):
+        if not isinstance(state[name], kind):
+            raise ValueError(f"ledger must have a {kind.__name__} in {name}, got {state[name]!r}.")
+    for name in COUNTERS:
+        for count in state[name].values():
+            _check_count(name, count)
+    below, issued, settled = (state[name] for name in ("below", "issued", "settled"))
+    inside = all(type(number) is int and below < number < issued for number in settled)
+    if not inside or len(set(settled)) < len(settled) or below > issued:
+        raise ValueError(
+            f"ledger must have settled orders between below ({below}) and issued ({issued}), each "
+            f"once, got {list(settled)[:20]}."
+        )
+    by_reason = (*state["quarantined"].values(), *state["lost"].values())
+    places = state["trained"] + state["skipped"] + sum(by_reason)
+    if places != (below + len(settled)) * state["samples"]:
+        raise ValueError(
+            f"ledger must account for {(below + len(settled)) * state['samples']} samples of "
+            f"settled orders, got {places}."
+        )
+
+
+def _check_count(name: str, count: Any) -> None:
+    if type(count) is not int or count < 0:
+        raise ValueError(f"ledger must have whole numbers >= 0 in {name}, got {count!r}.")

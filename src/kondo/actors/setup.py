@@ -104,6 +104,11 @@ class Setup:
             raise ValueError(f"max_advantage must be positive, got {self.max_advantage}.")
 
 
+# Rollout processes count from 1: seed 0 of a run is the learner's own.
+_SEEDS_PER_RUN = 1 << 32
+MAX_SEED = 2**31 - 1
+"""Of a run: seeds of its processes fit 63 bits, which every generator takes."""
+
 _AT_LEAST_ONE = (
     *("actors", "steps", "rollouts_per_step", "queue"),
     *("publish_every", "window", "checkpoint_every", "max_failures"),
@@ -146,7 +151,7 @@ class Settings:
     micro_batch: int | None = None
     """Rows per forward and backward; all kept rows at once if None."""
     seed: int = 0
-    """Names the run."""
+    """Names the run; below 2^31."""
     sketch_size: int = 4
     """Accuracy of an actor's sketch of its values (REQ's k), even and from 4 to 1024."""
     window: int = 4
@@ -166,12 +171,19 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
+        if self.seed > MAX_SEED:
+            raise ValueError(
+                f"seed must be at most {MAX_SEED}, got {self.seed}: seeds of processes follow from "
+                f"it, and a generator takes 64 bits."
+            )
         at_least("spares", self.spares, 0)
         for name in _AT_LEAST_ONE:
             at_least(name, getattr(self, name), 1)
         if not 4 <= self.sketch_size <= 1024 or self.sketch_size % 2:
             raise ValueError(f"sketch_size must be even, from 4 to 1024, got {self.sketch_size}.")
         self._check_gate()
+        if not self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be finite, got {self.learning_rate}.")
         for name in ("rollout_timeout", "start_timeout", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
@@ -202,10 +214,6 @@ class Settings:
             raise ValueError(f"noise must be finite and at least 1, got {self.noise}.")
         if self.price is not None and math.isnan(self.price):
             raise ValueError("price must be a number, got nan; 0.0 keeps positive delight.")
-
-
-# Rollout processes count from 1: seed 0 of a run is the learner's own.
-_SEEDS_PER_RUN = 1 << 32
 
 
 def process_seed(seed: int, incarnation: int) -> int:

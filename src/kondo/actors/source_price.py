@@ -240,9 +240,39 @@ class PriceWindow:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        pairs = zip(state["values"], state["weights"], strict=True)
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: it is not what a window can hold; nothing is changed then.
+        """
+        parts = [state.get(name) for name in ("values", "weights", "units")]
+        lists = [part for part in parts if isinstance(part, list)]
+        if len(lists) < 3 or len({len(part) for part in lists}) > 1:
+            raise ValueError(
+                "window must have lists values, weights and units of the same length, got others."
+            )
+        entries = list(zip(*lists, strict=True))
+        for number, entry in enumerate(entries):
+            if not _is_entry(*entry):
+                raise ValueError(
+                    f"window must have finite values other than 0, a weight >= 1 for each, and "
+                    f"units >= 1 that the weights do not exceed, got others in rollout {number}."
+                )
         self._sketches.clear()
-        self._sketches.extend(Sketch(v.numpy(), w.numpy()) for v, w in pairs)
+        self._sketches.extend(Sketch(v.numpy(), w.numpy()) for v, w, _ in entries)
         self._units.clear()
-        self._units.extend(state["units"])
+        self._units.extend(units for _, _, units in entries)
+
+
+def _is_entry(values: Any, weights: Any, units: Any) -> bool:
+    """Return whether this can be the sketch of a rollout and its number of units."""
+    return (
+        isinstance(values, Tensor)
+        and isinstance(weights, Tensor)
+        and (values.dtype, weights.dtype) == (torch.float32, torch.int64)
+        and values.ndim == 1
+        and values.shape == weights.shape
+        and bool((values.isfinite() & (values != 0) & (weights >= 1)).all())
+        and type(units) is int
+        and units >= max(1, int(weights.sum()))
+    )
