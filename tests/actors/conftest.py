@@ -11,8 +11,9 @@ TESTS = Path(__file__).parents[1]
 
 
 def pytest_collection_modifyitems(items):
+    """What starts a cluster is slow; the rest is part of `make test`."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 pytest.importorskip("gymnasium", reason="the extra kondo-lab[control] is not installed")
 
 import kondo
-from kondo_lab.part import Context, Record, Stopped
+from kondo_lab.part import Context, DamagedCheckpointError, Record, Stopped
 from kondo_lab.studies import registry, runner
 from kondo_lab.studies.control import analysis, run
 from kondo_lab.studies.control.settings import CARTPOLE, SMALL
@@ -161,3 +161,17 @@ def test_a_stopped_part_goes_on_with_the_runs_that_are_left(tmp_path, monkeypatc
     pd.testing.assert_frame_equal(
         pd.DataFrame(first), pd.DataFrame(stopped.value.records), check_dtype=False
     )
+
+
+@pytest.mark.parametrize("content", ['{"0": [["cartpo', "[1, 2]", '{"first": []}'])
+def test_a_damaged_checkpoint_is_named(tmp_path, content):
+    path = tmp_path / "checkpoint"
+    path.write_text(content)
+    context = Context(
+        device=torch.device("cpu"),
+        progress=lambda share, note: None,
+        stopped=lambda: False,
+        checkpoint=path,
+    )
+    with pytest.raises(DamagedCheckpointError, match="checkpoint is damaged"):
+        run.parts(SMALL)[0].run(context)

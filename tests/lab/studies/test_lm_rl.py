@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import kondo
+from kondo.run_files import DamagedFileError
 from kondo_lab import progress
 from kondo_lab.draws import Draws
 from kondo_lab.language import loop
@@ -403,3 +404,13 @@ def test_warm_records_count_demonstrations(tiny):
     assert set(own["step"]) <= {2, 4}
     assert (own["forward"] == 4 * own["step"]).all()
     assert isinstance(own, pd.DataFrame)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"no archive at all"])
+def test_a_damaged_start_is_named_with_what_to_do(tmp_path, content):
+    field = TINY.main
+    own = context(tmp_path)
+    path = own.checkpoint.with_name(f"start-{field.name}.pt")
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match=rf"{path.name}.*Delete it; the same command"):
+        starts.load(TINY, field, own)
