@@ -304,7 +304,7 @@ def test_rollouts_are_refused_alike_by_a_learner_that_was_restored(tmp_path):
     for number in range(1, 7):
         order = Order(number - 1, 0, 1, number - 1, made.price)
         message = make_message(made, task, settings(), order)
-        message["arrays"]["inputs"] *= {5: 1e12, 6: 1e5}.get(number, 300.0)
+        message["arrays"]["inputs"] *= {5: 1e12, 6: 1e3}.get(number, 30.0)
         calls.append((StepOrder(number, (order,), (), number, 1), [message]))
         last = made.step(*calls[-1])
     assert made.ledger.quarantined == {"gradient": SAMPLES}
@@ -314,7 +314,7 @@ def test_rollouts_are_refused_alike_by_a_learner_that_was_restored(tmp_path):
     assert again.ledger.state_dict() == made.ledger.state_dict()
     scales = [each._updater.scale.state_dict() for each in (made, again)]
     assert scales[0] == scales[1]
-    assert scales[0]["mean"] > 100 * scales[0]["floor"]
+    assert scales[0]["mean"] > 10 * scales[0]["floor"]
 
 
 def test_a_checkpoint_from_before_the_scale_of_gradients_is_resumed(tmp_path):

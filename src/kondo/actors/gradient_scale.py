@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FACTOR = 1e3
-"""A gradient may be this many times as large as the scale."""
+FACTOR = 1e2
+"""A gradient may be this many times as large as the scale; honest ones are a few times as large."""
 PATIENCE = 10
 """After so many steps in a row of which nothing was accepted, the bound is 10 times as high."""
 
@@ -41,10 +41,10 @@ class GradientScale:
         >>> import torch
         >>> scale = GradientScale(2.0, [torch.zeros(3)])
         >>> scale.bound
-        2000.0
+        200.0
         >>> scale.accept(50.0)
         >>> scale.bound
-        50000.0
+        5000.0
     """
 
     def __init__(self, floor: float, parameters: Iterable[Tensor]):
