@@ -1,5 +1,7 @@
 """The order in which the driver takes a learner's reports; without processes."""
 
+import time
+
 import pytest
 import ray
 
@@ -38,7 +40,7 @@ def planned(monkeypatch, tmp_path, number, settings=SETTINGS):
     handle = Handle(learner)
 
     def start(self, *, resume):
-        self._handle, self._ready = handle, None
+        self._handle, self._ready, self._first, self._since = handle, None, True, time.monotonic()
 
     monkeypatch.setattr(LearnerHandle, "_start", start)
     monkeypatch.setattr(ray, "get", lambda reference: handle.store[reference])
@@ -119,6 +121,64 @@ def test_a_learner_that_died_is_not_started_from_a_damaged_checkpoint(monkeypatc
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(DamagedFileError, match=r"set aside as checkpoint\.pt\.damaged"):
         steps._replace("learner died", "killed")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets."""
+    now = [1000.0]
+    monkeypatch.setattr("kondo.actors.learner_handle.time.monotonic", lambda: now[0])
+    return now
+
+
+def hung(steps):
+    steps.check_hanging()
+    return [event.kind for event in steps.events] == ["learner hung"]
+
+
+def test_a_step_has_a_deadline_and_the_first_of_a_process_a_longer_one(
+    monkeypatch, tmp_path, clock
+):
+    steps, _ = planned(monkeypatch, tmp_path, 3)
+    clock[0] += 10_000  # nobody has asked it for anything
+    assert not hung(steps)
+    steps.submit()
+    clock[0] += SETTINGS.start_timeout + SETTINGS.step_timeout
+    assert not hung(steps)
+    steps.arrived(steps.expect()[0])
+    steps.submit()
+    clock[0] += SETTINGS.step_timeout
+    assert not hung(steps)
+    clock[0] += 1
+    assert hung(steps)
+
+
+def test_the_first_step_of_a_process_may_be_late_but_not_for_ever(monkeypatch, tmp_path, clock):
+    steps, _ = planned(monkeypatch, tmp_path, 1)
+    steps.submit()
+    clock[0] += SETTINGS.start_timeout + SETTINGS.step_timeout + 1
+    assert hung(steps)
+
+
+def test_the_last_checkpoint_has_a_deadline_too(monkeypatch, tmp_path, clock):
+    steps, _ = planned(monkeypatch, tmp_path, 1)
+    steps.submit()
+    steps.arrived(steps.expect()[0])
+    steps.submit()
+    clock[0] += SETTINGS.step_timeout + 1
+    assert hung(steps)
+
+
+def test_a_run_that_is_asked_to_stop_waits_for_one_restart_and_names_the_last_checkpoint(
+    monkeypatch, tmp_path, clock
+):
+    steps, _ = planned(monkeypatch, tmp_path, 2, Settings(rate=0.25, checkpoint_every=1))
+    steps.submit()
+    steps.arrived(steps.expect()[0])
+    steps.allow_restarts(1)
+    steps._replace("learner hung", "no step for 120 s")
+    with pytest.raises(RuntimeError, match=r"failed 2 times.*its last checkpoint holds step 1"):
+        steps._replace("learner hung", "no step for 120 s")
 
 
 def test_a_full_disk_of_the_learner_is_told_without_rays_traceback(monkeypatch, tmp_path):

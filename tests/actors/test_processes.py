@@ -3,11 +3,12 @@
 import threading
 
 import pytest
+import ray
 import torch
 
 from actors.toys import Task, make_message, toy
 from kondo.actors import processes
-from kondo.actors.learner import StepOrder
+from kondo.actors.learner import StepOrder, Undelivered
 from kondo.actors.messages import Order
 from kondo.actors.processes import LearnerProcess
 from kondo.actors.setup import Settings
@@ -17,7 +18,7 @@ SETTINGS = Settings(rate=0.25)
 
 @pytest.fixture
 def process(monkeypatch, tmp_path):
-    monkeypatch.setattr(processes, "_fetch", lambda message: message)
+    monkeypatch.setattr(processes, "_fetch", lambda messages: messages)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     return LearnerProcess(toy(), SETTINGS, str(tmp_path), False)
 
@@ -73,6 +74,24 @@ def test_a_step_that_was_taken_is_refused_and_does_not_hang(process):
     process.step(*first)
     with pytest.raises(ValueError, match="number must be 2, got 1"):
         process.step(*first)
+
+
+def test_all_messages_of_a_step_are_waited_for_together(monkeypatch):
+    """Else a step of many lost messages would be taken for a learner that hangs."""
+    clock = [0.0]
+
+    def get(reference, timeout):
+        if reference == "there":
+            return "content"
+        clock[0] += timeout
+        raise ray.exceptions.GetTimeoutError("not there")
+
+    monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(ray, "get", get)
+    found = processes._fetch(["there", *["away"] * 5, "there"])
+    assert (found[0], found[-1]) == ("content", "content")
+    assert [type(one) for one in found[1:-1]] == [Undelivered] * 5
+    assert clock[0] == processes._FETCH_SECONDS < SETTINGS.step_timeout
 
 
 def test_idle_time_is_that_between_two_steps(process):

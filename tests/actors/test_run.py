@@ -205,6 +205,51 @@ def test_a_run_that_was_killed_as_a_whole_goes_on_and_counts_what_ended_with_it(
     assert min(number for line in lines[12:] for number in line["orders"]) >= ended
 
 
+class StoppingTheLearner:
+    """Sends SIGSTOP to the learner at step 5: it answers nothing any more, and never dies."""
+
+    def __init__(self):
+        self.pid, self.events = 0, []
+
+    def __call__(self, status):
+        self.events += status.events
+        if status.report.step == 5 and not self.pid:
+            self.pid = status.learner_pid
+            os.kill(self.pid, signal.SIGSTOP)
+
+
+# Long enough for a busy machine, short enough to wait for.
+STOPPED = Settings(actors=1, steps=12, rate=0.25, checkpoint_every=4, spares=0, step_timeout=6.0)
+
+
+def test_a_learner_that_hangs_is_replaced_and_nothing_is_trained_on_twice(tmp_path):
+    stopping = StoppingTheLearner()
+    summary = run(toy(seconds=0.02), STOPPED, folder=tmp_path, observe=stopping)
+    assert [event.kind for event in stopping.events] == ["learner hung", "learner back"]
+    assert summary.step == 12
+    assert summary.balanced
+    assert summary.duplicates == 0
+    lines = [line for line in log.lines(tmp_path) if "orders" in line]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    # It must not wake up and write a checkpoint over those of its successor.
+    assert not psutil.pid_exists(stopping.pid)
+
+
+def test_a_run_whose_learner_hangs_ends_when_it_is_asked_to(tmp_path):
+    stopping = StoppingTheLearner()
+    forever = dataclasses.replace(STOPPED, steps=10**6)
+    summary = run(
+        toy(seconds=0.02),
+        forever,
+        folder=tmp_path,
+        observe=stopping,
+        stopped=lambda: bool(stopping.pid),
+    )
+    assert 5 <= summary.step <= 8  # the steps that were planned, done again by its successor
+    assert summary.balanced
+    assert torch.load(tmp_path / checkpoint.FILE, weights_only=True)["step"] == summary.step
+
+
 def test_actors_draw_what_they_send(tmp_path):
     """A row that was not drawn would be quarantined."""
     settings = Settings(actors=2, steps=40, gate="unbiased", rate=0.25, spares=0)

@@ -81,7 +81,8 @@ def run(
             learner runs beside this process, so a local folder does.
         resume: go on from the folder's checkpoint.
         observe: called after every step.
-        stopped: asked now and then; once true, the run ends after the steps under way.
+        stopped: asked now and then; once true, the run ends after the steps under way. A learner
+            that fails meanwhile is started once more for them.
 
     Raises:
         ValueError: the folder holds a checkpoint and resume is False, or the other way round; or
@@ -130,7 +131,7 @@ class _Driver:
         self._name, self._settings = setup.name, settings
         self._write, self._observe, self._stopped = write, observe, stopped
         self._deliveries: deque[Delivery] = deque()
-        self._ending = False
+        self._ending = self._asked = False  # asked to stop
         self._learner = LearnerHandle(setup, settings, home, resume=resume)
         # A new run has nothing to go on from: its actors start while its learner does.
         standing = self._learner.begin() if resume else Standing()
@@ -174,8 +175,10 @@ class _Driver:
     def _plan(self) -> None:
         """Make steps of ready rollouts; after the last one, ask for the accounts."""
         size = self._settings.rollouts_per_step
-        done = self._planned >= self._settings.steps or self._stopped()
-        if done and not self._ending:
+        if not self._asked and self._stopped():
+            self._asked = True
+            self._learner.allow_restarts(1)  # for the last checkpoint; nobody waits for more
+        if not self._ending and (self._asked or self._planned >= self._settings.steps):
             self._ending = True
             self._learner.finish(self._step_order(()))
         while (

@@ -1,14 +1,18 @@
 """The driver's handle of the learner's process: steps out, reports in, restarts.
 
     plan -> [call, call, ...] -> submit -> report -> kept until a checkpoint covers it
-    the process died -> a new one from the checkpoint -> the kept calls again, in the same order
+    the process died, or owes an answer for too long -> a new one from the checkpoint -> the kept
+    calls again, in the same order
 
 A call holds the references of its messages, so they stay in the object store for the replay. The
 learner is a function of its calls: the replay restores its state, and no sample counts twice.
 Nothing here blocks but `begin`.
 """
 
+import contextlib
 import dataclasses
+import os
+import signal
 import time
 from collections import deque
 from pathlib import Path
@@ -52,6 +56,8 @@ class LearnerHandle:
         self._failed_at: float | None = None
         self.events: list[Event] = []
         self._failures = self.pid = 0
+        self._max_failures = settings.max_failures
+        self._durable = 0  # newest step that a checkpoint holds
         self._start(resume=resume)
 
     def begin(self) -> Standing:
@@ -62,7 +68,10 @@ class LearnerHandle:
             raise RuntimeError(f"the learner could not start: {error}") from error
         self._up(standing)
         weights = self._handle.publication.remote()
-        first = ray.get(weights)
+        try:
+            first = ray.get(weights, timeout=self._settings.start_timeout)
+        except ray.exceptions.RayError as error:
+            raise RuntimeError(f"the learner could not start: {error}") from error
         self.published = first._replace(weights=weights)
         return standing
 
@@ -74,7 +83,8 @@ class LearnerHandle:
             num_cpus=0, max_restarts=0, max_concurrency=LEARNER_THREADS, scheduling_strategy=here
         ).remote(self._setup, self._settings, str(self._home), resume)
         self._ready = self._handle.ready.remote()
-        self._since = time.monotonic()
+        self.pid, self._first = 0, True
+        self._since = time.monotonic()  # since then it owes an answer, if it owes one
 
     def _up(self, standing: Standing) -> None:
         self._ready, self.pid = None, standing.pid
@@ -93,6 +103,10 @@ class LearnerHandle:
         """End the run after the steps that are planned."""
         self._last = order
 
+    def allow_restarts(self, number: int) -> None:
+        """Bound the restarts from now on; one more failure ends the run."""
+        self._failures, self._max_failures = 0, number
+
     def submit(self) -> None:
         """Give the learner the calls it does not have yet, as many as it has threads.
 
@@ -101,6 +115,8 @@ class LearnerHandle:
         """
         if self._ready is not None:
             return
+        if not self.expect():
+            self._since = time.monotonic()
         free = LEARNER_THREADS - sum(c.report is not None and not c.answered for c in self._calls)
         missing = [call for call in self._calls if call.report is None]
         for call in missing[:free]:
@@ -143,6 +159,7 @@ class LearnerHandle:
     def _answered(self, reference: Any, report: StepReport) -> tuple[StepOrder, StepReport] | None:
         call = next(call for call in self._calls if call.report == reference)
         replayed, call.answered, call.done = call.done, True, True
+        self._since, self._first = time.monotonic(), False
         if not replayed:
             self._failures = 0
             if self._failed_at is not None:
@@ -156,23 +173,42 @@ class LearnerHandle:
 
     def _forget(self, durable: int) -> None:
         """Drop the calls a checkpoint covers, and with them their messages."""
+        self._durable = durable
         while self._calls and self._calls[0].order.number <= durable and self._calls[0].done:
             self._calls.popleft()
 
     def check_hanging(self) -> None:
-        """Replace a learner that does not start. A slow step is no failure."""
-        patience = self._settings.start_timeout
-        if self._ready is not None and time.monotonic() - self._since > patience:
-            self._replace("learner hung", f"not up after {patience:g} s")
+        """Replace a learner that owes an answer for too long."""
+        if not self.expect():
+            return
+        if self._ready is not None:
+            what, patience = "not up", self._settings.start_timeout
+        else:
+            what, patience = "no step", self._settings.step_timeout
+            if self._first:
+                patience += self._settings.start_timeout
+        if time.monotonic() - self._since > patience:
+            self._kill_process()
+            self._replace("learner hung", f"{what} for {patience:g} s")
+
+    def _kill_process(self) -> None:
+        """Kill a learner that hangs: it must not wake up and write over its successor's files.
+
+        Ray asks the process to end, and waits for seconds before it kills it. The learner runs on
+        this machine.
+        """
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def _replace(self, kind: str, detail: str) -> None:
         self.events.append(Event(kind, LEARNER, detail, 0.0))
         ray.kill(self._handle)
         self._failures += 1
-        if self._failures > self._settings.max_failures:
+        if self._failures > self._max_failures:
             raise RuntimeError(
                 f"the learner failed {self._failures} times in a row without one step; the last "
-                f"time: {kind}: {detail}"
+                f"time: {kind}: {detail}; its last checkpoint holds step {self._durable}"
             )
         # A damaged checkpoint would end every process that is started from it.
         checkpoint.load(self._home)

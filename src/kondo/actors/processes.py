@@ -18,7 +18,8 @@ from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, process_seed
 from kondo.actors.source_price import rule_for
 
-# A message that was announced lies in the object store; on another machine it has to be fetched.
+# Of all messages of a step. One that was announced lies in the object store; on another machine it
+# has to be fetched. Less than `Settings.step_timeout`: a learner that waits does not hang.
 _FETCH_SECONDS = 60.0
 
 
@@ -132,7 +133,7 @@ class LearnerProcess:
         self, order: StepOrder, messages: list[Any], publish: bool
     ) -> tuple[StepReport, Publication | None]:
         """Make one update. `messages` are references; Ray hands out their contents here alone."""
-        contents = [_fetch(reference) for reference in messages]
+        contents = _fetch(messages)
         with self._turn:
             self._await_step(order.number - 1)
             start = time.perf_counter()
@@ -170,8 +171,12 @@ class LearnerProcess:
         )
 
 
-def _fetch(reference: Any) -> Any:
-    try:
-        return ray.get(reference, timeout=_FETCH_SECONDS)
-    except ray.exceptions.RayError as error:
-        return Undelivered(str(error))
+def _fetch(references: list[Any]) -> list[Any]:
+    end = time.monotonic() + _FETCH_SECONDS
+    contents: list[Any] = []
+    for reference in references:
+        try:
+            contents.append(ray.get(reference, timeout=max(0.0, end - time.monotonic())))
+        except ray.exceptions.RayError as error:
+            contents.append(Undelivered(str(error)))
+    return contents

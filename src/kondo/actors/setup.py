@@ -162,6 +162,9 @@ class Settings:
     """Processes kept ready to replace ones that die: starting one takes seconds."""
     rollout_timeout: float = 30.0
     """Seconds after which an actor that has delivered nothing is taken to hang."""
+    step_timeout: float = 120.0
+    """Seconds after which a learner that has not finished a step is taken to hang. The first step
+    of a process may take `start_timeout` longer: it may compile."""
     start_timeout: float = 120.0
     """Seconds a process may take to start."""
     max_failures: int = 5
@@ -184,7 +187,7 @@ class Settings:
         self._check_gate()
         if not self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be finite, got {self.learning_rate}.")
-        for name in ("rollout_timeout", "start_timeout", "learning_rate"):
+        for name in ("rollout_timeout", "step_timeout", "start_timeout", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         if self.queue * self.actors < self.rollouts_per_step:
