@@ -1,27 +1,40 @@
 """Ray itself: a small cluster of our own on this machine, or one that is there already.
 
-By default nothing is reachable from outside: every port of the embedded cluster is bound to
-127.0.0.1, there is no dashboard, and no usage is reported to anybody.
+By default nothing is reachable from outside, and nothing from outside matters. Every port of the
+embedded cluster is bound to 127.0.0.1 and asks for a token that only its own processes have; its
+files are in a folder of this user alone; there is no dashboard, and no usage is reported to
+anybody. Clusters that run already, and what RAY_ADDRESS says, are for `address="auto"`.
 """
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import ray
+from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 STORE_BYTES = 256 * 2**20
 """Object store of an embedded cluster: weights and rollouts on their way."""
 _LOOPBACK = "127.0.0.1"
+# Ray puts sockets in its folder. Their paths have at most 107 characters (103 on macOS); 89
+# of them are names below the folder for temporary files.
+_LONGEST_BASE = 14
 
 
 @contextmanager
 def connected(address: str | None = None, *, num_cpus: int | None = None) -> Iterator[None]:
-    """Have Ray inside. If it runs already it is used and left as it is.
+    """Have Ray inside. If it runs already in this process it is used and left as it is.
 
     Args:
-        address: of a cluster, e.g. "10.0.0.1:6379" or "auto"; None starts one here.
+        address: of a cluster, e.g. "10.0.0.1:6379", or "auto" for the one that runs on this machine
+            or that RAY_ADDRESS names; None starts one here, whatever else runs.
         num_cpus: of the one started here.
 
     Raises:
@@ -30,44 +43,111 @@ def connected(address: str | None = None, *, num_cpus: int | None = None) -> Ite
     if ray.is_initialized():
         yield
         return
-    try:
-        if address is None:
-            _start_here(num_cpus)
-        else:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_private_folder()) if address is None else ""
+        stack.callback(_read_environment)  # last, so that Ray forgets what it read below
+        stack.callback(ray.shutdown)
+        with _own_sigterm():
+            if address is None:
+                # What Ray starts inherits it; what this process starts itself has no use for it.
+                with _environment(_private()):
+                    _start_here(num_cpus, folder)
+            else:
+                _join(address)
         yield
-    finally:
-        ray.shutdown()
 
 
-def _start_here(num_cpus: int | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # On Linux Ray takes the machine's outer address, also when told 127.0.0.1; only where it
-    # expects no cluster does it bind to loopback. It reads this variable in the processes it
-    # starts, and the constant in this one, where it is imported by now.
-    switch = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    constants, before = ray._private.ray_constants, os.environ.get(switch)
-    os.environ[switch], enabled = "0", constants.ENABLE_RAY_CLUSTER
-    constants.ENABLE_RAY_CLUSTER = False
+def _private() -> dict[str, str | None]:
+    """Return what the environment of an embedded cluster is; None for what it must not have."""
+    return {
+        ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE: None,
+        "RAY_AUTH_MODE": "token",
+        # Ray's own would be in a file of the home folder, which others may read on many machines.
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_AUTH_TOKEN_PATH": None,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # On Linux Ray takes the machine's outer address, also when told 127.0.0.1; only where it
+        # expects no cluster does it bind to loopback.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+
+
+def _start_here(num_cpus: int | None, folder: str) -> None:
+    # The variable above is for the processes that Ray starts. In this one Ray is imported by now.
+    enabled = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         ray.init(
+            address="local",
             num_cpus=num_cpus,
             include_dashboard=False,
             object_store_memory=STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            _temp_dir=folder,
             # The history of calls is for a dashboard, and would grow with every step.
             _system_config={"task_events_report_interval_ms": 0},
         )
-        found = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        if found != _LOOPBACK:
-            raise RuntimeError(
-                f"Ray would listen on {found} instead of {_LOOPBACK}: this version of Ray does not "
-                f"bind to loopback. Start a cluster behind a firewall and give its address."
-            )
     finally:
-        constants.ENABLE_RAY_CLUSTER = enabled
-        if before is None:
-            del os.environ[switch]
+        ray_constants.ENABLE_RAY_CLUSTER = enabled
+    found = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    if found != _LOOPBACK:
+        raise RuntimeError(
+            f"Ray would listen on {found} instead of {_LOOPBACK}: this version of Ray does not "
+            f"bind to loopback. Start a cluster behind a firewall and give its address."
+        )
+
+
+def _join(address: str) -> None:
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@contextmanager
+def _private_folder() -> Iterator[str]:
+    """Give Ray a folder that only this user can reach; Ray opens the folder itself to all users."""
+    base = tempfile.gettempdir()
+    if len(base) > _LONGEST_BASE:
+        base = "/tmp"
+    with tempfile.TemporaryDirectory(
+        prefix="kondo-ray-", dir=base, ignore_cleanup_errors=True
+    ) as folder:
+        yield str(Path(folder) / "ray")
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of the environment, or unset those that are None, and put all back."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    _read_environment()
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
         else:
-            os.environ[switch] = before
+            os.environ[name] = value
+
+
+def _read_environment() -> None:
+    """Have Ray read its variables again; it keeps the mode and the token that it saw first."""
+    # In this order: a thread of Ray that still works would look for a token that is not there.
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep our handler of SIGTERM, if there is one; `ray.init` sets another."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        main = threading.current_thread() is threading.main_thread()
+        if main and before not in (signal.SIG_DFL, None):
+            signal.signal(signal.SIGTERM, before)

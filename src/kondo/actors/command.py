@@ -42,7 +42,7 @@ def add_parser(commands: "Commands") -> None:
         help="run a task",
         description=(
             "Run a task with many actors and one learner. Without --address a small Ray is started "
-            "on this machine, reachable from this machine alone. Ctrl-C ends the run after the "
+            "on this machine, for this run alone. Ctrl-C ends the run after the "
             "step under way; --resume goes on from the checkpoint."
         ),
         allow_abbrev=False,
@@ -62,7 +62,8 @@ def add_parser(commands: "Commands") -> None:
     where("--price-at-source", dest="at_source", action="store_true", help=at_source)
     where("--send-all", dest="at_source", action="store_false", help="actors send everything")
     add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    add("--address", metavar="HOST:PORT", help="of a Ray cluster; Ray trusts all who reach it")
+    joined = "of a Ray cluster to join, or auto for the one that runs here; default: start one"
+    add("--address", metavar="HOST:PORT", help=joined)
     add("--checkpoint", type=Path, metavar="DIR", help="for checkpoints and the log")
     add("--resume", action="store_true", help="go on from the checkpoint in --checkpoint")
     parser.set_defaults(run=run_command, at_source=True)

@@ -75,8 +75,8 @@ def run(
     Args:
         setup: the task and the policy.
         settings: how.
-        address: of a Ray cluster; None starts one on this machine, on loopback only. Ray that
-            runs in this process already is used as it is.
+        address: of a Ray cluster, or "auto"; None starts one for this run, on loopback only. Ray
+            that runs in this process already is used as it is.
         folder: for checkpoints, the log and quarantined messages; a temporary one if None. The
             learner runs beside this process, so a local folder does.
         resume: go on from the folder's checkpoint.
