@@ -15,8 +15,12 @@ import time
 import psutil
 import pytest
 
+from kondo.actors import cluster
+
 pytestmark = pytest.mark.timeout(240)
 
+# We allow ourselves 30 s and a busy machine twice that; Ray alone takes a quarter of an hour.
+SOON = 60.0
 TOKEN = secrets.token_hex(32)
 # Connects as told and prints what came of it: another process, for this one may have Ray already.
 CONNECT = """
@@ -121,6 +125,14 @@ def test_a_cluster_that_runs_is_joined_if_asked_for(running, by):
     assert found["changed"] == []
 
 
+def test_a_cluster_with_a_token_is_not_joined_without_it(running, tmp_path):
+    port, _ = running
+    found = connect(f"127.0.0.1:{port}", HOME=str(tmp_path))
+    assert found["error"] == "ConnectionError"
+    assert f":{port} asks for its token: set RAY_AUTH_MODE=token" in found["message"]
+    assert found["seconds"] < SOON
+
+
 def test_an_own_cluster_lets_nobody_in_without_its_token(tmp_path):
     # As another user of this machine: on loopback, with a token or without.
     enter = (
@@ -170,3 +182,32 @@ def test_two_own_clusters_one_after_the_other_have_two_tokens():
     )
     output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=120)
     assert len(set(output.split())) == 2
+
+
+def silent(port):
+    """Accepts connections and says nothing, as a firewall or another program may."""
+    listening = socket.socket()
+    listening.bind(("", port))
+    listening.listen()
+    return listening
+
+
+@pytest.mark.parametrize("kind", ["dead", "silent"])
+def test_an_address_without_ray_ends_with_one_line_soon(kind):
+    port = free_port()
+    with silent(port) if kind == "silent" else contextlib.nullcontext():
+        found = connect(f"127.0.0.1:{port}")
+    assert found["error"] == "ConnectionError"
+    assert f":{port}: " in found["message"]
+    assert "leave it out to start one here" in found["message"]
+    assert "\n" not in found["message"]
+    assert found["seconds"] < SOON
+
+
+@pytest.mark.parametrize("address", ["nonsense", "localhost:x", "ray://localhost:10001", "a:b:c"])
+def test_an_address_that_is_none_is_refused(address, monkeypatch):
+    with pytest.raises(ValueError, match=f"address must be HOST:PORT or auto, got {address}"):
+        cluster._join(address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ValueError, match=f"address must be HOST:PORT or auto, got {address}"):
+        cluster._join("auto")

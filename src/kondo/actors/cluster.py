@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,12 +18,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 STORE_BYTES = 256 * 2**20
 """Object store of an embedded cluster: weights and rollouts on their way."""
 _LOOPBACK = "127.0.0.1"
+# To reach a cluster that is there already: the port, then Ray, which takes up to 11 s more.
+_PORT_SECONDS, _RAY_SECONDS = 5.0, 10
 # Ray puts sockets in its folder. Their paths have at most 107 characters (103 on macOS); 89
 # of them are names below the folder for temporary files.
 _LONGEST_BASE = 14
@@ -38,7 +41,9 @@ def connected(address: str | None = None, *, num_cpus: int | None = None) -> Ite
         num_cpus: of the one started here.
 
     Raises:
+        ConnectionError: there is no cluster at the address, or it does not let us in.
         RuntimeError: the embedded cluster would listen on more than loopback.
+        ValueError: the address is not one that a run can use.
     """
     if ray.is_initialized():
         yield
@@ -99,7 +104,52 @@ def _start_here(num_cpus: int | None, folder: str) -> None:
 
 
 def _join(address: str) -> None:
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    """Connect to a cluster within 30 s; Ray itself would try for a quarter of an hour."""
+    if address == "auto":  # as Ray does
+        address = os.environ.get(ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE) or address
+    if "://" in address:
+        raise ValueError(
+            f"address must be HOST:PORT or auto, got {address}: with a Ray client the learner "
+            f"would run on another machine than its checkpoints. Run on a machine of the cluster."
+        )
+    host, port = _find(address)
+    try:
+        socket.create_connection((host, port), timeout=_PORT_SECONDS).close()
+        retries = ray_constants.NUM_REDIS_GET_RETRIES
+        ray_constants.NUM_REDIS_GET_RETRIES = 1
+        try:
+            with _environment({"RAY_py_gcs_connect_timeout_s": str(_RAY_SECONDS)}):
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        finally:
+            ray_constants.NUM_REDIS_GET_RETRIES = retries
+    except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+        # Ray passes it on as the text of a traceback.
+        if "AuthenticationError" in f"{error!r} {error.__cause__}":
+            raise ConnectionError(
+                f"the Ray cluster at {host}:{port} asks for its token: set RAY_AUTH_MODE=token, "
+                f"and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH unless it is in ~/.ray/auth_token."
+            ) from error
+        reason = " ".join(str(error).split())
+        raise ConnectionError(
+            f"cannot join a Ray cluster at {host}:{port}: {reason}. Start one there (ray start "
+            f"--head), mend --address, or leave it out to start one here."
+        ) from error
+
+
+def _find(address: str) -> tuple[str, int]:
+    """Return the host and port that Ray would connect to."""
+    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
+    try:
+        found = services.canonicalize_bootstrap_address(address)
+        host, _, port = (found or "").rpartition(":")
+        return host.strip("[]"), int(port)
+    except ConnectionError as error:
+        raise ConnectionError(
+            "address auto: no Ray cluster runs on this machine. Start one (ray start --head), or "
+            "leave out --address to start one for this run."
+        ) from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"address must be HOST:PORT or auto, got {address}.") from error
 
 
 @contextmanager
