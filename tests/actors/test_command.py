@@ -4,12 +4,24 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
 
+from actors import quick_command
 from actors.toys import feed
-from kondo.actors import Settings, Setup, Status, Summary, command, console, driver
+from kondo.actors import (
+    Settings,
+    Setup,
+    Status,
+    Summary,
+    checkpoint,
+    command,
+    console,
+    driver,
+    log,
+)
 from kondo.actors.learner import Learner, StepReport
 from kondo.actors.source_price import Price
 from kondo.actors.worker_pool import Event
@@ -194,6 +206,29 @@ def test_the_first_ctrl_c_asks_the_run_to_stop(monkeypatch):
     options = parse("digits")
     assert options.run(options) == 130
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_a_checkpoint_of_its_last_step(tmp_path, number):
+    process = quick_command.start(
+        *(tmp_path, "--actors", "1", "--steps", "1000000", "--rate", "0.25"),
+        checkpoint_every=10**6,
+        spares=0,
+    )
+    try:
+        while len(log.lines(tmp_path)) < 20:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, errors
+    last = log.lines(tmp_path)[-1]
+    assert last["event"] == "finished"
+    assert last["step"] >= 20
+    assert checkpoint.load(tmp_path)["step"] == last["step"]
+    assert f"{last['step']:,} steps." in output
 
 
 @pytest.mark.parametrize(

@@ -193,11 +193,9 @@ def _read_environment() -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep our handler of SIGTERM, if there is one; `ray.init` sets another."""
+    """Keep our handler of SIGTERM, if there is one: `ray.init` sets some that end the process."""
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        main = threading.current_thread() is threading.main_thread()
-        if main and before not in (signal.SIG_DFL, None):
-            signal.signal(signal.SIGTERM, before)
+    yield
+    main = threading.current_thread() is threading.main_thread()
+    if main and before not in (signal.SIG_DFL, None):
+        signal.signal(signal.SIGTERM, before)

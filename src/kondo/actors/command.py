@@ -4,7 +4,6 @@ import argparse
 import importlib
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -22,8 +21,8 @@ TASKS = "kondo.actors"
 """Entry-point group: short names of functions that return a `Setup`."""
 RATE = 0.03
 """Share to train on if nothing is said."""
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+SIGNALLED = 128
+"""Added to the number of the signal that ended a run: 130 after Ctrl-C, 143 after SIGTERM."""
 IN_USE = 2
 """Exit status where another run uses the folder of --checkpoint."""
 
@@ -42,8 +41,8 @@ def add_parser(commands: "Commands") -> None:
         help="run a task",
         description=(
             "Run a task with many actors and one learner. Without --address a small Ray is started "
-            "on this machine, for this run alone. Ctrl-C ends the run after the "
-            "step under way; --resume goes on from the checkpoint."
+            "on this machine, for this run alone. Ctrl-C or SIGTERM ends the run "
+            "after the step under way; --resume goes on from the checkpoint."
         ),
         allow_abbrev=False,
     )
@@ -86,7 +85,7 @@ def run_command(options: argparse.Namespace) -> int:
         names = ("actors", "steps", "gate", "rate", "noise", "at_source", "seed")
         settings = Settings(**{name: getattr(options, name) for name in names})
         screen = Console(file=sys.stdout)
-        with _interrupts() as stopped, console.shown(screen) as observe:
+        with _signals() as stopped, console.shown(screen) as observe:
             summary = run(
                 setup,
                 settings,
@@ -94,7 +93,7 @@ def run_command(options: argparse.Namespace) -> int:
                 folder=options.checkpoint,
                 resume=options.resume,
                 observe=observe,
-                stopped=stopped,
+                stopped=lambda: bool(stopped()),
             )
     except FolderInUseError as error:
         _fail(str(error))
@@ -103,7 +102,7 @@ def run_command(options: argparse.Namespace) -> int:
         return _fail(str(error))
     for line in console.closing(summary):
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
-    return INTERRUPTED if stopped() else 0
+    return SIGNALLED + stopped() if stopped() else 0
 
 
 def find_setup(name: str) -> "Setup":
@@ -135,20 +134,29 @@ def _known() -> str:
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a request to stop; a second one ends the process as usual."""
-    asked = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
+def _signals() -> Iterator[Callable[[], int]]:
+    """Turn the first Ctrl-C or SIGTERM into a request to stop; a second one ends the process.
+
+    Gives a function that returns the number of the signal, 0 before one came.
+    """
+    came = 0
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def first(signum: int, frame: Any) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, before)
+        nonlocal came
+        came = signum
+        restore()
 
-    signal.signal(signal.SIGINT, first)
+    for number in before:
+        signal.signal(number, first)
     try:
-        yield asked.is_set
+        yield lambda: came
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def _positive(text: str) -> int:
