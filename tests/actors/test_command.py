@@ -1,4 +1,5 @@
 import argparse
+import dataclasses
 import io
 import os
 import signal
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from actors import quick_command
-from actors.toys import feed
+from actors.toys import feed, toy
 from kondo.actors import (
     Settings,
     Setup,
@@ -269,6 +270,40 @@ def test_a_checkpoint_folder_that_cannot_be_made_is_named(tmp_path, capsys):
     options = parse("digits", "--checkpoint", str(tmp_path / "file"))
     assert options.run(options) == 1
     assert f"cannot write {tmp_path / 'file'}: File exists." in capsys.readouterr().err
+
+
+def refused(tmp_path, *options, **defaults):
+    """Return what a run that cannot start says, once it has ended."""
+    process = quick_command.start(tmp_path, *options, **defaults)
+    try:
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    return errors
+
+
+def test_a_disk_that_is_full_at_the_start_is_told_in_one_line(tmp_path):
+    # The learner writes its first checkpoint under this name.
+    (tmp_path / ".checkpoint.pt.partial").symlink_to("/dev/full")
+    errors = refused(tmp_path, "--actors", "1")
+    path = tmp_path / "checkpoint.pt"
+    assert errors.startswith(f"kondo actors: cannot write {path}: No space left on device.")
+    assert errors.count("\n") == 1, errors
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--gate", "unbiased"), "gate must be 'delight' as in the checkpoint, got 'unbiased'."),
+        ((), "setup must be 'another' as in the checkpoint, got 'toy'."),
+    ],
+)
+def test_resuming_as_another_run_is_told_in_one_line(tmp_path, options, told):
+    name = "toy" if options else "another"
+    Learner(dataclasses.replace(toy(), name=name), Settings(rate=0.25), tmp_path)
+    errors = refused(tmp_path, "--actors", "1", "--resume", *options)
+    assert errors == f"kondo actors: {told}\n"
 
 
 def test_resuming_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, capsys):

@@ -181,6 +181,25 @@ def test_a_run_that_is_asked_to_stop_waits_for_one_restart_and_names_the_last_ch
         steps._replace("learner hung", "no step for 120 s")
 
 
+@pytest.mark.parametrize("cause", [ValueError("no such gate"), WriteError("cannot write"), None])
+def test_what_stops_a_successor_from_starting_is_told(monkeypatch, tmp_path, cause):
+    steps, _ = planned(monkeypatch, tmp_path, 1)
+    steps._ready = object()
+
+    def get(reference):
+        error = cause or MemoryError("no room now")
+        raise ray.exceptions.RayTaskError("ready", "a long traceback", error).as_instanceof_cause()
+
+    monkeypatch.setattr(ray, "get", get)
+    if cause is None:  # another time it may start
+        assert steps.arrived(steps._ready) is None
+        assert steps.events[0][:3] == ("learner raised", -1, "MemoryError('no room now')")
+        return
+    with pytest.raises(type(cause)) as caught:
+        steps.arrived(steps._ready)
+    assert caught.value is cause
+
+
 def test_a_full_disk_of_the_learner_is_told_without_rays_traceback(monkeypatch, tmp_path):
     steps, _ = planned(monkeypatch, tmp_path, 1)
     steps.submit()

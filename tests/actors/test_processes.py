@@ -20,7 +20,13 @@ SETTINGS = Settings(rate=0.25)
 def process(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "_fetch", lambda messages: messages)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    return LearnerProcess(toy(), SETTINGS, str(tmp_path), False)
+    return started(tmp_path)
+
+
+def started(folder):
+    process = LearnerProcess(toy(), SETTINGS, str(folder), False)
+    assert process.ready().step == 0
+    return process
 
 
 def call(process, number):
@@ -57,7 +63,7 @@ def test_threads_change_nothing_of_what_is_learned(process, tmp_path):
     calls = [call(process, number) for number in range(1, 7)]
     folder = tmp_path / "one"
     folder.mkdir()
-    alone = LearnerProcess(toy(), SETTINGS, str(folder), False)
+    alone = started(folder)
     for one in calls:
         alone.step(*one)
     running = [on_thread(process.step, *one) for one in reversed(calls)]

@@ -289,7 +289,7 @@ def test_an_actor_that_never_works_ends_the_run_with_its_story():
 
 
 def test_a_setup_that_contradicts_its_task_ends_the_run_with_the_reason(tmp_path):
-    with pytest.raises(RuntimeError, match="41 rows"):
+    with pytest.raises(ValueError, match="41 rows"):
         run(dataclasses.replace(toy(), samples=SAMPLES + 1), folder=tmp_path)
 
 

@@ -64,13 +64,11 @@ class LearnerHandle:
         """Wait for the first process and its weights; return where it stands."""
         try:
             standing: Standing = ray.get(self._ready, timeout=self._settings.start_timeout)
-        except ray.exceptions.RayError as error:  # what stops it now would stop it again
-            raise RuntimeError(f"the learner could not start: {error}") from error
-        self._up(standing)
-        weights = self._handle.publication.remote()
-        try:
+            self._up(standing)
+            weights = self._handle.publication.remote()
             first = ray.get(weights, timeout=self._settings.start_timeout)
-        except ray.exceptions.RayError as error:
+        except ray.exceptions.RayError as error:  # what stops it now would stop it again
+            _raise_cause(error)
             raise RuntimeError(f"the learner could not start: {error}") from error
         self.published = first._replace(weights=weights)
         return standing
@@ -146,8 +144,12 @@ class LearnerHandle:
             self._replace("learner died", str(error).partition("\n")[0])
             return None
         except ray.exceptions.RayTaskError as error:
+            if reference == self._ready:
+                _raise_cause(error)
+                self._replace("learner raised", f"{error.cause!r}")
+                return None
             if isinstance(error.cause, WriteError):
-                raise error.cause from None  # its message says it all; Ray adds a traceback
+                raise error.cause from None
             raise
         if isinstance(content, Standing):
             self._up(content)
@@ -222,3 +224,10 @@ class LearnerHandle:
     def stop(self) -> None:
         """End the process."""
         ray.kill(self._handle)
+
+
+def _raise_cause(error: ray.exceptions.RayError) -> None:
+    """Raise what stopped a learner from starting, if its message says it all; Ray's is long."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, (ValueError, WriteError)):
+        raise cause from None

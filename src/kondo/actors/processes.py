@@ -112,15 +112,20 @@ class LearnerProcess:
     """
 
     def __init__(self, setup: Setup, settings: Settings, folder: str, resume: bool):
-        torch.set_num_threads(1)
-        torch.manual_seed(process_seed(settings.seed, 0))
-        self._learner = Learner(setup, settings, Path(folder), resume=resume)
+        self._setup, self._settings, self._folder = setup, settings, Path(folder)
+        self._resume = resume
         self._turn = threading.Condition()
         self._busy = self._idle = 0.0
         self._last = 0.0
 
     def ready(self) -> Standing:
-        """Return where the learner stands, once everything is built."""
+        """Build everything, and return where the learner stands.
+
+        Not in the constructor: of an error there, Ray passes on the text alone.
+        """
+        torch.set_num_threads(1)
+        torch.manual_seed(process_seed(self._settings.seed, 0))
+        self._learner = Learner(self._setup, self._settings, self._folder, resume=self._resume)
         learner, ledger = self._learner, self._learner.ledger
         places = (learner.step_number, ledger.issued, learner.incarnations)
         return Standing(os.getpid(), *places, tuple(ledger.unsettled()))
