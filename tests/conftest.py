@@ -48,3 +48,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def generator() -> torch.Generator:
     """A seeded CPU generator of the test's own."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def crew(tmp_path_factory):
+    """Four processes of one group, started with the first test that asks for them."""
+    from ranks.crew import Crews  # torch.distributed, which few tests need
+
+    crews = Crews(tmp_path_factory)
+    yield crews
+    crews.stop()

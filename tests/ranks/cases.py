@@ -136,6 +136,29 @@ def density_step(group, splits, screen, gate):
     return {"grads": gradients(model), "report": told(report)}
 
 
+def dense_step(group, splits, widths, mask_of):
+    """A dense step of rows of tokens, with a mask "per token", "per row" or none."""
+    batch, advantages, mask = problem("token", splits, widths=widths).part(group.rank())
+    masks = {"per token": mask, "per row": torch.ones(len(mask), dtype=torch.bool)}
+    model, reports = Policy("token"), []
+
+    def step():
+        reports.append(
+            run_rank_step(
+                model,
+                batch,
+                advantages,
+                group=group,
+                mask=masks.get(mask_of),
+                unit="token",
+                all_reduce=True,
+            )
+        )
+
+    found = failure(step)
+    return found | {"grads": gradients(model), "report": told(reports[0]) if reports else None}
+
+
 def differing_density_step(group):
     """Rank 0 gives log-probs alone, rank 1 a pair: refused on both."""
     _, policy, batch, advantages = normal_problem(8)
@@ -257,7 +280,11 @@ class Faulty(torch.nn.Module):
 
 
 def faulty_step(group, wrapping, kind, number, faulty_rank):
-    """One rank's policy fails; then all make a good step, to show that the group is still sound."""
+    """One rank's policy fails; then all make a good step, to show that the group is still sound.
+
+    wrapping: as in `wrap`, or "parts" for a plain module whose gradients are not summed.
+    """
+    parts, wrapping = wrapping == "parts", "plain" if wrapping == "parts" else wrapping
     spec = {"unit": "sample", "splits": (9,) * group.size(), "gate": {"rate": 0.9}}
     inner = Policy("sample")
     policy = Faulty(inner, kind if group.rank() == faulty_rank else "never", number)
@@ -265,7 +292,8 @@ def faulty_step(group, wrapping, kind, number, faulty_rank):
     # In DDP one call, the last, in which the others must not wait for this rank's gradients.
     options = {"micro_batch": None if wrapping == "ddp" else 2, "screen_chunk": 3}
     model = wrap(policy, group, wrapping)
-    found = failure(lambda: step(group, model, spec | {"wrap": wrapping}, **options))
+    told_wrap = "not summed" if parts else wrapping
+    found = failure(lambda: step(group, model, spec | {"wrap": told_wrap}, **options))
     found["grads"] = gradients(inner)
     good = Policy("sample")
     step(group, good, spec | {"wrap": "plain"}, **options)

@@ -74,6 +74,22 @@ class Crew:
         return all(process.is_alive() for process in self._processes)
 
 
+class Crews:
+    """A crew that is replaced when a hanging case has ended it."""
+
+    def __init__(self, factory):
+        self._factory, self._crew = factory, None
+
+    def run(self, *arguments):
+        if self._crew is None or not self._crew.alive:
+            self._crew = Crew(self._factory.mktemp("crew"))
+        return self._crew.run(*arguments)
+
+    def stop(self):
+        if self._crew is not None:
+            self._crew.stop()
+
+
 def _work(rank, meeting, end):
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=PATIENCE / 2)

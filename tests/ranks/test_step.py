@@ -274,3 +274,34 @@ def test_ranks_train_about_the_same_number_of_tokens(crew):
     assert max(trained) <= total / 2 + longest
     assert reports[0]["rows_moved"] > 0
     assert reports[0]["bytes_moved"] > 0
+
+
+@pytest.mark.parametrize("splits", [(3, 4), (0, 4), (2, 6, 0, 6)])
+@pytest.mark.parametrize("widths", [(5, 1), (1, 5), (1, 1)])
+def test_a_dense_step_of_a_rank_with_rows_of_one_token(crew, splits, widths):
+    """Its mask, [n, 1], is per token like that of the other ranks, not per row."""
+    widths = widths if len(splits) == 2 else (4, 4, 3, 1)
+    every = problem("token", splits, widths=widths)
+    model = Policy("token")
+    log_probs, mask = model(every.batch), every.mask
+    loss = oracle.dense_gated_loss(log_probs, every.advantages, mask, mask.sum())
+    expected = oracle.gradients(model, loss)
+    results = crew.run(cases.dense_step, len(splits), splits, widths, "per token")
+    for result in results:
+        assert result["type"] == "nothing", result["message"]
+        for name, grad in expected.items():
+            assert_close(result["grads"][name], grad)
+        assert result["report"]["kept"] == int(mask.sum())
+    assert sum(result["report"]["rank_kept"] for result in results) == int(mask.sum())
+
+
+@pytest.mark.parametrize("mask_of", ["per row", "none"])
+def test_a_dense_step_that_counts_whole_rows_wants_them_equally_wide(crew, mask_of):
+    """Rows that move are filled up, and what fills them must not count."""
+    for result in crew.run(cases.dense_step, 2, (3, 4), (5, 2), mask_of):
+        assert result["type"] == "ValueError"
+        message = r"batch, beside its rows \(or give a mask per token\), must be the same"
+        assert re.search(message, result["message"]), result["message"]
+    results = crew.run(cases.dense_step, 4, (3, 0, 4, 1), (5, 5, 5, 5), mask_of)
+    assert [result["report"]["rank_kept"] for result in results] == [15, 0, 20, 5]
+    assert {result["report"]["kept"] for result in results} == {40}

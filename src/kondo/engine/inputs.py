@@ -53,6 +53,8 @@ class Inputs:
     options: Options
     own_mask: bool
     """Whether the mask is the policy's."""
+    masks_rows: bool
+    """Whether the mask has one value per row, [N] or [N, 1], on every rank."""
     density: bool
     """Whether the screen that was given is densities, measured from the mode."""
     device: torch.device
@@ -64,12 +66,6 @@ class Inputs:
         if self.options.screen_chunk is not None or self.micro_batch is None:
             return self.options.screen_chunk
         return SCREEN_CHUNK_FACTOR * self.micro_batch
-
-    @property
-    def masks_rows(self) -> bool:
-        """Whether the mask has one value per row, [N] or [N, 1]."""
-        mask = self.rows.mask
-        return mask is not None and (mask.ndim == 1 or mask.shape[1] == 1)
 
     @property
     def screens_promising(self) -> bool:
@@ -132,6 +128,7 @@ def prepare(
         micro_batch=micro_batch,
         options=options,
         own_mask=own_mask,
+        masks_rows=mask is not None and (mask.ndim == 1 or mask.shape[1] == 1),
         density=density,
         device=device,
     )

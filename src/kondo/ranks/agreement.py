@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,13 +11,16 @@ from kondo.core.contract import in_words
 from kondo.ranks.communicator import Ranks
 
 
-def agree(ranks: Ranks, options: dict[str, str], *words: int) -> list[list[int]]:
+def agree(
+    ranks: Ranks, options: dict[str, str], *words: int, among: Sequence[int] | None = None
+) -> list[list[int]]:
     """Say `words` to all ranks, and raise on all of them if any two differ in an option.
 
     Args:
         ranks: the group.
         options: name -> value, in words.
         words: further integers of this rank.
+        among: the ranks whose options are compared, the same on all; by default all of them.
 
     Returns:
         The words of every rank.
@@ -24,22 +28,23 @@ def agree(ranks: Ranks, options: dict[str, str], *words: int) -> list[list[int]]
     text = json.dumps(options)
     digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
     told = ranks.say(digest, *words)
-    if any(other != told[0][0] for other, *_ in told):
+    compared = range(ranks.size) if among is None else among
+    if len({told[rank][0] for rank in compared}) > 1:
         everyone = [json.loads(other) for other in ranks.gather_text(text)]
-        raise ValueError(_difference(everyone))
+        raise ValueError(_difference({rank: everyone[rank] for rank in compared}))
     return [rest for _, *rest in told]
 
 
-def _difference(everyone: list[dict[str, str]]) -> str:
-    """Name the first option that is not the same everywhere."""
-    first = everyone[0]
-    for rank, other in enumerate(everyone):
+def _difference(everyone: dict[int, dict[str, str]]) -> str:
+    """Name the first option that is not the same everywhere; what each rank said, by rank."""
+    one, first = next(iter(everyone.items()))
+    for rank, other in everyone.items():
         for name in [*first, *(extra for extra in other if extra not in first)]:
             ours, theirs = first.get(name, "nothing"), other.get(name, "nothing")
             if ours != theirs:
                 return (
-                    f"{name} must be the same on all ranks, got {ours} on rank 0 and {theirs} on "
-                    f"rank {rank}; give every rank the same, and batches of one structure."
+                    f"{name} must be the same on all ranks, got {ours} on rank {one} and {theirs} "
+                    f"on rank {rank}; give every rank the same, and batches of one structure."
                 )
     raise AssertionError("digests differ, options do not")
 

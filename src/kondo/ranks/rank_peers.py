@@ -113,12 +113,20 @@ class RankPeers(Alone):
         told["screen, of densities or not,"] = str(inputs.density)
         for name, part in local._asdict().items():
             told |= structure(part, name)
+        # Where every element of a row counts, rows that move must not be filled up.
+        shapes = [list(part.shape[1:]) for part in rows.leaves(local.batch)]
+        widths = {"batch, beside its rows (or give a mask per token),": str(shapes)}
         if inputs.gate is None and local.mask is None:
-            # Without a mask every element counts: rows that move must not be filled up.
-            shapes = [list(part.shape[1:]) for part in rows.leaves(local.batch)]
-            told["batch, beside its rows (or give mask=),"] = str(shapes)
+            told |= widths
         with clock.stage("wait"):
-            sizes = [size for (size,) in agree(self._ranks, told, local.size)]
+            found = agree(self._ranks, told, local.size, inputs.masks_rows)
+            # One column beside wider masks of other ranks is the one token of these rows.
+            of_rows = all(one_per_row for size, one_per_row in found if size)
+            if inputs.gate is None and inputs.unit != "sample" and of_rows:
+                among = [rank for rank, (size, _) in enumerate(found) if size]
+                agree(self._ranks, widths, among=among)
+        sizes = [size for size, _ in found]
+        inputs = dataclasses.replace(inputs, masks_rows=of_rows)
         with clock.stage("coordinate"):
             self._spare = placement.with_a_row(self._ranks, local, sizes)
         if local.size:
@@ -272,13 +280,15 @@ class RankPeers(Alone):
         """Say what all ranks did, and what this one did."""
         done = self._done._asdict()
         late = Late(done.pop("loss"), done.pop("tokens_trained"), clock.seconds())
-        done.pop("elements")
+        # Without a mask per token rows were counted, all of one length.
+        elements = done.pop("elements")
+        each = elements // max(1, trained.rows_trained) if chosen.whole else 1
         seen = chosen if self._gate is None else self._gate.of_all_ranks(chosen)
         known = None if self._gate is not None and self._gate.gathered else screened
         return RankReport(
             **report_fields(counts, trained),
             ranks=self._ranks.size,
-            rank_kept=chosen.counts.units_kept,
+            rank_kept=chosen.counts.units_kept * each,
             **done,
             _late=lambda: late,
             _diagnose=partial(diagnose, inputs.gate, seen, known, counts, eta_of(inputs.gate)),
