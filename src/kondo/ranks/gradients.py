@@ -57,7 +57,8 @@ class Gradients:
         self.scale = ranks.size if wrapped else 1
         """What the loss is multiplied by, since wrapped modules divide by it."""
         self._check(roots, all_reduce, wrapped)
-        if all_reduce:
+        self._sums = bool(all_reduce)
+        if not wrapped:
             every = {p: None for root in roots for p in root.parameters() if p.requires_grad}
             self._own = list(every)
 
@@ -115,15 +116,16 @@ class Gradients:
     def step(self, clock: StageClock) -> Iterator[None]:
         """Hold for the calls of a step; with `all_reduce`, sum what they added to `.grad`.
 
-        What stood in `.grad` before, from an earlier step of an accumulation, is the same on all
-        ranks already and is not summed again. If the step fails it is all that is left there.
+        What stood in `.grad` of a plain module before, from an earlier step of an accumulation, is
+        not summed again. If the step fails it is all that is left there. Wrapped modules need it
+        where it is: they exchange sums over steps.
         """
         before = [parameter.grad for parameter in self._own]
         for parameter in self._own:
             parameter.grad = None
         try:
             yield
-            if self._own:
+            if self._sums:
                 with clock.stage("reduce"):
                     self._sum()
         except BaseException:
