@@ -12,7 +12,8 @@ from torch import Tensor
 
 import kondo
 from kondo.core.contract import BaseGate, Choice
-from oracles import core, sampling, variance
+from oracles import budget as knapsack
+from oracles import causal, core, sampling, variance
 
 # More units than this, and no oracle tries every set.
 _FEW = 10
@@ -185,6 +186,34 @@ def judge(spec, values, counts, keep, weight, price, slack=1e-9):
     _RULES[spec["kind"]](found)
 
 
+def judge_budget(spec, worth, keep, mask, rows, slack):
+    """Raise unless the cuts fit the budget, and buy at least half of the most that it can buy.
+
+    Args:
+        spec: of `draw_gate`.
+        worth: one per unit, by the oracle.
+        keep: bool [N, S] for tokens, [N] for sequences, by the gate.
+        mask: bool [N, S], what counts.
+        rows: bool [N, S] each: real tokens, and sampled ones.
+        slack: by how much two values may differ through rounding, as a share of the largest.
+    """
+    (real, sampled), options = rows, spec["options"]
+    if keep.ndim == 2:
+        values = torch.tensor(worth).double().view(real.shape)
+        choices = knapsack.curves(values, mask, real, options["price"], whole=False)
+        cost, bought = sum(causal.kept_prefixes(real, keep)), float(values[keep].sum())
+    else:
+        ends = causal.kept_prefixes(real, sampled)
+        sold = [v if v > options["price"] else 0.0 for v in worth]
+        choices = [[(0, 0.0), (end, value)] for end, value in zip(ends, sold, strict=True)]
+        kept = [i for i, kept in enumerate(keep.tolist()) if kept]
+        cost, bought = sum(ends[i] for i in kept), sum(worth[i] for i in kept)
+    most = math.floor(options["budget"] * int(real.sum()) * (1 + 1e-9))
+    assert cost <= most, (cost, most)
+    best = knapsack.best_value(choices, most)
+    assert bought >= 0.5 * best - slack * max(1.0, best), (bought, best)
+
+
 def _rate(found):
     found.counted(found.options["rate"])
     found.highest()
@@ -285,7 +314,7 @@ def _normalised(found):
 
 
 def _budget(found):
-    """What it costs depends on the rows, which the fuzzer of language models looks at."""
+    """What it costs depends on the rows: see `judge_budget`."""
     found.weighs(lambda _: 1.0)
 
 

@@ -25,7 +25,6 @@ from attack.random_language import (
 )
 from kondo.lm.head import inputs as head_inputs
 from lm import models
-from oracles import budget as knapsack
 from oracles import causal, core
 from steps import run_step
 from tolerances import TOLERANCES
@@ -231,31 +230,12 @@ def kept_elements(case):
         slack,
     )
     if case.gate["kind"] == "budget":
-        judge_budget(case, worth, keep, slack)
+        rows = (case.rows.attention_mask, case.rows.completion_mask)
+        random_gates.judge_budget(case.gate, worth, keep, case.mask, rows, slack)
     number = int(keep.sum())
     if case.unit == "sequence":
         keep, weight = keep[:, None] & case.mask, weight[:, None].expand(case.mask.shape)
     return keep, weight, number
-
-
-def judge_budget(case, worth, keep, slack):
-    """The cuts fit the budget, and buy at least half of the most that it can buy."""
-    real, options = case.rows.attention_mask, case.gate["options"]
-    if case.unit == "token":
-        values, kept, price = torch.tensor(worth).double().view(real.shape), keep, options["price"]
-        choices = knapsack.curves(values, case.mask, real, price, whole=False)
-        cost = sum(causal.kept_prefixes(real, kept))
-        bought = float(values[kept].sum())
-    else:
-        ends = causal.kept_prefixes(real, case.rows.completion_mask)
-        sold = [max(0.0, v) if v > options["price"] else 0.0 for v in worth]
-        choices = [[(0, 0.0), (end, value)] for end, value in zip(ends, sold, strict=True)]
-        cost = sum(end for end, kept in zip(ends, keep.tolist(), strict=True) if kept)
-        bought = sum(v for v, kept in zip(worth, keep.tolist(), strict=True) if kept)
-    most = math.floor(options["budget"] * int(real.sum()) * (1 + 1e-9))
-    assert cost <= most, (cost, most)
-    best = knapsack.best_value(choices, most)
-    assert bought >= 0.5 * best - slack * max(1.0, best), (bought, best)
 
 
 def compare(case, report, before, log_probs, keep, weight, number):
