@@ -1,8 +1,7 @@
 """Random steps against the dense loss: all rows forward, all backward, masked. Plain torch.
 
-The oracle knows nothing of screens, compaction, micro-batches or chunks. What a gate keeps is
-computed anew where it follows from the values; of a gate that draws, the choice is taken from the
-step (`test_gates` holds those to their probabilities) and the gradient is judged.
+The oracle knows nothing of screens, compaction, micro-batches or chunks. What was kept is read from
+the gate, and held to the oracle of its kind.
 """
 
 import dataclasses
@@ -14,8 +13,7 @@ import torch
 from torch import nn
 
 import kondo
-from kondo.engine.compact import micro_batches
-from oracles import core, variance
+from attack import random_gates
 from tolerances import assert_close
 
 # Log-probs, values and gradients in float64: no unit changes sides by rounding.
@@ -172,74 +170,6 @@ def loss_of(draw, problem):
     )
 
 
-# Gates: how the step is told, and what must be kept: (count, must, may), or None where it draws.
-
-
-def by_delight(log_probs, problem):
-    """Delight of every unit that counts, in Python's numbers."""
-    delight = torch.where(problem.counts, problem.spread * -log_probs, 0.0)
-    if problem.unit == "sequence":
-        return delight.sum(1), problem.counts.any(1)
-    return delight, problem.counts
-
-
-def by_advantage(log_probs, problem):
-    if problem.unit == "sequence":
-        first = problem.counts.double().argmax(1, keepdim=True)
-        values = problem.spread.gather(1, first).squeeze(1)
-        counted = problem.counts.any(1)
-        return torch.where(counted, values, 0.0), counted
-    return torch.where(problem.counts, problem.spread, 0.0), problem.counts
-
-
-def gate_of(draw, problem):
-    rate = draw.choice([0.01, 0.1, 0.3, 0.7, 1.0])
-
-    def rated(log_probs):
-        values, counted = by_delight(log_probs, problem)
-        return core.rate_choice(values.flatten().tolist(), rate, counted.flatten().tolist())
-
-    def priced(price, log_probs):
-        values, counted = by_delight(log_probs, problem)
-        kept = (counted & (values != 0) & (values > price)).flatten().nonzero().flatten().tolist()
-        return len(kept), set(kept), set(kept)
-
-    def varied(log_probs):
-        values, counted = by_advantage(log_probs, problem)
-        if values.numel() > 12:
-            return None
-        best = variance.best_sets(values.flatten().tolist(), counted.flatten().tolist(), rate)
-        return len(best[0]), set.intersection(*best), set.union(*best)
-
-    def above_mean(values, mask, generator):
-        shape, values, mask = values.shape, values.reshape(-1), mask.reshape(-1)
-        mean = (values * mask).sum() / mask.sum().clamp(min=1)
-        kept = (values > mean) & mask
-        return kondo.Choice.of(kept, mask, dtype=values.dtype).reshape(shape)
-
-    price = draw.choice([0.0, 0.5, -0.5])
-    same_within_rows = problem.advantages.ndim == 1 or problem.unit != "sequence"
-    made = [
-        (kondo.Gate(rate=rate), rated),
-        (kondo.Gate(rate=rate), rated),
-        (kondo.Gate(price=price), functools.partial(priced, price)),
-        (kondo.Gate(rate=rate, temperature=0.3), None),
-        (kondo.Gate(price=price, temperature=1.0, soft=True), None),
-        (kondo.Gate(rate=0.5, temperature=0.5, inverse_propensity=True), None),
-        (kondo.Gate(rate=rate, reserve=0.3), None),
-        (kondo.Gate(rate=rate, negative_quota=0.5), None),
-        (kondo.Gate(rate=rate, signal=kondo.signals.abs_delight), None),
-        (kondo.Gate(rate=0.3, window=3), None),
-        (kondo.UnbiasedGate(rate=rate), None),
-        (kondo.UnbiasedGate(noise=draw.uniform(1.0, 3.0)), None),
-        (kondo.UnbiasedGate(rate=rate, signal=kondo.signals.abs_delight), None),
-        (above_mean, None),
-    ]
-    if same_within_rows:
-        made.append((kondo.VarianceGate(rate=rate), varied))
-    return draw.choice(made)
-
-
 def screen_of(draw, problem, log_probs):
     """A screen, and the log-probs that the gate is shown."""
     kind = draw.choice(["exact", "exact", "known", "draft", "stale"])
@@ -257,21 +187,14 @@ def case(draw, counts):
     problem = Problem(draw)
     told, formula = loss_of(draw, problem)
     exact = problem.dense().detach()
-    gate, expectation = gate_of(draw, problem)
-    screen, shown = screen_of(draw, problem, exact)
-    seen = []
-
-    def watched(batch, advantages, selection, **given):
-        seen.append(selection)
-        return micro_batches(batch, advantages, selection, **given)
-
+    spec, seen = gate_of(draw, problem), []
+    screen, shown = screen_of(draw, problem, exact) if spec is not None else (None, exact)
     denominator = draw.choice(["full", "full", "kept", 7.5])
     options = kondo.Options(
         denominator=denominator,
         generator=torch.Generator().manual_seed(draw.randrange(2**31)),
         screen_chunk=draw.choice([None, 1, 3]),
         screen_rows=draw.choice([None, "all", "promising"]),
-        compact=watched,
     )
     before = [draw.choice([None, torch.full_like(p, 2.0)]) for p in problem.net.parameters()]
     for parameter, gradient in zip(problem.net.parameters(), before, strict=True):
@@ -281,7 +204,7 @@ def case(draw, counts):
         problem.log_prob,
         problem.batch,
         problem.advantages,
-        gate=gate,
+        gate=None if spec is None else random_gates.make(spec, seen),
         mask=problem.mask,
         unit=problem.unit,
         screen=screen,
@@ -290,34 +213,50 @@ def case(draw, counts):
         **told,
     )
     counts["steps"] += 1
-    keep = seen[0].keep.to(problem.device) if seen else problem.chance(0.0, *problem.shape)
-    weight = keep.to(DTYPE)
-    if seen and seen[0].weight is not None:
-        weight = seen[0].weight.to(problem.device, DTYPE)
-    check_kept(problem, keep, expectation and expectation(shown), report)
-    check_gradient(problem, keep, weight, formula, denominator, before, report)
     counts["empty"] += report.empty
+    keep, weight = kept(problem, spec, seen, shown)
+    check_report(problem, keep, report, dense=spec is None)
+    check_gradient(problem, keep, weight, formula, denominator, before, report)
 
 
-def check_kept(problem, keep, expected, report):
-    """What the gate kept is what it must keep, and the report says so."""
-    assert not bool((keep & ~problem.counts).any())
-    units = keep
+def gate_of(draw, problem):
+    """Return the spec of a gate that these advantages allow; None for a dense step."""
+    spec = random_gates.draw_gate(draw)
+    by_row = spec["signal"] == "unit_advantage" and problem.unit == "sequence"
+    if draw.random() < 0.1 or (by_row and problem.advantages.ndim == 2):
+        return None
+    return spec
+
+
+def kept(problem, spec, seen, shown):
+    """Return which elements were kept, and their weights; hold the choice to its oracle."""
+    if spec is None:
+        return problem.counts, problem.counts.to(DTYPE)
+    ((values, counted, choice),) = seen
+    worth, counts = random_gates.unit_values(
+        spec["signal"], shown, problem.advantages, problem.counts, problem.unit
+    )
+    assert counted.flatten().tolist() == counts
+    for ours, theirs in zip(values.flatten().tolist(), worth, strict=True):
+        # A row that was not screened is shown as 0, where it could not be kept.
+        unseen = ours == 0 and theirs <= 0
+        assert unseen or math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-12), (ours, theirs)
+    keep, weight = choice.keep.to(problem.device), choice.weight.to(problem.device, DTYPE)
+    flat = keep.flatten().tolist(), weight.flatten().tolist()
+    random_gates.judge(spec, worth, counts, *flat, float(choice.price))
     if problem.unit == "sequence":
-        units = keep.any(1)
-        assert torch.equal(keep, units[:, None] & problem.counts)
-        assert report.seen == int(problem.counts.any(1).sum())
-    else:
-        assert report.seen == int(problem.counts.sum())
-    assert report.kept == int(units.sum())
+        return keep[:, None] & problem.counts, weight[:, None].expand(problem.shape)
+    return keep, weight
+
+
+def check_report(problem, keep, report, *, dense):
+    """The report counts what was kept."""
+    by_row = problem.unit == "sequence" and not dense
+    units, counted = (part.any(1) if by_row else part for part in (keep, problem.counts))
+    assert (report.seen, report.kept) == (int(counted.sum()), int(units.sum()))
     rows = keep if keep.ndim == 1 else keep.any(1)
     assert report.rows_trained == int(rows.sum())
     assert report.empty == (not bool(keep.any()))
-    if expected is not None:
-        count, must, may = expected
-        kept = set(units.flatten().nonzero().flatten().tolist())
-        assert len(kept) == count, (len(kept), count)
-        assert must <= kept <= may, (must, kept, may)
 
 
 def check_gradient(problem, keep, weight, formula, denominator, before, report):
