@@ -110,7 +110,9 @@ class Contender:
     def kind(self) -> str:
         """The gate's kind in a word."""
         if isinstance(self.gate, Gate):
-            return "top" if self.rate < 1 else "filter"
+            if self.rate < 1:
+                return "top"
+            return "price" if self.gate.price is not None else "filter"
         kinds = {
             Everything: "soft",
             DrawnVarianceGate: "variance",
@@ -210,8 +212,13 @@ def loss(
     chosen: Chosen,
     *,
     rows: Tensor | None = None,
+    unknown: Tensor | None = None,
 ) -> Tensor:
     """Return each member's loss, [P], differentiable with respect to new_log_probs alone.
+
+    A loss gets what it names among its parameters: old_log_probs or behaviour_log_probs, [n, T] of
+    whoever sampled; mask, bool [n, T], what is trained; whole_rows, True: a row is one answer; and
+    members, P, whose rows stand one after the other.
 
     Args:
         contender: the rule.
@@ -220,6 +227,7 @@ def loss(
         chosen: by `decide`.
         rows: [P, C] int64, the rows that new_log_probs stand for, e.g. chosen.rows; None for all.
             They must hold every row with a kept token.
+        unknown: bool [P], for whom sampled log-probs are not known: the new ones stand in.
     """
     weight, advantages, old = chosen.weight, chosen.advantages, sampled.log_probs
     if rows is not None:
@@ -232,8 +240,19 @@ def loss(
     # What lies outside may be anything, and must not leak.
     trained = weight != 0
     new = torch.where(trained, new_log_probs, 0.0).flatten(0, 1)
+    if unknown is not None:
+        old = torch.where(unknown[:, None, None], new_log_probs.detach(), old)
     inputs = inputs_of(
-        contender.loss, {"old_log_probs": lambda: torch.where(trained, old, 0.0).flatten(0, 1)}
+        contender.loss,
+        dict.fromkeys(
+            ("old_log_probs", "behaviour_log_probs"),
+            lambda: torch.where(trained, old, 0.0).flatten(0, 1),
+        )
+        | {
+            "mask": lambda: trained.flatten(0, 1),
+            "whole_rows": lambda: True,
+            "members": lambda: len(weight),
+        },
     )
     terms = contender.loss(new, advantages.flatten(), **inputs)
     full = contender.denominator == "full"

@@ -92,6 +92,11 @@ class Learner:
                 f"parameters must be those of one member, [1, ...], got {given} members; "
                 f"kondo_lab.language.population trains several."
             )
+        if not member.friction.is_none:
+            raise ValueError(
+                f"member must have no friction, got {member.friction}; "
+                f"kondo_lab.language.population trains with frictions."
+            )
         self.task, self.shape, self.members = task, shape, [member]
         self.contender, self.path = member.contender, path
         self.device = parameters["head"].device

@@ -1,6 +1,6 @@
 """Reinforcement of P language models in one program, each with a contender's update.
 
-    prompts -> completions -> rewards              all members, one sampler
+    prompts -> completions -> rewards              all members, one sampler, through frictions
     decide -> kept rows -> loss -> clip -> Adam    crew by crew
 
     crew    neighbours with the same contender, as many as fit into one forward
@@ -35,6 +35,7 @@ from kondo_lab.language.contenders import (
     loss,
     take_rows,
 )
+from kondo_lab.language.frictions import NONE, Friction, Frictions
 from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut, StackedAdam, Start
 from kondo_lab.language.transformer import StackedLM
@@ -52,13 +53,15 @@ MEANS = (
     "kept tokens",
     "kept delight share",
     "gradient norm",
+    "effective sample size",
 )
 """Metrics of every logged step: means over the steps since the previous one.
 
 Entropy is per token, in nats; mixed groups is the share of prompts whose completions differ in
 reward; delight is that of whole completions, U times -log pi(completion). The kept delight share is
 sum of weight * delight / sum of delight over the tokens whose delight is above 0; a step without
-any counts with 0.
+any counts with 0. The effective sample size is that of `effective_share`. With frictions all of it
+is of what the learner gets, and the entropy is that of the actors.
 """
 TOTALS = ("tokens generated", "tokens differentiated")
 """Metrics of every logged step: sums since the start. Differentiated are, of each row with a kept
@@ -80,6 +83,8 @@ class Member:
     contender: Contender
     setting: float = math.nan
     """What the study sweeps, written into its records."""
+    friction: Friction = NONE
+    """Between its actors and its learner."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,6 +145,8 @@ class _Crew:
         self.leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         self.adam = StackedAdam(parameters, max_norm=population.shape.max_norm)
         self.rates = parameters["head"].new_tensor([member.learning_rate for member in own])
+        missing = population.frictions.missing
+        self.missing = None if missing is None else missing[members]
 
     def step(self, step: Tensor) -> dict[str, Tensor]:
         """Decide, differentiate and move the members; return metric -> one number for each."""
@@ -153,7 +160,8 @@ class _Crew:
                 log_probs = self.population.model.log_prob(self.leaves, sampled.tokens)
         batch = Batch(sampled, rewards, self.draws, step, group)
         chosen = decide(self.contender, batch, log_probs)
-        norms = self.adam.step(self._gradients(sampled, chosen), self.rates)
+        gradients, by_token = self._gradients(sampled, chosen)
+        norms = self.adam.step(gradients, self.rates)
         worth = _delight(sampled, rewards, group).clamp(min=0).double()
         through = (chosen.weight * worth).sum(dim=(1, 2))
         return {
@@ -161,16 +169,41 @@ class _Crew:
             "kept tokens": chosen.tokens_kept,
             "kept delight share": through / worth.sum(dim=(1, 2)).clamp(min=_TINY),
             "gradient norm": norms,
+            "effective sample size": effective_share(by_token, sampled, chosen),
             "tokens differentiated": chosen.tokens_differentiated,
         }
 
-    def _gradients(self, sampled: Sampled, chosen: Chosen) -> dict[str, Tensor]:
-        """Return the gradient of the members' losses, of kept rows alone where they are known."""
+    def _gradients(self, sampled: Sampled, chosen: Chosen) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the gradient of the members' losses, of kept rows alone where they are known.
+
+        With it that by the tokens' log-probs, of the same rows.
+        """
         tokens = sampled.tokens if chosen.rows is None else take_rows(sampled.tokens, chosen.rows)
         new = self.population.model.log_prob(self.leaves, tokens)
-        losses = loss(self.contender, new, sampled, chosen, rows=chosen.rows)
-        found = torch.autograd.grad(losses.sum(), list(self.leaves.values()))
-        return dict(zip(self.leaves, found, strict=True))
+        losses = loss(self.contender, new, sampled, chosen, rows=chosen.rows, unknown=self.missing)
+        by_token, *found = torch.autograd.grad(losses.sum(), [new, *self.leaves.values()])
+        return dict(zip(self.leaves, found, strict=True)), by_token
+
+
+def effective_share(by_token: Tensor, sampled: Sampled, chosen: Chosen) -> Tensor:
+    """Return (sum w)^2 / (n * sum w^2), [P]: how many tokens count as much as n equal ones would.
+
+    w is a token's weight, |dL / d log pi| / |U|, and n the number of tokens whose U is not 0, those
+    that are not trained included. 1 where all weigh the same; 0 where none has a weight.
+
+    Args:
+        by_token: dL / d log pi, [P, N, T], or [P, K, T] of the chosen rows.
+        sampled: N answers of T tokens.
+        chosen: with U, and the rows.
+    """
+    advantages = chosen.advantages.abs().double()
+    count = ((advantages > 0).unsqueeze(2) & sampled.mask).sum(dim=(1, 2))
+    if chosen.rows is not None:
+        advantages = take_rows(advantages, chosen.rows)
+    each = advantages.unsqueeze(2)
+    weight = torch.where(each > 0, by_token.abs().double() / each.clamp(min=_TINY), 0.0)
+    total, squares = weight.sum(dim=(1, 2)), weight.square().sum(dim=(1, 2))
+    return total.square() / (squares * count).clamp(min=_TINY)
 
 
 def _delight(sampled: Sampled, rewards: Tensor, group: int) -> Tensor:
@@ -250,6 +283,8 @@ class Population:
         seeds = [member.seed for member in self.members]
         self.draws = Draws(seeds, device)
         self.parameters = {name: value.to(device) for name, value in start.of(seeds).items()}
+        frictions = [member.friction for member in self.members]
+        self.frictions = Frictions(frictions, self.parameters, self.draws)
         self.crews = [_Crew(self, some) for some in self._slices()]
         self.sampled: Sampled | None = None
         self.rewards = torch.zeros(len(seeds), self.num_rows, device=device)
@@ -298,15 +333,18 @@ class Population:
         self._step.add_(1)
         shape = self.shape
         prompts = self.task.prompts(self.draws, "prompts", self._step, shape.num_prompts)
-        self.sampled = sampled = sample(
+        drawn = sample(
             self.model,
-            self.parameters,
+            self.frictions.actors(self.parameters, self._step),
             prompts,
             repeats=shape.repeats,
             draws=self.draws,
             step=self._step,
+            temperature=self.frictions.temperature,
         )
-        self.rewards = self.task.reward(sampled.prompts, sampled.completions)
+        self.sampled = sampled = self.frictions.hand_over(drawn, self._step, shape.repeats)
+        paid = self.task.reward(sampled.prompts, sampled.completions)
+        self.rewards = self.frictions.corrupt(paid, self._step)
         found = experience(sampled, self.rewards, shape.repeats) | self._delight_quantiles()
         done = [crew.step(self._step) for crew in self.crews]
         found |= {name: torch.cat([each[name] for each in done]) for name in done[0]}
@@ -349,6 +387,7 @@ class Population:
             "since_log": self.since_log,
             "parameters": self.parameters,
             "counters": self._counters,
+            "actors": self.frictions.state_dict(),
             "adams": [crew.adam.state_dict() for crew in self.crews],
         }
 
@@ -357,6 +396,7 @@ class Population:
         self.num_steps, self.since_log = state["num_steps"], state["since_log"]
         for name, value in self.parameters.items():
             value.copy_(state["parameters"][name])
+        self.frictions.load_state_dict(state["actors"])
         for own, saved in zip(self._counters, state["counters"], strict=True):
             own.copy_(saved)
         for crew, saved in zip(self.crews, state["adams"], strict=True):

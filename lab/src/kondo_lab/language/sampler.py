@@ -65,6 +65,7 @@ def sample(
     draws: Draws | None = None,
     step: int | Tensor = 0,
     stream: str = "completions",
+    temperature: Tensor | None = None,
 ) -> Sampled:
     """Draw `repeats` completions of every prompt.
 
@@ -76,6 +77,8 @@ def sample(
         draws: random sources of the members; None takes the likeliest token each time (greedy).
         step: when, for the draws; a 0-d tensor stays on the device.
         stream: which numbers of the draws to take.
+        temperature: [P] > 0: members draw from softmax(logits / temperature), and log-probs and
+            entropies are those of this distribution. None is 1.
 
     Example:
         >>> import torch
@@ -97,7 +100,8 @@ def sample(
             f"{list(prompts.shape)}."
         )
     with sdpa_kernel(ATTENTION):
-        drawn = _generate(model, model.weights(parameters), prompts, repeats, draws, step, stream)
+        weights = model.weights(parameters)
+        drawn = _generate(model, weights, prompts, repeats, draws, step, stream, temperature)
     asked = prompts.repeat_interleave(repeats, 1)
     return drawn._replace(tokens=torch.cat([asked, drawn.tokens], dim=2))
 
@@ -110,13 +114,17 @@ def _generate(
     draws: Draws | None,
     step: int | Tensor,
     stream: str,
+    temperature: Tensor | None,
 ) -> Sampled:
     """Return what was drawn, the prompts not yet before it."""
     hidden, cache = _prefill(model, weights, prompts, repeats)
     alive = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
     tokens, log_probs, entropies, mask = [], [], [], []
     for place in range(model.answer_length):
-        log_softmax = logits_of(hidden, weights.head).log_softmax(dim=-1)
+        logits = logits_of(hidden, weights.head)
+        if temperature is not None:
+            logits = logits / temperature[:, None, None]
+        log_softmax = logits.log_softmax(dim=-1)
         scores = log_softmax
         if draws is not None:
             scores = scores + _gumbel(draws, f"{stream} {place}", step, *scores.shape[1:])
