@@ -31,6 +31,8 @@ MNIST = "KONDO_MNIST"
 """Environment variable with the folder of the MNIST files."""
 MAX_SEEDS = 10_000
 """Most seeds of a run. Each has weights and records of its own in memory."""
+MAX_MINUTES = 100_000
+"""Longest run: ten weeks."""
 MAX_SEED = 2**32 - 1
 """Highest first seed. Records hold seeds as 64-bit numbers."""
 
@@ -148,6 +150,13 @@ def _add_run(commands: Commands) -> None:
         "--seeds", type=number, metavar="N", help="number of seeds (default: the study's)"
     )
     parser.add_argument(
+        "--minutes",
+        type=partial(whole, least=1, most=MAX_MINUTES),
+        metavar="N",
+        help="start no part after N minutes; the same command goes on from there (default: no "
+        "limit)",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
@@ -182,6 +191,7 @@ def _run(options: argparse.Namespace) -> int:
             out=options.out or RUNS / (study.name + ("-small" if options.small else "")),
             device=_device(options.device, study),
             command=options.typed,
+            minutes=options.minutes,
         )
         order.settings()
     except ValueError as error:

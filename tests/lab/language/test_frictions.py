@@ -168,7 +168,7 @@ def test_a_resumed_population_has_the_actors_it_had(start):
 
 def test_rounded_weights_have_few_values_and_the_largest_is_kept():
     weights = Draws([0, 1]).normal("w", 0, 50, 4)
-    found = frictions.rounded(weights, torch.tensor([0, 3]))
+    found = frictions.rounded(weights, torch.tensor([0.0, 3.0]))
     assert torch.equal(found[0], weights[0])
     for column in range(4):
         own, largest = found[1, :, column], weights[1, :, column].abs().amax()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import pandas as pd
@@ -522,3 +523,20 @@ def test_a_numbered_folder_is_free_or_holds_the_same_unfinished_run(tmp_path, co
     assert runner.numbered(other).out == tmp_path / "toy-3"
     monkeypatch.chdir(wanted)
     assert runner.numbered(toy.order(Path("."))).out == tmp_path / "toy-2"
+
+
+def test_no_part_is_started_when_the_minutes_are_over(out, console, monkeypatch):
+    now, starts = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(runner, "time", clock)
+
+    def on_step(name, step, context):
+        now[0] += 8  # 80 seconds a part
+
+    chosen = toy.study(on_step, starts)
+    outcome = runner.run(toy.order(out, chosen, minutes=2), console)
+    assert outcome.stopped
+    assert starts == [("first", 0), ("second", 0)]
+    assert outcome.analysis is not None
+    assert not runner.run(toy.order(out, chosen, minutes=2), console).stopped
+    assert starts[2:] == [("third", 0)]

@@ -126,7 +126,10 @@ class Frictions:
             return torch.tensor(found, device=device) if any(found) else None
 
         self._refresh = strengths("refresh", 1, torch.int64)
-        self._bits = strengths("bits", 0, torch.int64)
+        self._levels = None
+        if any(each.bits for each in frictions):
+            levels = [float(2 ** (each.bits - 1) - 1) if each.bits else 0.0 for each in frictions]
+            self._levels = torch.tensor(levels, dtype=dtype, device=device)
         self.temperature = strengths("temperature", 1.0, dtype)
         """[P] of the samplers; None where all are 1."""
         self._shares = {name: strengths(name, 0.0, torch.float32) for name in _SHARES}
@@ -145,10 +148,10 @@ class Frictions:
             for name, own in self._stale.items():
                 own.copy_(torch.where(_beside(fresh, own), parameters[name], own))
             parameters = self._stale
-        if self._bits is None:
+        if self._levels is None:
             return parameters
         return {
-            name: value if name in _UNQUANTISED else rounded(value, self._bits)
+            name: value if name in _UNQUANTISED else rounded(value, self._levels)
             for name, value in parameters.items()
         }
 
@@ -207,22 +210,23 @@ class Frictions:
         return sampled._replace(tokens=tokens, mask=torch.where(hit, mask, sampled.mask))
 
 
-def rounded(weights: Tensor, bits: Tensor) -> Tensor:
-    """Return weights [P, in, out] as integers of `bits` [P] bits times one scale per output.
+def rounded(weights: Tensor, levels: Tensor) -> Tensor:
+    """Return weights [P, in, out] as integers up to `levels` [P], times one scale per output.
 
-    scale = max |w| / (2^(bits - 1) - 1),  w -> round(w / scale) * scale;  0 bits leave w.
+    scale = max |w| / levels,  w -> round(w / scale) * scale;  levels of 0 leave w. Integers of b
+    bits have 2^(b - 1) - 1 levels.
 
     Example:
         >>> import torch
         >>> from kondo_lab.language.frictions import rounded
-        >>> rounded(torch.tensor([[[3.0], [0.9]]]), torch.tensor([3]))
+        >>> rounded(torch.tensor([[[3.0], [0.9]]]), torch.tensor([3.0]))
         tensor([[[3.],
                  [1.]]])
     """
-    levels = _beside((2.0 ** (bits - 1) - 1).clamp(min=1), weights)
-    scale = weights.abs().amax(dim=-2, keepdim=True) / levels.to(weights.dtype)
+    highest = weights.abs().amax(dim=-2, keepdim=True)
+    scale = highest / _beside(levels, weights).clamp(min=1)
     scale = torch.where(scale == 0, 1.0, scale)
-    return torch.where(_beside(bits > 0, weights), (weights / scale).round() * scale, weights)
+    return torch.where(_beside(levels > 0, weights), (weights / scale).round() * scale, weights)
 
 
 def break_answers(

@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     analysis: Analysis | None
     """None if no part was finished, or those that were could not be analysed alone."""
     stopped: bool
-    """Whether the user stopped it before its end."""
+    """Whether it ended before its last part: the user stopped it, or its minutes were over."""
     written: list[Path]
 
 
@@ -69,6 +69,8 @@ class Order:
     command: str
     first_seed: int = 0
     """Anything but 0 needs a study whose settings have a field `first_seed`."""
+    minutes: float | None = None
+    """No part is started later; those that are left wait for the next run. None has no limit."""
 
     def settings(self) -> Any:
         """Return the study's settings for this size and these seeds."""
@@ -211,16 +213,17 @@ def _check_records(files: Sequence[Path]) -> None:
 
 
 def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console: Console) -> bool:
-    """Run the parts that are not finished; return whether the user stopped before the last."""
+    """Run the parts that are not finished; return whether it ended before the last of them."""
     todo = [part for part in parts if not _file(order, part).exists()]
     if len(todo) < len(parts):
         finished = f"{len(parts) - len(todo)} of {len(parts)} parts done"
         console.print(f"Resuming {order.out}: {finished}.", soft_wrap=True, highlight=False)
     work, done = sum(part.work for part in todo), 0.0
     stop = threading.Event()
+    late = time.monotonic() + 60 * (math.inf if order.minutes is None else order.minutes)
     with stop_on_interrupt(stop), progress.show(console) as show:
         for part in todo:
-            if stop.is_set():
+            if stop.is_set() or time.monotonic() > late:
                 return True
 
             def report(share: float, note: str, part: Part = part, done: float = done) -> None:

@@ -53,9 +53,10 @@ def add_starts(found: Analysis, records: pd.DataFrame, settings: Training) -> No
         own = quality[quality["part"] == assignments.warm_name(field)]
         if own.empty:
             continue
-        ends = start_rewards(own, settings.warm_reward).values()
-        short = sum(reward < settings.warm_reward for reward in ends)
-        missed = f"; {short} never got to {settings.warm_reward:g}" if short else ""
+        enough = settings.start_reward(field)
+        ends = start_rewards(own, enough).values()
+        short = sum(reward < enough for reward in ends)
+        missed = f"; {short} never got to {enough:g}" if short else ""
         found.findings.append(
             f"{field.name}: supervised starts of {len(ends)} seeds end at rewards of "
             f"{min(ends):.2f} to {max(ends):.2f}{missed}."

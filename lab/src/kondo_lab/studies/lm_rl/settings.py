@@ -105,6 +105,10 @@ class Training(ABC):
         """Return series -> its learning rate, where it is not tuned here; by default none."""
         return {}
 
+    def start_reward(self, field: Field) -> float:
+        """Return the reward where a field's supervised starts end."""
+        return self.warm_reward
+
     def field(self, name: str) -> Field:
         """Return the field of this name."""
         known = {field.name: field for field in self.fields}

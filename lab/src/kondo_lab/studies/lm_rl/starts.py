@@ -49,7 +49,7 @@ def train(settings: Training, field: Field, context: Context) -> list[WarmPoint]
         device=context.device,
         measure_steps=range(settings.warm_every, field.warm_steps, settings.warm_every),
         num_prompts=settings.num_held_out,
-        until=settings.warm_reward,
+        until=settings.start_reward(field),
         progress=context.progress,
     )
     start.save(context.checkpoint.with_name(_file(field)))

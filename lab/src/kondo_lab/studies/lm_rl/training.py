@@ -69,10 +69,15 @@ def make_part(
 
 def tuned_parts(settings: Training, field: Field) -> list[Part]:
     """Return the parts that lead to a field's starts and learning rates."""
-    work = expected_seconds.warm(settings, field)
-    warm = make_part(assignments.warm_name(field), settings, field, work, _warm)
     members = [] if field.tuned_on else assignments.tune_members(settings, field)
+    warm = warm_part(settings, field)
     return [warm, *trials("tune", settings, field, members, field.tune_steps)]
+
+
+def warm_part(settings: Training, field: Field) -> Part:
+    """Return the part that makes a field's supervised starts."""
+    work = expected_seconds.warm(settings, field)
+    return make_part(assignments.warm_name(field), settings, field, work, _warm)
 
 
 def trials(

@@ -70,9 +70,14 @@ def chosen(records: pd.DataFrame) -> dict[str, float]:
 
 
 def handed_over(context: Context, names: list[str]) -> dict[str, float]:
-    """Return the learning rates that finished tuning parts of the same run have chosen.
+    """Return the learning rates that finished tuning parts of the same run have chosen."""
+    return chosen(finished(context, names))
 
-    The runner saves their records beside the checkpoint of the part that asks.
+
+def finished(context: Context, names: list[str]) -> pd.DataFrame:
+    """Return the records of finished parts of the same run.
+
+    The runner saves them beside the checkpoint of the part that asks.
     """
     tables = []
     for name in names:
@@ -83,4 +88,4 @@ def handed_over(context: Context, names: list[str]) -> dict[str, float]:
                 f"{path}; run it first."
             )
         tables.append(files.read(path))
-    return chosen(pd.concat(tables, ignore_index=True))
+    return pd.concat(tables, ignore_index=True)

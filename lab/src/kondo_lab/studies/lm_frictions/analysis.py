@@ -1,0 +1,129 @@
+"""Records -> which correction survives what: a table, figures, and verdicts."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pandas as pd
+
+from kondo_lab.language.corrections import needs_behaviour
+from kondo_lab.studies.lm_frictions import assignments, drawing, verdicts
+from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
+from kondo_lab.studies.lm_frictions.settings import COMBINED, FrictionField, Settings
+from kondo_lab.studies.lm_rl import analysis as lm_rl
+from kondo_lab.studies.lm_rl.assignments import slug
+from kondo_lab.studies.statistics import estimate
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+
+DIAGNOSTICS = ("entropy", "effective sample size", "gradient norm")
+"""Of the steps after the last evaluation but one."""
+_line = partial(headline, "beyond the papers")
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the study's numbers, its figures and its verdicts."""
+    found = Analysis()
+    lm_rl.add_starts(found, records, settings)
+    tuned = records[records["part"].isin(assignments.tune_names(settings))]
+    found.findings.extend(_rates(tuned, settings))
+    without = _without_behaviour(tuned, settings)
+    for field in settings.grids:
+        own = outcomes(records, settings, field)
+        if own is None:
+            continue
+        found.headline.extend(_lines(own, records, settings))
+        found.findings.extend(_best(own))
+        found.findings.extend(verdicts.findings(own, without))
+        found.figures[slug("table", field.name)] = drawing.table(own)
+        figure = drawing.strengths(own)
+        if figure is not None:
+            found.figures[slug("strengths", field.name)] = figure
+    return found
+
+
+def _rates(tuned: pd.DataFrame, settings: Settings) -> Iterator[str]:
+    """Yield the learning rates, and whose is at the edge of those tried."""
+    if tuned.empty:
+        return
+    name, rates = settings.main.name, assignments.chosen_rates(tuned)
+    told = ", ".join(f"{series} {rate:g}" for series, rate in rates.items())
+    yield f"{name}: learning rates: {told}."
+    means = {
+        series: assignments.mean_by_rate(by_cell)
+        for series, by_cell in assignments.tuned_rewards(tuned).items()
+    }
+    at_edge = lm_rl.edges(means, settings.main.learning_rates)
+    if at_edge:
+        yield (
+            f"{name}: the best learning rate is at the edge of those tried for "
+            f"{', '.join(at_edge)}."
+        )
+
+
+def _without_behaviour(tuned: pd.DataFrame, settings: Settings) -> dict[str, float]:
+    """Return rule without the actors' log-probs -> reward under all frictions when tuned."""
+    if tuned.empty:
+        return {}
+    rewards, rates = assignments.tuned_rewards(tuned), assignments.chosen_rates(tuned)
+    return {
+        each.name: rewards[each.name][COMBINED.name][rates[each.name]]
+        for each in settings.everyone()
+        if not needs_behaviour(each) and COMBINED.name in rewards.get(each.name, {})
+    }
+
+
+def reference(found: Outcomes, cell: str) -> tuple[str, str] | None:
+    """Return where the best contender with correct log-probs stands: (friction, contender)."""
+    friction = next(own for own in found.cells if own.name == cell)
+    base = base_of(friction, found.cells)
+    if base is None:
+        return None
+    best = found.best(base.name, lambda name: name in found.needing)
+    return None if best is None else (base.name, best)
+
+
+def _lines(found: Outcomes, records: pd.DataFrame, settings: Settings) -> Iterator[Headline]:
+    last = _last(records, settings, found.field)
+    for cell, ends in found.ends.items():
+        best = reference(found, cell)
+        for name, by_seed in ends.items():
+            line = partial(_line, name, x=f"{found.field.name}: {cell}")
+            rewards = list(by_seed.values())
+            yield line("held-out reward at temperature 1, at the end", ours=estimate(rewards))
+            apart = found.apart((cell, name), best) if best is not None else []
+            if apart:
+                metric = "reward at the end less that of the best with correct log-probs"
+                yield line(metric, ours=estimate(apart))
+            series = f"{name}{assignments.UNDER}{cell}"
+            for metric in DIAGNOSTICS:
+                if (metric, series) in last.index:
+                    values = last.loc[(metric, series)]
+                    yield line(f"{metric} at the end", ours=estimate(list(values)))
+
+
+def _last(records: pd.DataFrame, settings: Settings, field: FrictionField) -> pd.Series:
+    """Return the last value of the diagnostics, indexed by metric, series and seed."""
+    own = records[records["part"].isin(assignments.names(settings, field))]
+    own = own[own["metric"].isin(DIAGNOSTICS)].sort_values("step")
+    last: pd.Series = own.groupby(["metric", "series", "seed"])["value"].last()
+    return last
+
+
+def _best(found: Outcomes) -> Iterator[str]:
+    """Yield, friction by friction, who ends highest, with and without the actors' log-probs."""
+    for cell in found.ends:
+        told = []
+        for kind, wanted in (("with", True), ("without", False)):
+
+            def is_wanted(name: str, wanted: bool = wanted) -> bool:
+                return (name in found.needing) == wanted
+
+            best = found.best(cell, is_wanted)
+            reward = None if best is None else found.reward(cell, best)
+            if reward is not None:
+                told.append(f"{kind} the actors' log-probs {best} ({_told(reward)})")
+        yield f"{found.field.name}, {cell}: highest at the end {' and '.join(told)}."
+
+
+def _told(reward: Estimate) -> str:
+    """Return a reward with its standard error; one seed has none."""
+    return f"{reward.mean:.3f} ± {reward.se:.3f}" if reward.seeds > 1 else f"{reward.mean:.3f}"

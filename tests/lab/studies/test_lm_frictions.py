@@ -1,0 +1,309 @@
+import dataclasses
+import math
+
+import pandas as pd
+import pytest
+
+from kondo_lab import progress
+from kondo_lab.language.corrections import corrections, needs_behaviour
+from kondo_lab.language.frictions import NONE
+from kondo_lab.studies import records, runner
+from kondo_lab.studies.lm_frictions import STUDY, analysis, assignments, drawing, run, verdicts
+from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
+from kondo_lab.studies.lm_frictions.settings import (
+    COMBINED,
+    COMBINED_WRONG,
+    FULL,
+    SMALL,
+    refreshed,
+    reported,
+    settings,
+    shared,
+)
+from kondo_lab.studies.lm_gates.analysis import Difference
+from kondo_lab.studies.lm_rl import tuning
+from kondo_lab.studies.statistics import estimate
+from lab.studies import toy
+from tolerances import assert_close
+
+_TINY = {
+    "level": 1,
+    "num_prompts": 3,
+    "repeats": 4,
+    "warm_steps": 4,
+    "warm_batch": 4,
+    "tune_steps": 2,
+    "num_steps": 3,
+    "num_seeds": 2,
+}
+_MAIN = dataclasses.replace(
+    SMALL.grids[0],
+    **_TINY,
+    first=(NONE, COMBINED, COMBINED_WRONG, refreshed(3)),
+    later=(refreshed(2), shared("broken", 0.5)),
+    only=("GRPO uncorrected", "PPO clip 0.2", "DG, eta 1", "price 0"),
+)
+TINY = dataclasses.replace(
+    SMALL,
+    grids=(
+        _MAIN,
+        dataclasses.replace(
+            SMALL.grids[1], **(_TINY | {"num_seeds": 1}), tuned_on=_MAIN.name, start=0.05
+        ),
+    ),
+    warm_every=2,
+    num_held_out=6,
+    evaluations=3,
+    most_rows=7 * 12,
+)
+"""Every part, in seconds: what is learned is of no interest."""
+RATIOS, PLAIN = "PPO clip 0.2", "GRPO uncorrected"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The whole study, through the real runner."""
+    out = tmp_path_factory.mktemp("runs") / "lm-frictions"
+    study = dataclasses.replace(STUDY, settings=lambda size, seeds: TINY)
+    outcome = runner.run(toy.order(out, study), progress.make_console())
+    return outcome.analysis, records.read(out / runner.RECORDS)
+
+
+def test_everyone_meets_every_friction_that_can_matter_to_it(tiny):
+    own = tiny[1][tiny[1]["part"].isin(assignments.names(TINY, _MAIN))]
+    met = {}
+    for series, seeds in own.groupby("series")["seed"]:
+        contender, cell = assignments.split(series)
+        met.setdefault(cell, set()).add(contender)
+        assert set(seeds) == {0, 1}
+    assert set(met) == {cell.name for cell in _MAIN.cells}
+    for cell in _MAIN.cells:
+        assert met[cell.name] == ({*_MAIN.only} if cell.reports_truly else {RATIOS})
+
+
+def test_rates_are_those_of_the_highest_mean_over_the_tuning_frictions(tiny):
+    tuned = tiny[1][tiny[1]["part"].isin(assignments.tune_names(TINY))]
+    assert set(tuned["seed"]) == {1000}
+    chosen = assignments.chosen_rates(tuned)
+    assert set(chosen) == {*_MAIN.only}
+    for field in TINY.grids:
+        own = tiny[1][tiny[1]["part"].isin(assignments.names(TINY, field))]
+        for series, rates in own.groupby("series")["setting"]:
+            assert set(rates) == {chosen[assignments.split(series)[0]]}
+
+
+def test_the_mean_over_frictions_decides():
+    lines = [
+        ("PPO under a", 1e-4, 0.9),
+        ("PPO under b", 1e-4, 0.1),
+        ("PPO under a", 1e-5, 0.6),
+        ("PPO under b", 1e-5, 0.6),
+    ]
+    table = pd.DataFrame(lines, columns=["series", "setting", "value"])
+    table = table.assign(seed=1000, step=1, metric=tuning.QUALITY)
+    assert assignments.chosen_rates(table) == {"PPO": 1e-5}
+
+
+def test_the_analysis_tells_and_draws(tiny):
+    found = tiny[0]
+    main, rare = (field.name for field in TINY.grids)
+    assert set(found.figures) == {
+        "table-sorting-1-toy",
+        "strengths-sorting-1-toy",
+        "table-sorting-1-toy-from-5",
+    }
+    lines = {(line.series, line.x, line.metric) for line in found.headline}
+    for cell in _MAIN.cells:
+        place = (RATIOS, f"{main}: {cell.name}")
+        assert (*place, "held-out reward at temperature 1, at the end") in lines
+        assert (
+            *place,
+            "reward at the end less that of the best with correct log-probs",
+        ) in lines
+        assert (*place, "effective sample size at the end") in lines
+        assert (*place, "entropy at the end") in lines
+    told = "\n".join(found.findings)
+    assert f"{rare}: supervised starts of 1 seeds" in told
+    assert f"{main}: learning rates: " in told
+    assert "The gain grows with strength: open." in told
+    assert "Within 0.02: open." in told
+    assert "Ahead: open." in told
+
+
+def test_what_is_there_is_analysed_when_a_run_was_cut_short(tiny):
+    names = [part.name for part in run.parts(TINY)]
+    for cut in range(1, len(names), 3):
+        part_of_it = tiny[1][tiny[1]["part"].isin(names[:cut])]
+        assert STUDY.analyse(part_of_it, TINY).findings
+
+
+def test_the_most_valuable_parts_come_first():
+    names = [part.name for part in run.parts(FULL)]
+    assert names[0] == "warm-sorting-3-25m"
+    kinds = [name.rsplit("-", 1)[0] for name in names if not name.startswith("warm")]
+    assert list(dict.fromkeys(kinds))[:8] == [
+        "tune-sorting-3-25m",
+        "first-0-sorting-3-25m",
+        "first-1-sorting-3-25m",
+        "first-2-sorting-3-25m",
+        "first-0-addition-3-25m",
+        "later-0-sorting-3-25m",
+        "first-0-sorting-3-25m-from-5",
+        "first-0-sorting-3-25m-from-1",
+    ]
+    wanted = {name for field in FULL.grids for name in assignments.names(FULL, field)}
+    assert wanted == {name for name in names if name.startswith(("first", "later"))}
+    assert len(names) == len(set(names))
+
+
+def test_what_carries_the_claims_fits_into_22_minutes_and_no_part_into_more_than_two():
+    works = {part.name: part.work for part in run.parts(FULL)}
+    first = [name for name in works if name.startswith(("warm", "tune", "first"))]
+    assert sum(works[name] for name in first) < 23 * 60
+    assert max(works.values()) < 120
+
+
+def test_the_full_size_is_what_was_asked_for():
+    sorting, addition, *rare = FULL.grids
+    assert (sorting.name, addition.name) == ("sorting-3-25m", "addition-3-25m")
+    assert {field.num_rows for field in FULL.grids} == {512}
+    assert (sorting.num_seeds, addition.num_seeds) == (3, 2)
+    assert addition.cells == sorting.cells
+    assert [FULL.start_reward(field) for field in FULL.grids] == [0.3, 0.3, 0.05, 0.01]
+    assert len({field.name for field in FULL.grids}) == 4
+    assert len(FULL.of(sorting)) == 16
+    names = {each.name for each in FULL.everyone()}
+    assert all({*field.only} <= names for field in (*rare, *SMALL.grids[:1]))
+    assert len({cell.name for cell in sorting.cells}) == len(sorting.cells) == 19
+
+
+def test_a_number_of_seeds_holds_for_every_field():
+    assert {field.num_seeds for field in settings("full", 5).grids} == {5}
+    assert settings("small", None) == SMALL
+
+
+def made(ends, cells=FULL.main.cells):
+    """Outcomes from {friction: {contender: rewards of seeds 0, 1, ...}}."""
+    field = dataclasses.replace(FULL.main, first=tuple(cells), later=())
+    needing = frozenset(each.name for each in corrections() if needs_behaviour(each))
+    by_seed = {
+        cell: {name: dict(enumerate(values)) for name, values in of_cell.items()}
+        for cell, of_cell in ends.items()
+    }
+    return Outcomes(field, by_seed, needing, floor=0.002)
+
+
+def told(ends, tuned=None):
+    return "\n".join(verdicts.findings(made(ends), tuned or {}))
+
+
+@pytest.mark.parametrize(
+    ("plain", "delight", "factor", "verdict"),
+    [
+        ((0.0, 0.0, 0.0), (0.9, 0.92, 0.91), "11", "met"),
+        ((0.0, 0.0, 0.0), (0.9, 0.92, 0.87), "9.9", "open"),
+        ((0.8, 0.8, 0.8), (0.9, 0.92, 0.88), "2", "missed"),
+        ((0.0, 0.0, 0.9), (0.9, 0.92, 0.88), "4.7", "open"),
+        ((0.0, 0.0), (0.99, 0.99), "1e+02", "open"),
+        ((0.5, 0.5, 0.5), (1.0, 1.0, 1.0), "2.5e+02", "met"),  # an error of 0 is not believed
+    ],
+)
+def test_ten_times_the_error_is_met_missed_or_open(plain, delight, factor, verdict):
+    found = told({"refresh 64": {PLAIN: plain, verdicts.PAPER: delight}})
+    assert f"refresh 64: the error of {PLAIN} is {factor} times that of DG, eta 1;" in found
+    assert f"At least 10 times: {verdict}." in found
+
+
+@pytest.mark.parametrize(
+    ("strongest", "verdict"),
+    [((0.0, 0.01, 0.0), "met"), ((0.9, 0.91, 0.9), "missed"), ((0.0, 0.9, 0.8), "open")],
+)
+def test_gains_grow_from_the_weakest_strength_to_the_strongest(strongest, verdict):
+    level = {PLAIN: (0.8, 0.8, 0.8), verdicts.PAPER: (0.8, 0.81, 0.8)}
+    high = {PLAIN: strongest, verdicts.PAPER: (0.8, 0.81, 0.8)}
+    found = told({"refresh 4": level, "refresh 16": high, "refresh 64": high, "no friction": high})
+    assert "at refresh 64 less that at refresh 4:" in found
+    assert f"The gain grows with strength: {verdict}." in found
+
+
+def test_the_aim_is_about_the_rule_that_tuning_preferred():
+    ends = {
+        "combined": {
+            RATIOS: (0.90, 0.92, 0.91),
+            "DG, eta 1": (0.99, 0.99, 0.99),
+            "DG without drift": (0.885, 0.91, 0.90),  # -0.015, -0.01, -0.01
+        },
+        "combined, wrong log-probs": {RATIOS: (0.70, 0.75, 0.71)},
+    }
+    found = told(ends, {"DG, eta 1": 0.5, "DG without drift": 0.6, "price 0": 0.9})
+    assert (
+        "combined: DG without drift, the best rule without the actors' log-probs on the tuning "
+        "seed, less PPO clip 0.2 with correct ones: -0.012 ± 0.002 over 3 seeds. Within 0.02: met."
+    ) in found
+    assert "wrong log-probs: +0.178 ± 0.009 over 3 seeds. Ahead: met." in found
+    ends["combined"]["DG without drift"] = (0.70, 0.71, 0.72)
+    found = told(ends, {"DG without drift": 0.6})
+    assert "Within 0.02: missed." in found
+    assert "Ahead: missed." in found
+
+
+def test_ahead_is_more_than_chance():
+    assert verdicts.ahead(Difference(estimate([0.1, 0.11, 0.12]))) == "met"
+    assert verdicts.ahead(Difference(estimate([0.0, 0.1, 0.2]))) == "open"
+    assert verdicts.ahead(Difference(estimate([-0.1, -0.1, 0.1]))) == "missed"
+    assert verdicts.ahead(Difference(estimate([0.1, 0.1]))) == "open"
+
+
+def test_strengths_of_a_kind_are_those_of_this_friction_alone():
+    found = made({cell.name: {PLAIN: (0.5,)} for cell in FULL.main.cells})
+    assert verdicts.sweep(found, "refresh") == {
+        1: "no friction",
+        4: "refresh 4",
+        16: "refresh 16",
+        64: "refresh 64",
+    }
+    assert list(verdicts.sweep(found, "broken")) == [0, 0.03, 0.1, 0.3]
+    assert list(verdicts.sweep(found, "coin")) == [0, 0.1, 0.3]
+    assert list(verdicts.sweep(found, "temperature")) == [1, 1.15, 1.3]
+
+
+def test_wrong_reports_are_compared_with_the_best_of_true_ones():
+    cells = (refreshed(16), *reported(refreshed(16)), NONE)
+    assert all(base_of(cell, cells) == cells[0] for cell in cells[:4])
+    ends = {"refresh 16": {RATIOS: (0.8,), "GSPO": (0.9,), PLAIN: (0.95,)}}
+    ends |= {cells[1].name: {RATIOS: (0.1,), PLAIN: (0.95,)}}
+    found = made(ends, cells)
+    assert analysis.reference(found, cells[1].name) == ("refresh 16", "GSPO")
+    assert base_of(COMBINED_WRONG, cells) is None
+
+
+def rows(cell, contender, value):
+    return {
+        "part": "first-0-sorting-3-25m-1",
+        "series": f"{contender} under {cell}",
+        "setting": 1e-5,
+        "seed": 0,
+        "step": 100,
+        "metric": tuning.QUALITY,
+        "value": value,
+    }
+
+
+def test_who_does_not_look_at_log_probs_has_the_reward_of_true_ones():
+    lines = [
+        rows("combined", PLAIN, 0.6),
+        rows("combined", RATIOS, 0.9),
+        rows("combined, wrong log-probs", RATIOS, 0.5),
+        rows("no friction", RATIOS, math.nan),
+    ]
+    found = outcomes(pd.DataFrame(lines), FULL, FULL.main)
+    wrong = found.ends["combined, wrong log-probs"]
+    assert wrong == {PLAIN: {0: 0.6}, RATIOS: {0: 0.5}}
+    assert found.ends["no friction"] == {RATIOS: {0: 0.0}}  # lost to NaN
+    assert_close(found.error("combined", RATIOS, 0), 0.1)
+    assert outcomes(pd.DataFrame(lines[:1]), FULL, FULL.grids[1]) is None
+
+
+def test_contenders_can_be_told_apart_in_the_figure():
+    names = [each.name for each in corrections()]
+    assert len({drawing.look(name, names) for name in names}) == 16
