@@ -253,7 +253,7 @@ def break_answers(
     last = (where * (mask.sum(dim=2) - 1)).long().unsqueeze(2)
     inside = place <= last
     truncated = torch.where(inside, completions, PAD)
-    empty = torch.where(place == 0, END, PAD).expand_as(completions)
+    empty = torch.where(place == 0, END, torch.full_like(place, PAD)).expand_as(completions)
     repeated = torch.where(inside, completions, completions.gather(2, last))
     other, other_mask = completions.roll(repeats, dims=1), mask.roll(repeats, dims=1)
     of_repeated = completion_mask(repeated)

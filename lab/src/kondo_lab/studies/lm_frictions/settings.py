@@ -28,8 +28,8 @@ def shared(kind: str, share: float) -> Friction:
 
     Example:
         >>> from kondo_lab.studies.lm_frictions.settings import shared
-        >>> shared("broken", 0.3)
-        Friction(name='broken 30%', broken=0.3)
+        >>> shared("broken", 0.3).name
+        'broken 30%'
     """
     return Friction(name=f"{kind} {percent(share)}", **{kind: share})  # type: ignore[arg-type]
 
