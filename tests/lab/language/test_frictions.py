@@ -31,6 +31,8 @@ ALL = Friction(
 )
 SINGLE = [
     Friction(refresh=3),
+    Friction(lag=2),
+    Friction(lag=3, uniform=True),
     Friction(temperature=1.5),
     Friction(bits=3),
     Friction(broken=0.5),
@@ -154,8 +156,32 @@ def test_actors_get_fresh_weights_every_so_many_steps():
     assert seen == [[0, 0], [1, 0], [2, 0], [3, 3], [4, 3], [5, 3], [6, 6]]
 
 
+def test_actors_lag_by_as_many_steps_as_they_are_told():
+    parameters = {"head": torch.zeros(4, 1, 1)}
+    kinds = [Friction(lag=3), NONE, Friction(lag=1), Friction(lag=3, uniform=True)]
+    own = Frictions(kinds, parameters, Draws([0, 1, 2, 3]))
+    seen = []
+    for step in range(1, 200):
+        seen.append(own.actors(parameters, torch.tensor(step))["head"].flatten().tolist())
+        parameters["head"].add_(1)  # the learner moves: the weights of step t are t - 1
+    three, none, one, drawn = zip(*seen, strict=True)
+    assert list(none) == list(range(199))
+    assert list(three) == [max(0, step - 3) for step in none]
+    assert list(one) == [max(0, step - 1) for step in none]
+    lags = [step - version for step, version in zip(none, drawn, strict=True)][3:]
+    assert {lag: lags.count(lag) > 30 for lag in lags} == dict.fromkeys(range(4), True)
+
+
+def test_a_lag_that_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr(frictions, "RING_BYTES", 4 * 10 * 3)
+    weights = {"head": torch.zeros(2, 5, 2)}
+    Frictions([NONE, Friction(lag=2)], weights, Draws([0, 1]))
+    with pytest.raises(ValueError, match="lag must be so short that 4 versions"):
+        Frictions([NONE, Friction(lag=3)], weights, Draws([0, 1]))
+
+
 def test_a_resumed_population_has_the_actors_it_had(start):
-    members = [member(friction=Friction(refresh=3)), member(PLAIN, ALL)]
+    members = [member(friction=each) for each in SINGLE[:3]] + [member(PLAIN, ALL)]
     wanted = trained(start, members, 6)
     first = trained(start, members, 4)  # the actors have the weights of step 3, not the start's
     again = trained(start, members, 0)
@@ -284,6 +310,9 @@ def test_reports_are_noisy_or_one_on_what_counts_alone():
     ("options", "named"),
     [
         ({"refresh": 0}, "refresh"),
+        ({"lag": -1}, "lag"),
+        ({"uniform": True}, "lag"),
+        ({"lag": 2, "refresh": 2}, "lag"),
         ({"temperature": 0.0}, "temperature"),
         ({"bits": 1}, "bits"),
         ({"broken": 1.5}, "broken"),

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from kondo_lab import progress
+from kondo_lab.language import frictions
 from kondo_lab.language.corrections import corrections, needs_behaviour
 from kondo_lab.language.frictions import NONE
 from kondo_lab.studies import records, runner
@@ -152,7 +153,7 @@ def test_the_most_valuable_parts_come_first():
         "first-0-sorting-3-25m-from-1",
     ]
     wanted = {name for field in FULL.grids for name in assignments.names(FULL, field)}
-    assert wanted == {name for name in names if name.startswith(("first", "later"))}
+    assert wanted == {name for name in names if name.startswith(("first", "later", "lags"))}
     assert len(names) == len(set(names))
 
 
@@ -168,13 +169,21 @@ def test_the_full_size_is_what_was_asked_for():
     assert (sorting.name, addition.name) == ("sorting-3-25m", "addition-3-25m")
     assert {field.num_rows for field in FULL.grids} == {512}
     assert (sorting.num_seeds, addition.num_seeds) == (3, 2)
-    assert addition.cells == sorting.cells
+    assert addition.cells == sorting.cells[:-2]
+    assert sum(cell.lag for cell in sorting.cells[-2:]) == 16 + 32
     assert [FULL.start_reward(field) for field in FULL.grids] == [0.3, 0.3, 0.05, 0.01]
     assert len({field.name for field in FULL.grids}) == 4
     assert len(FULL.of(sorting)) == 16
     names = {each.name for each in FULL.everyone()}
     assert all({*field.only} <= names for field in (*rare, *SMALL.grids[:1]))
-    assert len({cell.name for cell in sorting.cells}) == len(sorting.cells) == 19
+    assert len({cell.name for cell in sorting.cells}) == len(sorting.cells) == 21
+
+
+def test_past_weights_of_lagging_actors_fit():
+    for batch in assignments.batches(FULL.main, "lags", [0]):
+        for _, _, members in assignments.pieces(FULL, FULL.main, batch):
+            versions = 1 + max(each.friction.lag for each in members)
+            assert len(members) * versions * 101e6 < frictions.RING_BYTES
 
 
 def test_a_number_of_seeds_holds_for_every_field():

@@ -5,7 +5,7 @@
 
 | friction    | what happens                                                                    |
 |-------------|---------------------------------------------------------------------------------|
-| staleness   | actors get the learner's weights every `refresh` steps                          |
+| staleness   | actors get the learner's weights every `refresh` steps, or `lag` steps late      |
 | mismatch    | actors sample at another `temperature`, or with weights rounded to `bits` bits   |
 | bugs        | a share of the answers is truncated, empty, repeats a token, or belongs to       |
 |             | another prompt                                                                  |
@@ -49,6 +49,10 @@ class Friction:
     """As in tables."""
     refresh: int = 1
     """D: actors get the learner's weights before steps 1, D + 1, 2 D + 1, ..."""
+    lag: int = 0
+    """L: actors of step t have the weights of step t - L, of the start before there are any."""
+    uniform: bool = False
+    """Draw the lag of every step uniformly from 0 .. `lag`."""
     temperature: float = 1.0
     """Actors sample from softmax(logits / temperature), and report its log-probs."""
     bits: int = 0
@@ -72,6 +76,15 @@ class Friction:
     def __post_init__(self) -> None:
         if self.refresh < 1:
             raise ValueError(f"refresh must be >= 1 step, got {self.refresh}; 1 is on-policy.")
+        if self.lag < 0 or (self.uniform and not self.lag):
+            raise ValueError(
+                f"lag must be >= 0 steps, and > 0 where it is uniform, got {self.lag}."
+            )
+        if self.lag and self.refresh > 1:
+            raise ValueError(
+                f"lag must be 0 where refresh is more than 1, got {self.lag} and {self.refresh}; "
+                f"actors are stale in one way."
+            )
         if not self.temperature > 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}.")
         if self.bits and not 2 <= self.bits <= 16:
@@ -99,6 +112,55 @@ class Friction:
 
 
 NONE = Friction()
+
+
+class _Ring:
+    """The last versions of the weights of members whose actors lag behind.
+
+    Args:
+        frictions: of all P members, at least one with a lag.
+        parameters: of the learners, [P, ...] each.
+        draws: random sources of all members.
+    """
+
+    def __init__(self, frictions: Sequence[Friction], parameters: Parameters, draws: Draws):
+        device = parameters["head"].device
+        lags = {place: each for place, each in enumerate(frictions) if each.lag}
+        self._places = torch.tensor(list(lags), device=device)
+        self._lags = torch.tensor([each.lag for each in lags.values()], device=device)
+        self._uniform = torch.tensor([each.uniform for each in lags.values()], device=device)
+        self._size = 1 + max(each.lag for each in lags.values())
+        self._draws = draws
+        own = {name: value[self._places] for name, value in parameters.items()}
+        needed = self._size * sum(value.numel() * value.element_size() for value in own.values())
+        if needed > RING_BYTES:
+            raise ValueError(
+                f"lag must be so short that {self._size} versions of the weights of {len(lags)} "
+                f"members fit {RING_BYTES / 2**30:.0f} GiB, got {needed / 2**30:.1f} GiB; train "
+                f"fewer of them in one population."
+            )
+        self.versions = {
+            name: value.unsqueeze(0).repeat(self._size, *[1] * value.dim())
+            for name, value in own.items()
+        }
+
+    def actors(self, parameters: Parameters, step: Tensor) -> Parameters:
+        """Keep the learners' weights of a step, and return those that sample."""
+        now = (step - 1) % self._size
+        drawn = self._draws.uniform("lag", step, 1)[self._places, 0]
+        late = torch.where(self._uniform, (drawn * (self._lags + 1)).long(), self._lags)
+        slot = (step - 1 - late).clamp(min=0) % self._size
+        each = torch.arange(len(self._places), device=slot.device)
+        found = {}
+        for name, value in parameters.items():
+            own = self.versions[name]
+            own.index_copy_(0, now.view(1), value[self._places].unsqueeze(0))
+            found[name] = value.index_copy(0, self._places, own[slot, each])
+        return found
+
+
+RING_BYTES = 64 * 2**30
+"""Most memory of past weights of one population."""
 
 
 class Frictions:
@@ -140,6 +202,8 @@ class Frictions:
         self._stale: Parameters = {}
         if self._refresh is not None:
             self._stale = {name: value.clone() for name, value in parameters.items()}
+        lagging = any(each.lag for each in frictions)
+        self._ring = _Ring(frictions, parameters, draws) if lagging else None
 
     def actors(self, parameters: Parameters, step: Tensor) -> Parameters:
         """Return the weights that sample at a step counted from 1, given the learners'."""
@@ -148,6 +212,8 @@ class Frictions:
             for name, own in self._stale.items():
                 own.copy_(torch.where(_beside(fresh, own), parameters[name], own))
             parameters = self._stale
+        if self._ring is not None:
+            parameters = self._ring.actors(parameters, step)
         if self._levels is None:
             return parameters
         return {
@@ -182,14 +248,15 @@ class Frictions:
             rewards = torch.where(flipped, 1 - rewards, rewards)
         return rewards if biased is None else torch.where(biased, 1.0, rewards)
 
-    def state_dict(self) -> Parameters:
-        """Return what the next step depends on: the actors' weights, empty if nobody is stale."""
-        return self._stale
+    def state_dict(self) -> dict[str, Parameters]:
+        """Return what the next step depends on: weights that actors have or may still get."""
+        return {"stale": self._stale, "ring": {} if self._ring is None else self._ring.versions}
 
-    def load_state_dict(self, state: Parameters) -> None:
+    def load_state_dict(self, state: dict[str, Parameters]) -> None:
         """Restore, in place, what `state_dict` returned."""
-        for name, own in self._stale.items():
-            own.copy_(state[name])
+        for kind, own in self.state_dict().items():
+            for name, value in own.items():
+                value.copy_(state[kind][name])
 
     def _chance(self, name: str, step: Tensor, rows: int) -> Tensor | None:
         """Return bool [P, N]: whom it hits; None where nobody has this friction."""

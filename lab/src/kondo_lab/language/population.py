@@ -129,8 +129,13 @@ def experience(sampled: Sampled, rewards: Tensor, group: int) -> dict[str, Tenso
         "train reward": rewards.mean(dim=1),
         "mixed groups": (groups.amax(dim=2) != groups.amin(dim=2)).double().mean(dim=1),
         "completion length": num_tokens.double() / rewards.shape[1],
-        "entropy": sampled.entropies.sum(dim=(1, 2)) / num_tokens,
+        "entropy": mean_entropy(sampled),
     }
+
+
+def mean_entropy(sampled: Sampled) -> Tensor:
+    """Return the mean entropy of the tokens' distributions, [P] in nats."""
+    return sampled.entropies.sum(dim=(1, 2)) / sampled.mask.sum(dim=(1, 2))
 
 
 class _Crew:
@@ -346,6 +351,7 @@ class Population:
         paid = self.task.reward(sampled.prompts, sampled.completions)
         self.rewards = self.frictions.corrupt(paid, self._step)
         found = experience(sampled, self.rewards, shape.repeats) | self._delight_quantiles()
+        found["entropy"] = mean_entropy(drawn)  # of the actors, whatever became of their answers
         done = [crew.step(self._step) for crew in self.crews]
         found |= {name: torch.cat([each[name] for each in done]) for name in done[0]}
         found["tokens generated"] = sampled.mask.sum(dim=(1, 2))

@@ -19,8 +19,8 @@ STUDY = Study(
         "The paper's experiments are on token reversal with about 50 thousand parameters; here "
         "models of 25 million learn sorting and addition from supervised starts.",
         "Strengths are ours: the paper's are not known.",
-        "Staleness is a refresh of the actors' weights every so many steps; fixed and uniform lags "
-        "and real asynchrony are not in this version.",
+        "Staleness is a refresh of the actors' weights every so many steps, or a lag; real "
+        "asynchrony is not in this version.",
         "The uncorrected baseline is GRPO's policy gradient: advantages divided by the group's "
         "standard deviation, no ratios. Rules with delight have centred advantages.",
         "Learning rates are chosen on a seed that is not reported, by the mean reward over no "

@@ -19,13 +19,13 @@ from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.assignments import member, named_pieces
 
 UNDER = " under "
-Kind = Literal["first", "later"]
+Kind = Literal["first", "later", "lags"]
 
 
 class Batch(NamedTuple):
     """Members of one seed of a field, trained together in as many parts as they need."""
 
-    kind: str
+    kind: Kind
     """The beginning of the parts' names."""
     cells: tuple[Friction, ...]
     seed: int
@@ -80,10 +80,10 @@ def members(
 
 
 def batches(field: FrictionField, kind: Kind, seeds: Iterable[int]) -> list[Batch]:
-    """Return the batches of the first or of the later frictions, of those seeds that there are."""
-    cells = field.first if kind == "first" else field.later
+    """Return the batches of one kind of frictions, of those seeds that there are."""
+    cells: tuple[Friction, ...] = getattr(field, kind)
     there = set(range(field.num_seeds)) if cells else set()
-    return [Batch(f"{kind} {seed}", cells, seed) for seed in seeds if seed in there]
+    return [Batch(kind, cells, seed) for seed in seeds if seed in there]
 
 
 def names(settings: Settings, field: FrictionField) -> list[str]:
@@ -131,5 +131,8 @@ def pieces(
 ) -> Iterator[tuple[str, slice, list[Member]]]:
     """Yield, part by part, its name, its place among the batch's members, and them."""
     everyone = members(settings, field, batch)
-    for name, piece in named_pieces(batch.kind, settings, field, everyone).items():
+    most = settings.lag_rows if batch.kind == "lags" else settings.most_rows
+    limited = dataclasses.replace(settings, most_rows=most)
+    kind = f"{batch.kind} {batch.seed}"
+    for name, piece in named_pieces(kind, limited, field, everyone).items():
         yield name, piece, everyone[piece]

@@ -4,6 +4,7 @@ warm     see `lm_rl.training`
 tune     learning rates of all contenders, without friction and with all of them
 first    contenders without friction, with all of them, and with the strongest of each kind
 later    the weaker frictions
+lags     actors that lag behind
 
 A run that is cut short has all first frictions of its first seeds.
 """
@@ -35,6 +36,7 @@ def parts(settings: Settings) -> list[Part]:
             found += _grids(settings, field, "first", [seed])
             if number == 0:
                 found += _grids(settings, main, "later", [seed])
+    found += _grids(settings, main, "lags", range(main.num_seeds))
     for field in others:
         found += _grids(settings, field, "later", range(field.num_seeds))
     return found

@@ -73,6 +73,11 @@ LATER = (
     shared("broken", 0.03),
 )
 """The weaker ones."""
+LAGS = (
+    Friction(name="lag 16", lag=16),
+    Friction(name="uniform lag 32", lag=32, uniform=True),
+)
+"""Other kinds of staleness, in populations of their own: past weights take much memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,6 +89,8 @@ class FrictionField(Field):
     first: tuple[Friction, ...] = FIRST
     """All seeds of these come before the first of `later`."""
     later: tuple[Friction, ...] = ()
+    lags: tuple[Friction, ...] = ()
+    """After all others."""
 
     @property
     def name(self) -> str:
@@ -94,7 +101,7 @@ class FrictionField(Field):
     @property
     def cells(self) -> tuple[Friction, ...]:
         """All of its frictions."""
-        return (*self.first, *self.later)
+        return (*self.first, *self.later, *self.lags)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +115,8 @@ class Settings(Training):
     """Share of the rows that DG-K keeps."""
     tuned_under: tuple[Friction, ...] = (NONE, COMBINED)
     """A learning rate is chosen by the mean reward at the end over these."""
+    lag_rows: int = 16 * 512
+    """Of one population with lags: 33 versions of 16 models of 25m take 50 GiB."""
     evaluations: int = 10
     """Of a run, evenly spaced, and one before it."""
 
@@ -166,8 +175,9 @@ _SORTING = FrictionField(
     other_seeds=0,
     tune_seeds=1,
     later=LATER,
+    lags=LAGS,
 )
-_OTHER = dataclasses.replace(_SORTING, tuned_on=_SORTING.name, tune_seeds=0, num_seeds=2)
+_OTHER = dataclasses.replace(_SORTING, tuned_on=_SORTING.name, tune_seeds=0, num_seeds=2, lags=())
 _RARE = dataclasses.replace(
     _OTHER,
     first=(NONE, COMBINED),
@@ -202,6 +212,7 @@ _TOY = FrictionField(
     | {"num_steps": 8, "tune_steps": 4, "other_seeds": 0},
     first=(NONE, COMBINED, COMBINED_WRONG, refreshed(8)),
     later=(refreshed(2),),
+    lags=(Friction(name="lag 2", lag=2),),
 )
 SMALL = Settings(
     grids=(
@@ -224,6 +235,7 @@ SMALL = Settings(
             num_seeds=1,
             first=(NONE, COMBINED),
             later=(),
+            lags=(),
             only=("GRPO uncorrected", "PPO clip 0.2", "DG, eta 1"),
         ),
     ),
