@@ -70,14 +70,14 @@ def member(contender=PPO, friction=NONE, *, seed=0):
     )
 
 
-def trained(start, members, num_steps=4):
+def trained(start, members, num_steps=4, num_prompts=6):
     population = Population(
         toys.model(),
         toys.Echo(),
         members,
         start,
         device=toys.CPU,
-        shape=Shape(num_prompts=6, repeats=4, num_held_out=20),
+        shape=Shape(num_prompts=num_prompts, repeats=4, num_held_out=60),
     )
     for _ in range(num_steps):
         population.step()
@@ -144,6 +144,18 @@ NEEDING = {
     "GSPO",
     "DG x PPO clip",
 }
+
+
+def test_everyone_learns_without_friction_and_with_a_little_of_all(start):
+    little = Friction(
+        name="little", refresh=2, temperature=1.1, bits=8, broken=0.05, coin=0.05, biased=0.05
+    )
+    several = [member(each, cell) for each in EVERY.values() for cell in (NONE, little)]
+    before = trained(start, several, 0).evaluate()["held-out sampled reward"]
+    population = trained(start, several, 60, num_prompts=12)
+    gained = population.evaluate()["held-out sampled reward"] - before
+    told = {each.series: float(own) for each, own in zip(population.members, gained, strict=True)}
+    assert min(told.values()) > 0.15, told
 
 
 def test_actors_get_fresh_weights_every_so_many_steps():
