@@ -59,3 +59,24 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
         holder.kill()
     with locked(tmp_path / LOCK, tmp_path):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+
+
+def test_a_forked_process_does_not_hold_the_folder(tmp_path):
+    """A simulator that a task forks may outlive the process that held the folder."""
+    code = (
+        "import os, sys; from pathlib import Path; from kondo.run_files import locked\n"
+        "with locked(Path(sys.argv[1]) / '.lock', Path(sys.argv[1])):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        sys.stdin.read()\n"
+        "    print(child, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        child = int(holder.stdout.readline())
+        holder.wait()
+        os.kill(child, 0)  # it lives
+        with locked(tmp_path / LOCK, tmp_path):
+            pass
+        holder.stdin.close()

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import socket
+import weakref
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,7 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
     except OSError as error:
         raise WriteError.of(path, error) from error
     with file:
+        _close_in_children(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,6 +98,17 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
         except OSError as error:
             raise WriteError.of(path, error) from error
         yield
+
+
+def _close_in_children(file: io.FileIO) -> None:
+    """Have processes that are forked from this one close the file: they would hold its lock."""
+    known = weakref.ref(file)
+
+    def close() -> None:
+        if (mine := known()) is not None:
+            mine.close()
+
+    os.register_at_fork(after_in_child=close)
 
 
 def set_aside(path: Path) -> Path:

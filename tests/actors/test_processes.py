@@ -7,11 +7,12 @@ import ray
 import torch
 
 from actors.toys import Task, make_message, toy
-from kondo.actors import processes
+from kondo.actors import checkpoint, processes
 from kondo.actors.learner import StepOrder, Undelivered
 from kondo.actors.messages import Order
 from kondo.actors.processes import LearnerProcess
 from kondo.actors.setup import Settings
+from kondo.run_files import FolderInUseError, locked
 
 SETTINGS = Settings(rate=0.25)
 
@@ -98,6 +99,21 @@ def test_all_messages_of_a_step_are_waited_for_together(monkeypatch):
     assert (found[0], found[-1]) == ("content", "content")
     assert [type(one) for one in found[1:-1]] == [Undelivered] * 5
     assert clock[0] == processes._FETCH_SECONDS < SETTINGS.step_timeout
+
+
+def test_a_learner_waits_until_the_one_before_has_let_go_of_the_folder(tmp_path, monkeypatch):
+    """The learner of a killed driver lives for seconds, and may write a checkpoint in them."""
+    path = tmp_path / processes.LEARNER_LOCK
+    with locked(path, tmp_path):
+        thread, found = on_thread(started, tmp_path)
+        thread.join(0.5)
+        assert thread.is_alive()
+        assert not (tmp_path / checkpoint.FILE).exists()
+    thread.join(30)
+    assert found[0]._learner.step_number == 0
+    second = LearnerProcess(toy(), Settings(rate=0.25, start_timeout=0.5), str(tmp_path), True)
+    with pytest.raises(FolderInUseError, match="is in use by another run, process"):
+        second.ready()
 
 
 def test_idle_time_is_that_between_two_steps(process):

@@ -26,7 +26,7 @@ from kondo.actors.learner import Publication, StepOrder, StepReport
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, Standing, Summary
 from kondo.actors.setup import Settings, Setup
 from kondo.actors.worker_pool import Event
-from kondo.run_files import WriteError
+from kondo.run_files import FolderInUseError, WriteError
 
 LEARNER = -1
 """The learner in an `Event`, where actors have their index."""
@@ -229,5 +229,5 @@ class LearnerHandle:
 def _raise_cause(error: ray.exceptions.RayError) -> None:
     """Raise what stopped a learner from starting, if its message says it all; Ray's is long."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, (ValueError, WriteError)):
+    if isinstance(cause, (ValueError, WriteError, FolderInUseError)):
         raise cause from None

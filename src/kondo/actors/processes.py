@@ -6,6 +6,8 @@ Each computes on one thread: the processes are what is spread over the cores.
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from kondo.actors.ledger import COUNTERS
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, process_seed
 from kondo.actors.source_price import rule_for
+from kondo.run_files import FolderInUseError, locked
 
 # Of all messages of a step. One that was announced lies in the object store; on another machine it
 # has to be fetched. Less than `Settings.step_timeout`: a learner that waits does not hang.
@@ -99,6 +102,8 @@ class RolloutProcess:
         return Receipt(order.number, time.perf_counter() - start), message
 
 
+LEARNER_LOCK = ".learner.lock"
+"""Name of the file that the learner holds while it lives."""
 LEARNER_THREADS = 2
 """Calls a learner has at once: one that runs, one that fetches its messages."""
 
@@ -113,7 +118,7 @@ class LearnerProcess:
 
     def __init__(self, setup: Setup, settings: Settings, folder: str, resume: bool):
         self._setup, self._settings, self._folder = setup, settings, Path(folder)
-        self._resume = resume
+        self._resume, self._held = resume, ExitStack()
         self._turn = threading.Condition()
         self._busy = self._idle = 0.0
         self._last = 0.0
@@ -125,6 +130,8 @@ class LearnerProcess:
         """
         torch.set_num_threads(1)
         torch.manual_seed(process_seed(self._settings.seed, 0))
+        # Before the checkpoint is read. Half of the time, so that the error comes in time.
+        self._held.enter_context(_sole_learner(self._folder, self._settings.start_timeout / 2))
         self._learner = Learner(self._setup, self._settings, self._folder, resume=self._resume)
         learner, ledger = self._learner, self._learner.ledger
         places = (learner.step_number, ledger.issued, learner.incarnations)
@@ -174,6 +181,26 @@ class LearnerProcess:
             idle_seconds=self._idle,
             held_out_error=learner.held_out_error(),
         )
+
+
+@contextmanager
+def _sole_learner(folder: Path, seconds: float) -> Iterator[None]:
+    """Hold the checkpoints of a folder; wait for a learner that still has them.
+
+    The driver's own lock ends with the driver. The learner of a driver that was killed lives for
+    seconds after it, and may write a checkpoint over those of the run that resumes.
+    """
+    end = time.monotonic() + seconds
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder / LEARNER_LOCK, folder))
+                break
+            except FolderInUseError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+        yield
 
 
 def _fetch(references: list[Any]) -> list[Any]:
