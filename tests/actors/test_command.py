@@ -232,6 +232,31 @@ def test_a_signal_ends_a_run_with_a_checkpoint_of_its_last_step(tmp_path, number
     assert f"{last['step']:,} steps." in output
 
 
+def test_a_driver_that_was_paused_takes_nobody_to_hang(tmp_path):
+    """As by Ctrl-Z: its actors have delivered, and it has not looked."""
+    process = quick_command.start(
+        *(tmp_path, "--actors", "2", "--steps", "1000000", "--rate", "0.25"),
+        spares=0,
+        rollout_timeout=2.0,
+        step_timeout=2.0,
+        start_timeout=60.0,
+    )
+    try:
+        for count in (20, 40, 60, 80):
+            while sum("orders" in line for line in log.lines(tmp_path)) < count:
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.1)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(3.0)
+            process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    events = [line["event"] for line in log.lines(tmp_path) if "event" in line]
+    assert events == ["finished"]
+
+
 @pytest.mark.parametrize(
     "setup", [digits(batch=50, width=16), reversal(length=3, num_prompts=5)], ids=lambda s: s.name
 )

@@ -132,7 +132,7 @@ def clock(monkeypatch):
 
 
 def hung(steps):
-    steps.check_hanging()
+    steps.check_hanging(time.monotonic())
     return [event.kind for event in steps.events] == ["learner hung"]
 
 

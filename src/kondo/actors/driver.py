@@ -32,6 +32,8 @@ from kondo.actors.worker_pool import Delivery, Event, WorkerPool
 from kondo.run_files import LOCK, WriteError, locked
 
 _TICK = 0.1
+# Seconds. The loop waits for a tick; an observer may take longer.
+_LONGEST_LOOP = 1.0
 # One step at work and one waiting: the learner never waits for the driver.
 _AHEAD = 2
 
@@ -149,7 +151,7 @@ class _Driver:
         if not resume:
             self._learner.begin()
         self._events: list[Event] = []
-        self._started = time.monotonic()
+        self._started = self._looked = time.monotonic()
         if resume:
             self._write({"event": "resumed", "step": standing.step})
 
@@ -161,16 +163,30 @@ class _Driver:
                 if not self._ending:
                     self._pool.give_orders(*self._learner.published)
                     self._pool.keep_spares()
+                looked = self._look()
                 summary = self._wait()
                 self._take_events()
                 if summary is not None:
                     self._write({"event": "finished", **summary._asdict()})
                     return summary
-                self._pool.check_hanging()
-                self._learner.check_hanging()
+                self._pool.check_hanging(looked)
+                self._learner.check_hanging(looked)
         finally:
             self._pool.stop()
             self._learner.stop()
+
+    def _look(self) -> float:
+        """Return the time, and postpone all deadlines by the time in which the driver was paused.
+
+        Nobody hangs because the driver was stopped (Ctrl-Z): it has not taken what arrived, and
+        messages that it owns could not be fetched.
+        """
+        now = time.monotonic()
+        paused = max(0.0, now - self._looked - _LONGEST_LOOP)
+        self._pool.postpone(paused)
+        self._learner.postpone(paused)
+        self._looked = now
+        return now
 
     def _plan(self) -> None:
         """Make steps of ready rollouts; after the last one, ask for the accounts."""

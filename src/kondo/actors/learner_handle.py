@@ -179,8 +179,8 @@ class LearnerHandle:
         while self._calls and self._calls[0].order.number <= durable and self._calls[0].done:
             self._calls.popleft()
 
-    def check_hanging(self) -> None:
-        """Replace a learner that owes an answer for too long."""
+    def check_hanging(self, now: float) -> None:
+        """Replace a learner that owed an answer for too long at time `now`."""
         if not self.expect():
             return
         if self._ready is not None:
@@ -189,9 +189,13 @@ class LearnerHandle:
             what, patience = "no step", self._settings.step_timeout
             if self._first:
                 patience += self._settings.start_timeout
-        if time.monotonic() - self._since > patience:
+        if now - self._since > patience:
             self._kill_process()
             self._replace("learner hung", f"{what} for {patience:g} s")
+
+    def postpone(self, seconds: float) -> None:
+        """Give the learner so much more time."""
+        self._since += seconds
 
     def _kill_process(self) -> None:
         """Kill a learner that hangs: it must not wake up and write over its successor's files.

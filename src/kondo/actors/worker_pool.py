@@ -129,14 +129,18 @@ class WorkerPool:
         if worker.incarnation == order.incarnation:
             worker.open -= 1
 
-    def check_hanging(self) -> None:
-        """Replace processes that have not delivered, or started, for too long."""
-        now = time.monotonic()
+    def check_hanging(self, now: float) -> None:
+        """Replace processes that had not delivered, or started, for too long at time `now`."""
         for worker in [*self.workers, *self._spares]:
             starting = worker.ready is not None
             patience = getattr(self._settings, "start_timeout" if starting else "rollout_timeout")
             if (starting or worker.executing) and now - worker.since > patience:
                 self._replace(worker, "actor hung", f"no answer for {patience:g} s")
+
+    def postpone(self, seconds: float) -> None:
+        """Give every process so much more time."""
+        for worker in [*self.workers, *self._spares]:
+            worker.since += seconds
 
     @property
     def ready_spares(self) -> int:
