@@ -34,6 +34,15 @@ def test_a_disk_that_fills_up_names_the_log_and_does_not_block_what_follows(tmp_
     logged(tmp_path, {"event": "resumed"}, STEP | {"step": 2, "issued": 5})
     assert [line.get("step") for line in log.lines(tmp_path)] == [1, None, 2]
     assert log.last_issued(tmp_path) == (5, 2)
+    assert log.last_step(tmp_path) == 2
+
+
+def test_the_last_step_is_where_the_run_was_not_the_highest(tmp_path):
+    assert log.last_step(tmp_path) == 0
+    logged(tmp_path, STEP, STEP | {"step": 27}, {"event": "resumed", "step": 20})
+    assert log.last_step(tmp_path) == 20
+    logged(tmp_path, STEP | {"step": 21}, {"event": "actor died"})
+    assert log.last_step(tmp_path) == 21
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 2, "iss', b"\0\0\0\0", b"{}"])

@@ -153,7 +153,9 @@ class _Driver:
         self._events: list[Event] = []
         self._started = self._looked = time.monotonic()
         if resume:
-            self._write({"event": "resumed", "step": standing.step})
+            # A driver that was killed has not written the lines of the last steps of its learner.
+            unlogged = list(range(log.last_step(home) + 1, standing.step + 1))
+            self._write({"event": "resumed", "step": standing.step, "unlogged": unlogged})
 
     def run(self) -> Summary:
         try:

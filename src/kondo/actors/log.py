@@ -99,6 +99,11 @@ def last_issued(home: Path) -> Issued:
     )
 
 
+def last_step(home: Path) -> int:
+    """Return the step of the last line that has one: where the run before was; 0 without any."""
+    return next((line["step"] for line in reversed(lines(home)) if "step" in line), 0)
+
+
 def step_line(
     order: StepOrder, report: StepReport, issued: Issued, seconds: float
 ) -> dict[str, Any]:
