@@ -17,17 +17,20 @@ from kondo.actors.setup import Settings
 HERE = Path(__file__)
 
 
-def start(folder, *options, task="actors.toys:toy", **defaults):
-    """Start a run of `task` into `folder`; return the process."""
+def start(folder, *options, task="actors.toys:toy", popen=None, **defaults):
+    """Start a run of `task` into `folder`; return the process.
+
+    `popen` are further arguments of it: without any, what it prints goes to pipes.
+    """
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **(popen or {})}
     command = [sys.executable, str(HERE), json.dumps(defaults), task, "--checkpoint", str(folder)]
     # Its processes import the packages, and the toys, from where this process does.
     paths = os.pathsep.join(path for path in sys.path if path)
     return subprocess.Popen(
         [*command, *options],
-        env=os.environ | {"PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": paths} | more.pop("env", {}),
         text=True,
+        **more,
     )
 
 

@@ -100,6 +100,8 @@ class Task:
         correct = actions == (right if actions.ndim == 1 else right[:, None])
         rewards = correct.to(self._dtype).reshape(SAMPLES, -1).mean(dim=1)
         rollout = Rollout(rows, log_probs, rewards, rewards - rewards.mean())
+        if self._behaviour == "lie" and self._count % 4 == 0:
+            return poisoned(rollout, POISONS[self._count // 4 % len(POISONS)])
         if self._behaviour.startswith("poison"):
             return poisoned(rollout, POISONS[self._count % len(POISONS)])
         return rollout
@@ -163,6 +165,11 @@ def toy(behaviours: Mapping[int, str] | None = None, dtype=torch.float32, **opti
         samples=SAMPLES,
         limits={"actions": (0, ACTIONS - 1)},
     )
+
+
+def liars() -> Setup:
+    """Return a setup of which every third process sends a poisoned rollout now and then."""
+    return toy(dict.fromkeys(range(2, 3000, 3), "lie"), seconds=0.01)
 
 
 def slow_pg(log_probs: Tensor, advantages: Tensor) -> Tensor:
