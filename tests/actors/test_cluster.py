@@ -17,7 +17,7 @@ import pytest
 
 from kondo.actors import cluster
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 # We allow ourselves 30 s and a busy machine twice that; Ray alone takes a quarter of an hour.
 SOON = 60.0

@@ -209,6 +209,7 @@ def test_the_first_ctrl_c_asks_the_run_to_stop(monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_with_a_checkpoint_of_its_last_step(tmp_path, number):
     process = quick_command.start(
@@ -232,6 +233,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_of_its_last_step(tmp_path, number
     assert f"{last['step']:,} steps." in output
 
 
+@pytest.mark.slow
 def test_a_driver_that_was_paused_takes_nobody_to_hang(tmp_path):
     """As by Ctrl-Z: its actors have delivered, and it has not looked."""
     process = quick_command.start(
@@ -308,6 +310,7 @@ def refused(tmp_path, *options, **defaults):
     return errors
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_start_is_told_in_one_line(tmp_path):
     # The learner writes its first checkpoint under this name.
     (tmp_path / ".checkpoint.pt.partial").symlink_to("/dev/full")
@@ -317,6 +320,7 @@ def test_a_disk_that_is_full_at_the_start_is_told_in_one_line(tmp_path):
     assert errors.count("\n") == 1, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "told"),
     [
