@@ -1,7 +1,9 @@
 """The frame of the attack: a case is repeated by its seed, and no finding is lost."""
 
+import csv
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +47,17 @@ def test_counts_what_cases_did():
     campaign = Campaign("here", seed=1, seconds=0.01)
     campaign.run(case)
     assert campaign.counts["steps"] == 2 * campaign.cases > 0
+
+
+def test_the_page_shows_the_last_campaign():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "reliability.md").read_text()
+    with (root / "benchmarks" / "data" / "attack_cpu.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert sum(float(line["seconds"]) for line in lines) >= 600
+    for line in lines:
+        shown = next(row for row in page.splitlines() if row.startswith(f"| {line['fuzzer']} |"))
+        cells = [cell.strip() for cell in shown.strip("|").split("|")]
+        assert cells[2:4] == [f"{float(line['seconds']):.0f}", f"{int(line['cases']):,}"]
+        assert cells[5] == line["findings"] == "0"
+        assert set(cells[4].split(", ")) <= set(line["did"].split(", "))
