@@ -6,6 +6,8 @@ import torch
 from kondo import Gate, UnbiasedGate
 from tolerances import assert_close
 
+pytestmark = pytest.mark.slow  # many million units: seconds each
+
 LIMIT = 2**24  # of torch.quantile
 SIZE = 17_000_000
 
