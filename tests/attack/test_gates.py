@@ -163,23 +163,19 @@ def unbiased(draw, values, mask, draws):
             wanted = max(1, round(known["rate"] * sum(counted)))
             wanted = min(max(wanted, math.ceil(floor * able - 1e-6)), able)
         else:
-            wanted = sampling.smallest_count(worth, known["noise"], floor) if able else 0
-            wanted = {wanted, kept} if _near(worth, kept, known["noise"], floor) else {wanted}
-        assert kept in wanted if isinstance(wanted, set) else kept == wanted, (kept, wanted)
+            # Two counts where rounding alone decides whether the lower one is enough.
+            bounds = (known["noise"] * (1 + side * 1e-6) for side in (1, -1))
+            low, high = (
+                sampling.smallest_count(worth, each, floor) if able else 0 for each in bounds
+            )
+            wanted = min(max(kept, low), high)
+        assert kept == wanted, (kept, wanted)
         if able:
             expected = sampling.probabilities(worth, kept, floor)
             assert_close(out.probability[index], torch.tensor(expected), torch.float32)
             chosen = out.keep[index]
             assert_close(out.weight[index][chosen], 1 / out.probability[index][chosen])
     return out
-
-
-def _near(worth, count, noise, floor):
-    """Whether this many units are as good as the fewest, but for rounding."""
-    if not count:
-        return False
-    found = sampling.second_moment(worth, sampling.probabilities(worth, count, floor))
-    return found <= noise * (1 + 1e-5)
 
 
 def with_memory(draw, values, mask, draws):

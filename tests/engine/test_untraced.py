@@ -69,6 +69,29 @@ def test_an_error_restores_everything(evaluate, outside):
     assert flags(net) == before
 
 
+class Stubborn(nn.Module):
+    """Keeps its flag in Python code, where an interrupt can come."""
+
+    @property
+    def training(self):
+        return True
+
+    @training.setter
+    def training(self, value):
+        if value and hasattr(self, "ready"):
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_in_the_flag_of_one_module_spares_the_others():
+    odd, net = Stubborn(), Net()
+    odd.ready = True
+    both, before = nn.ModuleList([odd, net]), flags(net)
+    with torch.enable_grad(), pytest.raises(KeyboardInterrupt):
+        without_trace(lambda: None, both)
+    assert flags(net) == before
+    assert torch.is_grad_enabled()
+
+
 def test_no_hook_is_registered():
     net, seen = Net(), []
 

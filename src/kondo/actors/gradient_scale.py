@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 FACTOR = 1e2
-"""A gradient may be this many times as large as the scale; honest ones are a few times as large."""
+"""A gradient may be this many times as large as the scale: wide, so that honest ones pass."""
 PATIENCE = 10
 """After so many steps in a row of which nothing was accepted, the bound is 10 times as high."""
 

@@ -135,7 +135,7 @@ class FiniteCheck:
         found: list[Tensor] = []
         handles = [
             leaf.register_hook(lambda gradient: found.append(_has_nan(gradient)))
-            for leaf in _leaves(gated.raw)
+            for leaf in leaves_of(gated.raw)
         ]
         try:
             yield
@@ -173,7 +173,7 @@ def _unit_of(where: Tensor, index: Tensor) -> str:
     return f"unit {position[0] if len(position) == 1 else tuple(position)}"
 
 
-def _leaves(output: Tensor) -> list[Any]:
+def leaves_of(output: Tensor) -> list[Any]:
     """Return the tensors whose `.grad` a backward from `output` adds to."""
     found = []
     seen = {output.grad_fn}

@@ -28,6 +28,7 @@ from kondo.core.gates import Gate
 from kondo.core.rules import count_for
 from kondo.core.unbiased import UnbiasedGate
 from kondo.engine import rows
+from kondo.engine.finite import leaves_of
 from kondo.engine.modules import devices_of
 from kondo.engine.policy import Policy, policy_of
 from kondo.engine.screen import from_mode, screen_log_probs
@@ -116,8 +117,8 @@ def plan(
     With `advantages` it also recommends a gate: `plan.gate`, with the reason in `plan.advice`.
 
     Gradients, training flags, buffers written in place and torch's random state are as before
-    afterwards, so gradient checkpointing needs use_reentrant=False, and no other thread may draw
-    random numbers meanwhile. Counts one unit per row: token units keep more
+    afterwards. So gradient checkpointing needs use_reentrant=False. No other thread may draw random
+    numbers meanwhile: they would be drawn again. Counts one unit per row: token units keep more
     rows than their rate says.
 
     Args:
@@ -273,21 +274,7 @@ def _gradient(log_probs: Tensor) -> None:
     if not log_probs.requires_grad:
         raise ValueError("log_prob(rows) must be differentiable, got a detached tensor.")
     loss = at_least_float32(log_probs).sum()
-    torch.autograd.grad(loss, _leaves(loss), allow_unused=True)
-
-
-def _leaves(loss: Tensor) -> list[Tensor]:
-    """Return the leaf tensors that a backward of `loss` would write `.grad` of."""
-    leaves, seen, pending = [], set(), [loss.grad_fn]
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):  # an AccumulateGrad node
-            leaves.append(node.variable)
-        pending.extend(parent for parent, _ in node.next_functions)
-    return leaves
+    torch.autograd.grad(loss, leaves_of(loss), allow_unused=True)
 
 
 def _median_seconds(call: Callable[[], None], cuda: bool, repeats: int) -> float:

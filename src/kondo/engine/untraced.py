@@ -48,7 +48,7 @@ def with_grad_mode_kept(call: Callable[[], _T]) -> _T:
 def _run(call: Callable[[], _T], with_graph: bool, switch: _Call, undo: _Call) -> _T:
     """Return `call()` after `switch()`, with `undo()` after it; both are one call of C code."""
     before = partial(torch._C._set_grad_enabled, torch.is_grad_enabled())
-    undo_all = all_of([undo, before])
+    undo_all = all_of([before, undo])
     try:
         switch()
         torch._C._set_grad_enabled(with_graph)
@@ -64,10 +64,13 @@ def all_of(calls: Iterable[_Call]) -> _Call:
 
 def _set_flags(modules: list[nn.Module], flags: Iterable[bool]) -> _Call:
     """Return a call that sets the training flag of every module."""
-    return all_of([_set_flag(module, flag) for module, flag in zip(modules, flags, strict=False)])
+    calls = [_set_flag(module, flag) for module, flag in zip(modules, flags, strict=False)]
+    # What runs Python code comes last: an interrupt inside it must not skip the others.
+    calls.sort(key=lambda call: call.func is setattr)
+    return all_of(calls)
 
 
-def _set_flag(module: nn.Module, flag: bool) -> _Call:
+def _set_flag(module: nn.Module, flag: bool) -> partial[None]:
     # nn.Module's own __setattr__ is Python code. Compiled and scripted modules keep the flag
     # elsewhere.
     own = vars(module)

@@ -1,6 +1,7 @@
 """What the study runs: fields, the frictions in each, and who meets them."""
 
 import dataclasses
+from typing import Any
 
 from kondo_lab.language.contenders import Contender, percent
 from kondo_lab.language.corrections import corrections, needs_behaviour
@@ -31,7 +32,8 @@ def shared(kind: str, share: float) -> Friction:
         >>> shared("broken", 0.3).name
         'broken 30%'
     """
-    return Friction(name=f"{kind} {percent(share)}", **{kind: share})  # type: ignore[arg-type]
+    strength: dict[str, Any] = {kind: share}
+    return Friction(name=f"{kind} {percent(share)}", **strength)
 
 
 def at_temperature(temperature: float) -> Friction:
