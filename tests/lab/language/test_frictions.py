@@ -36,6 +36,7 @@ SINGLE = [
     Friction(temperature=1.5),
     Friction(bits=3),
     Friction(broken=0.5),
+    Friction(discovered=0.5),
     Friction(coin=0.5),
     Friction(flipped=0.5),
     Friction(biased=0.5),
@@ -44,6 +45,10 @@ SINGLE = [
     Friction(reported="missing"),
 ]
 STEP = torch.tensor(1)
+
+
+def never(prompts):
+    raise AssertionError("nothing is discovered")
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +280,7 @@ def test_an_empty_answer_breaks_into_itself(kind):
 def test_a_share_of_the_answers_is_broken_and_keeps_the_log_probs_of_what_was_drawn():
     sampled, draws = drawn(rows=400)
     own = Frictions([Friction(broken=0.25), NONE], toys.parameters(toys.model()), draws)
-    found = own.hand_over(sampled, STEP, 2)
+    found = own.hand_over(sampled, STEP, 2, never)
     changed = (found.tokens != sampled.tokens).any(2) | (found.mask != sampled.mask).any(2)
     assert 0.1 < changed[0].float().mean() <= 0.35
     assert not changed[1].any()
@@ -305,11 +310,28 @@ def test_a_share_of_the_rewards_is_corrupt(friction, of_zero, of_one):
         assert float(found[0][paid[0] == value].mean()) == pytest.approx(wanted, abs=0.04)
 
 
+def test_discoveries_are_right_and_certain():
+    task = toys.Echo()
+    sampled, draws = drawn(rows=400)
+    own = Frictions([Friction(discovered=0.25), NONE], toys.parameters(toys.model()), draws)
+    found = own.hand_over(sampled, STEP, 2, task.demonstrations)
+    assert torch.equal(found.tokens[1], sampled.tokens[1])
+    assert torch.equal(found.prompts, sampled.prompts)
+    shown = task.demonstrations(sampled.prompts)[0]
+    same = (found.completions[0] == shown).all(1)
+    certain = (found.log_probs[0] == 0).all(1)
+    assert 0.15 < certain.float().mean() < 0.35
+    assert same[certain].all()
+    assert torch.equal(found.mask[0][certain], completion_mask(shown)[certain])
+    assert torch.equal(found.log_probs[0][~certain], sampled.log_probs[0][~certain])
+    assert (task.reward(found.prompts, found.completions)[0][certain] == 1).all()
+
+
 def test_reports_are_noisy_or_one_on_what_counts_alone():
     sampled, draws = drawn(rows=200, seeds=(0, 1, 2))
     kinds = [NONE, Friction(reported="noisy", noise=0.5), Friction(reported="one")]
     own = Frictions(kinds, toys.parameters(toys.model(), (0, 1, 2)), draws)
-    found = own.hand_over(sampled, STEP, 2)
+    found = own.hand_over(sampled, STEP, 2, never)
     assert torch.equal(found.log_probs[0], sampled.log_probs[0])
     noise = (found.log_probs - sampled.log_probs)[1]
     assert (noise[~sampled.mask[1]] == 0).all()
@@ -324,7 +346,10 @@ def test_reports_are_noisy_or_one_on_what_counts_alone():
         ({"refresh": 0}, "refresh"),
         ({"lag": -1}, "lag"),
         ({"uniform": True}, "lag"),
-        ({"lag": 2, "refresh": 2}, "lag"),
+        ({"lag": 2, "refresh": 2}, "actors"),
+        ({"queue": 2, "refresh": 2}, "actors"),
+        ({"queue": -1}, "queue"),
+        ({"discovered": 2.0}, "discovered"),
         ({"temperature": 0.0}, "temperature"),
         ({"bits": 1}, "bits"),
         ({"broken": 1.5}, "broken"),

@@ -7,15 +7,21 @@ import pytest
 from kondo_lab import progress
 from kondo_lab.language import frictions
 from kondo_lab.language.corrections import corrections, needs_behaviour
-from kondo_lab.language.frictions import NONE
+from kondo_lab.language.frictions import NONE, Friction
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.lm_frictions import STUDY, analysis, assignments, drawing, run, verdicts
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
 from kondo_lab.studies.lm_frictions.settings import (
+    CLAIMED,
     COMBINED,
     COMBINED_WRONG,
+    FIRST,
     FULL,
+    PAPERS,
     SMALL,
+    WEAKEST,
+    Sweep,
+    queued,
     refreshed,
     reported,
     settings,
@@ -38,19 +44,25 @@ _TINY = {
     "num_seeds": 2,
 }
 _MAIN = dataclasses.replace(
-    SMALL.grids[0],
-    **_TINY,
-    first=(NONE, COMBINED, COMBINED_WRONG, refreshed(3)),
-    later=(refreshed(2), shared("broken", 0.5)),
-    only=("GRPO uncorrected", "PPO clip 0.2", "DG, eta 1", "price 0"),
+    SMALL.main, **_TINY, only=("GRPO uncorrected", "PPO clip 0.2", "DG, eta 1", "price 0")
+)
+_FEW = dataclasses.replace(
+    SMALL.fields[1], **(_TINY | {"num_seeds": 1}), tuned_on=_MAIN.name, start=0.05
 )
 TINY = dataclasses.replace(
     SMALL,
-    grids=(
-        _MAIN,
-        dataclasses.replace(
-            SMALL.grids[1], **(_TINY | {"num_seeds": 1}), tuned_on=_MAIN.name, start=0.05
+    main=_MAIN,
+    sweeps=(
+        Sweep(
+            kind="first",
+            field=_MAIN,
+            cells=(NONE, COMBINED, COMBINED_WRONG, refreshed(3)),
+            seeds=(0, 1),
         ),
+        Sweep(kind="later", field=_MAIN, cells=(refreshed(2), shared("broken", 0.5)), seeds=(0, 1)),
+        Sweep(kind="first", field=_FEW, cells=(NONE, shared("discovered", 0.2)), seeds=(0,)),
+        Sweep(kind="queue 1", field=_MAIN, cells=(queued(1),), seeds=(0,), only=PAPERS),
+        Sweep(kind="lags", field=_MAIN, cells=(Friction(name="lag 2", lag=2),), seeds=(0, 1)),
     ),
     warm_every=2,
     num_held_out=6,
@@ -76,10 +88,11 @@ def test_everyone_meets_every_friction_that_can_matter_to_it(tiny):
     for series, seeds in own.groupby("series")["seed"]:
         contender, cell = assignments.split(series)
         met.setdefault(cell, set()).add(contender)
-        assert set(seeds) == {0, 1}
-    assert set(met) == {cell.name for cell in _MAIN.cells}
-    for cell in _MAIN.cells:
-        assert met[cell.name] == ({*_MAIN.only} if cell.reports_truly else {RATIOS})
+        assert set(seeds) == ({0} if cell == queued(1).name else {0, 1})
+    assert set(met) == {cell.name for cell in TINY.cells(_MAIN)}
+    for cell in TINY.cells(_MAIN):
+        there = {*PAPERS} if cell.queue else {*_MAIN.only}
+        assert met[cell.name] == (there if cell.reports_truly else {RATIOS})
 
 
 def test_rates_are_those_of_the_highest_mean_over_the_tuning_frictions(tiny):
@@ -87,7 +100,7 @@ def test_rates_are_those_of_the_highest_mean_over_the_tuning_frictions(tiny):
     assert set(tuned["seed"]) == {1000}
     chosen = assignments.chosen_rates(tuned)
     assert set(chosen) == {*_MAIN.only}
-    for field in TINY.grids:
+    for field in TINY.fields:
         own = tiny[1][tiny[1]["part"].isin(assignments.names(TINY, field))]
         for series, rates in own.groupby("series")["setting"]:
             assert set(rates) == {chosen[assignments.split(series)[0]]}
@@ -107,14 +120,16 @@ def test_the_mean_over_frictions_decides():
 
 def test_the_analysis_tells_and_draws(tiny):
     found = tiny[0]
-    main, rare = (field.name for field in TINY.grids)
+    main, rare = (field.name for field in TINY.fields)
     assert set(found.figures) == {
         "table-sorting-1-toy",
         "strengths-sorting-1-toy",
         "table-sorting-1-toy-from-5",
     }
     lines = {(line.series, line.x, line.metric) for line in found.headline}
-    for cell in _MAIN.cells:
+    for cell in TINY.cells(_MAIN):
+        if cell.queue:
+            continue
         place = (RATIOS, f"{main}: {cell.name}")
         assert (*place, "held-out reward at temperature 1, at the end") in lines
         assert (
@@ -129,6 +144,8 @@ def test_the_analysis_tells_and_draws(tiny):
     assert "The gain grows with strength: open." in told
     assert "Within 0.02: open." in told
     assert "Ahead: open." in told
+    assert "DG, eta 1 with decay: mean reward over the frictions that tune" in told
+    assert "under asynchronous, queue 1: batches were drawn" in told
 
 
 def test_what_is_there_is_analysed_when_a_run_was_cut_short(tiny):
@@ -138,12 +155,13 @@ def test_what_is_there_is_analysed_when_a_run_was_cut_short(tiny):
         assert STUDY.analyse(part_of_it, TINY).findings
 
 
-def test_the_most_valuable_parts_come_first():
+def test_parts_come_in_the_order_of_the_sweeps():
     names = [part.name for part in run.parts(FULL)]
     assert names[0] == "warm-sorting-3-25m"
     kinds = [name.rsplit("-", 1)[0] for name in names if not name.startswith("warm")]
-    assert list(dict.fromkeys(kinds))[:8] == [
+    assert list(dict.fromkeys(kinds))[:10] == [
         "tune-sorting-3-25m",
+        "further-sorting-3",
         "first-0-sorting-3-25m",
         "first-1-sorting-3-25m",
         "first-2-sorting-3-25m",
@@ -151,55 +169,125 @@ def test_the_most_valuable_parts_come_first():
         "later-0-sorting-3-25m",
         "first-0-sorting-3-25m-from-5",
         "first-0-sorting-3-25m-from-1",
+        "claims-3-sorting-3-25m",
     ]
-    wanted = {name for field in FULL.grids for name in assignments.names(FULL, field)}
-    assert wanted == {name for name in names if name.startswith(("first", "later", "lags"))}
+    wanted = {name for field in FULL.fields for name in assignments.names(FULL, field)}
+    assert wanted == {name for name in names if not name.startswith(("warm", "tune", "further"))}
     assert len(names) == len(set(names))
+    for field in FULL.fields:
+        mine = assignments.names(FULL, field)
+        warm = f"warm-{field.name.removesuffix('%')}"
+        assert names.index(warm) < min(names.index(name) for name in mine)
 
 
-def test_what_carries_the_claims_fits_into_22_minutes_and_no_part_into_more_than_two():
-    works = {part.name: part.work for part in run.parts(FULL)}
-    first = [name for name in works if name.startswith(("warm", "tune", "first"))]
-    assert sum(works[name] for name in first) < 23 * 60
-    assert max(works.values()) < 120
+def test_no_part_takes_more_than_two_minutes():
+    assert max(part.work for part in run.parts(FULL)) < 120
+
+
+def seeds_of(settings, field, cell, contender):
+    """Seeds that a contender has under a friction, of all sweeps; each once."""
+    found = [
+        seed
+        for sweep in settings.sweeps_in(field)
+        if cell in sweep.cells and contender in {each.name for each in settings.under(sweep, cell)}
+        for seed in sweep.seeds
+    ]
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+def test_cells_that_carry_a_claim_have_five_seeds():
+    sorting = FULL.main
+    for cell in FIRST:
+        for name in CLAIMED:
+            needs = name in (RATIOS, "sequence ratios, cap 2")
+            wanted = set(range(5)) if cell.reports_truly or needs else set()
+            assert seeds_of(FULL, sorting, cell, name) == wanted
+    for cell in WEAKEST:
+        for name in (verdicts.UNCORRECTED, verdicts.PAPER):
+            assert seeds_of(FULL, sorting, cell, name) == set(range(5))
+
+
+def test_other_tasks_and_a_larger_model_have_three_seeds_of_the_claims():
+    by_name = {field.name: field for field in FULL.fields}
+    for name, cells in {
+        "addition-3-25m": FIRST,
+        "multiplication-2-25m": FIRST,
+        "sorting-3-85m": (COMBINED, COMBINED_WRONG),
+    }.items():
+        for cell in cells:
+            assert seeds_of(FULL, by_name[name], cell, RATIOS) == {0, 1, 2}
 
 
 def test_the_full_size_is_what_was_asked_for():
-    sorting, addition, *rare = FULL.grids
-    assert (sorting.name, addition.name) == ("sorting-3-25m", "addition-3-25m")
-    assert {field.num_rows for field in FULL.grids} == {512}
-    assert (sorting.num_seeds, addition.num_seeds) == (3, 2)
-    assert addition.cells == sorting.cells[:-2]
-    assert sum(cell.lag for cell in sorting.cells[-2:]) == 16 + 32
-    assert [FULL.start_reward(field) for field in FULL.grids] == [0.3, 0.3, 0.05, 0.01]
-    assert len({field.name for field in FULL.grids}) == 4
-    assert len(FULL.of(sorting)) == 16
+    assert {field.num_rows for field in FULL.fields} == {512}
+    assert sorted({FULL.start_reward(field) for field in FULL.fields}) == [0.01, 0.05, 0.3]
+    assert len({field.name for field in FULL.fields}) == len(FULL.fields) == 6
+    assert len(FULL.of(FULL.main)) == 16
     names = {each.name for each in FULL.everyone()}
-    assert all({*field.only} <= names for field in (*rare, *SMALL.grids[:1]))
-    assert len({cell.name for cell in sorting.cells}) == len(sorting.cells) == 21
+    assert all({*sweep.only} <= names for sweep in (*FULL.sweeps, *SMALL.sweeps))
+    for field in FULL.fields:
+        cells = FULL.cells(field)
+        assert len({cell.name for cell in cells}) == len(cells)
+        most = max(seed for sweep in FULL.sweeps_in(field) for seed in sweep.seeds)
+        assert most < field.num_seeds
 
 
 def test_past_weights_of_lagging_actors_fit():
-    for batch in assignments.batches(FULL.main, "lags", [0]):
-        for _, _, members in assignments.pieces(FULL, FULL.main, batch):
+    for sweep in FULL.sweeps:
+        for _, _, members in assignments.pieces(FULL, sweep, 0):
             versions = 1 + max(each.friction.lag for each in members)
-            assert len(members) * versions * 101e6 < frictions.RING_BYTES
+            assert versions == 1 or len(members) * versions * 101e6 < frictions.RING_BYTES
 
 
-def test_a_number_of_seeds_holds_for_every_field():
-    assert {field.num_seeds for field in settings("full", 5).grids} == {5}
+def test_queues_have_parts_of_their_own():
+    for sweep in FULL.sweeps:
+        sizes = {cell.queue for cell in sweep.cells}
+        assert len(sizes) == 1
+
+
+def test_a_number_of_seeds_holds_for_every_sweep():
+    asked = settings("full", 4)
+    assert {field.num_seeds for field in asked.fields} == {4}
+    assert {sweep.seeds for sweep in asked.sweeps} == {(0, 1, 2, 3)}
+    for cell in FIRST:
+        assert seeds_of(asked, asked.main, cell, RATIOS) == {0, 1, 2, 3}
     assert settings("small", None) == SMALL
 
 
-def made(ends, cells=FULL.main.cells):
+def test_rates_beyond_the_edge_are_tried_for_whom_they_may_help():
+    means = {"PPO clip 0.2": {1e-4: 0.1, 3e-4: 0.2}, "DG, eta 1": {1e-4: 0.2, 3e-4: 0.1}}
+    means["price 0"] = {1e-5: 0.1, 1e-4: 0.3, 3e-4: 0.1}
+    found = assignments.beyond_members(TINY, means)
+    rates = {(each.contender.name, each.learning_rate) for each in found}
+    assert rates == {
+        ("PPO clip 0.2", 9e-4),
+        ("PPO clip 0.2", 3e-3),
+        ("DG, eta 1", 3e-5),
+        ("DG, eta 1", 1e-5),
+    }
+    assert {each.friction.name for each in found} == {"no friction", "combined"}
+
+
+def test_a_decay_begins_at_multiples_of_the_best_rate_and_ends_with_the_run():
+    found = assignments.decay_members(FULL, lambda _: 1e-5)
+    assert {each.decay_steps for each in found} == {100}
+    assert {each.learning_rate for each in found} == {1e-5, 3e-5}
+    assert {each.contender.name for each in found} == {*CLAIMED}
+    assert {each.seed for each in found} == {1000}
+
+
+MAIN_CELLS = FULL.cells(FULL.main)
+
+
+def made(ends, cells=MAIN_CELLS):
     """Outcomes from {friction: {contender: rewards of seeds 0, 1, ...}}."""
-    field = dataclasses.replace(FULL.main, first=tuple(cells), later=())
     needing = frozenset(each.name for each in corrections() if needs_behaviour(each))
     by_seed = {
         cell: {name: dict(enumerate(values)) for name, values in of_cell.items()}
         for cell, of_cell in ends.items()
     }
-    return Outcomes(field, by_seed, needing, floor=0.002)
+    return Outcomes(FULL.main, tuple(cells), by_seed, needing, floor=0.002)
 
 
 def told(ends, tuned=None):
@@ -264,7 +352,7 @@ def test_ahead_is_more_than_chance():
 
 
 def test_strengths_of_a_kind_are_those_of_this_friction_alone():
-    found = made({cell.name: {PLAIN: (0.5,)} for cell in FULL.main.cells})
+    found = made({cell.name: {PLAIN: (0.5,)} for cell in MAIN_CELLS})
     assert verdicts.sweep(found, "refresh") == {
         1: "no friction",
         4: "refresh 4",
@@ -272,8 +360,8 @@ def test_strengths_of_a_kind_are_those_of_this_friction_alone():
         64: "refresh 64",
     }
     assert list(verdicts.sweep(found, "broken")) == [0, 0.03, 0.1, 0.3]
-    assert list(verdicts.sweep(found, "coin")) == [0, 0.1, 0.3]
-    assert list(verdicts.sweep(found, "temperature")) == [1, 1.15, 1.3]
+    assert list(verdicts.sweep(found, "coin")) == [0, 0.1, 0.3, 0.6]
+    assert list(verdicts.sweep(found, "temperature")) == [0.8, 1, 1.15, 1.3]
 
 
 def test_wrong_reports_are_compared_with_the_best_of_true_ones():
@@ -310,7 +398,7 @@ def test_who_does_not_look_at_log_probs_has_the_reward_of_true_ones():
     assert wrong == {PLAIN: {0: 0.6}, RATIOS: {0: 0.5}}
     assert found.ends["no friction"] == {RATIOS: {0: 0.0}}  # lost to NaN
     assert_close(found.error("combined", RATIOS, 0), 0.1)
-    assert outcomes(pd.DataFrame(lines[:1]), FULL, FULL.grids[1]) is None
+    assert outcomes(pd.DataFrame(lines[:1]), FULL, FULL.fields[1]) is None
 
 
 def test_contenders_can_be_told_apart_in_the_figure():

@@ -7,8 +7,10 @@
 |-------------|---------------------------------------------------------------------------------|
 | staleness   | actors get the learner's weights every `refresh` steps, or `lag` steps late      |
 | mismatch    | actors sample at another `temperature`, or with weights rounded to `bits` bits   |
+| asynchrony  | actors go on while the learner learns: see `asynchronous`                        |
 | bugs        | a share of the answers is truncated, empty, repeats a token, or belongs to       |
 |             | another prompt                                                                  |
+| discoveries | a share of the answers is replaced by a right one, which the task demonstrates   |
 | corruption  | a share of the rewards is a fair coin, flipped, or 1                             |
 | reports     | log-probs of the actors are noisy, 0 (probability one), or missing               |
 
@@ -17,7 +19,7 @@ CUDA graph. A strength of 0 changes no bit of a member, whatever the others have
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -29,7 +31,7 @@ from kondo_lab.population.networks import Parameters
 from kondo_lab.text.alphabet import END, PAD
 
 Reported = Literal["true", "noisy", "one", "missing"]
-_SHARES = ("broken", "coin", "flipped", "biased")
+_SHARES = ("broken", "discovered", "coin", "flipped", "biased")
 _TRUNCATED, _EMPTY, _REPEATED, _OTHER = range(4)
 """Kinds of broken answers, equally frequent."""
 _UNQUANTISED = ("tokens", "positions", "head")
@@ -53,6 +55,9 @@ class Friction:
     """L: actors of step t have the weights of step t - L, of the start before there are any."""
     uniform: bool = False
     """Draw the lag of every step uniformly from 0 .. `lag`."""
+    queue: int = 0
+    """Q: actors and learner run at the same time, and Q batches may wait between them; 0 takes
+    turns. For `asynchronous.AsynchronousPopulation` alone."""
     temperature: float = 1.0
     """Actors sample from softmax(logits / temperature), and report its log-probs."""
     bits: int = 0
@@ -61,6 +66,9 @@ class Friction:
     broken: float = 0.0
     """Share of broken answers. They are paid what the task's checker pays. Log-probs are those of
     the tokens that were drawn, hence wrong for what is trained on."""
+    discovered: float = 0.0
+    """Share of answers that a demonstrator gives: right, often unlikely for the learner. It never
+    errs or hesitates, so its log-probs are 0."""
     coin: float = 0.0
     """Share of rewards that a fair coin replaces."""
     flipped: float = 0.0
@@ -80,10 +88,12 @@ class Friction:
             raise ValueError(
                 f"lag must be >= 0 steps, and > 0 where it is uniform, got {self.lag}."
             )
-        if self.lag and self.refresh > 1:
+        if self.queue < 0:
+            raise ValueError(f"queue must be >= 0 batches, got {self.queue}; 0 takes turns.")
+        if sum((self.lag > 0, self.refresh > 1, self.queue > 0)) > 1:
             raise ValueError(
-                f"lag must be 0 where refresh is more than 1, got {self.lag} and {self.refresh}; "
-                f"actors are stale in one way."
+                f"actors must be stale in one way, got lag {self.lag}, refresh {self.refresh} and "
+                f"queue {self.queue}; leave two of them at 0, 1 and 0."
             )
         if not self.temperature > 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}.")
@@ -221,11 +231,28 @@ class Frictions:
             for name, value in parameters.items()
         }
 
-    def hand_over(self, sampled: Sampled, step: Tensor, repeats: int) -> Sampled:
-        """Return the answers and log-probs that the learner gets, of those that were drawn."""
-        broken = self._chance("broken", step, sampled.mask.shape[1])
+    def hand_over(
+        self,
+        sampled: Sampled,
+        step: Tensor,
+        repeats: int,
+        show: Callable[[Tensor], Tensor],
+    ) -> Sampled:
+        """Return the answers and log-probs that the learner gets, of those that were drawn.
+
+        Args:
+            sampled: as drawn, N = G * repeats answers.
+            step: counted from 1.
+            repeats: A, answers of a prompt.
+            show: prompts [P, N, Lp] -> right answers [P, N, La], for discoveries.
+        """
+        broken, discovered = (
+            self._chance(name, step, sampled.mask.shape[1]) for name in ("broken", "discovered")
+        )
         if broken is not None:
             sampled = self._broken(sampled, broken, step, repeats)
+        if discovered is not None:
+            sampled = _with_discoveries(sampled, show(sampled.prompts), discovered)
         log_probs = sampled.log_probs
         if self._noise is not None:
             drawn = self._draws.normal("reported", step, *log_probs.shape[1:]).to(log_probs.dtype)
@@ -275,6 +302,17 @@ class Frictions:
             [sampled.prompts, torch.where(hit, completions, sampled.completions)], dim=2
         )
         return sampled._replace(tokens=tokens, mask=torch.where(hit, mask, sampled.mask))
+
+
+def _with_discoveries(sampled: Sampled, shown: Tensor, hit: Tensor) -> Sampled:
+    """Return the answers with those that were hit, bool [P, N], replaced by what was shown."""
+    hit = hit.unsqueeze(2)
+    answers = torch.where(hit, shown, sampled.completions)
+    return sampled._replace(
+        tokens=torch.cat([sampled.prompts, answers], dim=2),
+        log_probs=torch.where(hit, 0.0, sampled.log_probs),
+        mask=torch.where(hit, completion_mask(shown), sampled.mask),
+    )
 
 
 def rounded(weights: Tensor, levels: Tensor) -> Tensor:

@@ -97,6 +97,11 @@ class Learner:
                 f"member must have no friction, got {member.friction}; "
                 f"kondo_lab.language.population trains with frictions."
             )
+        if member.decay_steps:
+            raise ValueError(
+                f"member must have decay_steps=0, got {member.decay_steps}; "
+                f"kondo_lab.language.population decays learning rates."
+            )
         self.task, self.shape, self.members = task, shape, [member]
         self.contender, self.path = member.contender, path
         self.device = parameters["head"].device

@@ -40,6 +40,7 @@ from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut, StackedAdam, Start
 from kondo_lab.language.transformer import StackedLM
 from kondo_lab.population.cuda_graphs import Captured
+from kondo_lab.population.networks import Parameters
 from kondo_lab.text.base import TextTask
 
 _QUANTILES = {"delight q05": 0.05, "delight q50": 0.5, "delight q95": 0.95}
@@ -85,6 +86,8 @@ class Member:
     """What the study sweeps, written into its records."""
     friction: Friction = NONE
     """Between its actors and its learner."""
+    decay_steps: int = 0
+    """D: the learning rate falls linearly, to 0 after D steps; 0 leaves it as it is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,6 +153,8 @@ class _Crew:
         self.leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         self.adam = StackedAdam(parameters, max_norm=population.shape.max_norm)
         self.rates = parameters["head"].new_tensor([member.learning_rate for member in own])
+        ends = [member.decay_steps or math.inf for member in own]
+        self.decay_ends = self.rates.new_tensor(ends)
         missing = population.frictions.missing
         self.missing = None if missing is None else missing[members]
 
@@ -166,7 +171,8 @@ class _Crew:
         batch = Batch(sampled, rewards, self.draws, step, group)
         chosen = decide(self.contender, batch, log_probs)
         gradients, by_token = self._gradients(sampled, chosen)
-        norms = self.adam.step(gradients, self.rates)
+        left = (1 - (step - 1) / self.decay_ends).clamp(min=0)
+        norms = self.adam.step(gradients, self.rates * left)
         worth = _delight(sampled, rewards, group).clamp(min=0).double()
         through = (chosen.weight * worth).sum(dim=(1, 2))
         return {
@@ -280,6 +286,7 @@ class Population:
             if own != wanted:
                 raise ValueError(f"model must have the task's {name}, {wanted}, got {own}.")
         check_rows(len(members) * shape.num_rows, device)
+        self._check_queues(members)
         self.model, self.task, self.device, self.shape = model, task, device, shape
         self.members = sorted(
             members,
@@ -300,6 +307,13 @@ class Population:
         self._backward = torch.zeros(len(seeds), dtype=torch.int64, device=device)
         self._program = Captured(self._do_step, device)
         self._held_out = HeldOut(model, self.parameters, task, self.draws, shape.num_held_out)
+
+    def _check_queues(self, members: Sequence[Member]) -> None:
+        if any(member.friction.queue for member in members):
+            raise ValueError(
+                "members must have no queue: actors and learner take turns here; "
+                "kondo_lab.language.asynchronous trains with one."
+            )
 
     @property
     def num_rows(self) -> int:
@@ -336,22 +350,35 @@ class Population:
 
     def _do_step(self) -> None:
         self._step.add_(1)
+        actors = self.frictions.actors(self.parameters, self._step)
+        self.sampled, self.rewards, entropy = self.act(actors, self._step)
+        self._learn(entropy)
+
+    def act(self, actors: Parameters, step: Tensor) -> tuple[Sampled, Tensor, Tensor]:
+        """Return what the learner gets of a step: answers, rewards, the actors' entropy [P]."""
         shape = self.shape
-        prompts = self.task.prompts(self.draws, "prompts", self._step, shape.num_prompts)
         drawn = sample(
             self.model,
-            self.frictions.actors(self.parameters, self._step),
-            prompts,
+            actors,
+            self.task.prompts(self.draws, "prompts", step, shape.num_prompts),
             repeats=shape.repeats,
             draws=self.draws,
-            step=self._step,
+            step=step,
             temperature=self.frictions.temperature,
         )
-        self.sampled = sampled = self.frictions.hand_over(drawn, self._step, shape.repeats)
+        sampled = self.frictions.hand_over(
+            drawn, step, shape.repeats, lambda prompts: self.task.demonstrations(prompts)
+        )
         paid = self.task.reward(sampled.prompts, sampled.completions)
-        self.rewards = self.frictions.corrupt(paid, self._step)
-        found = experience(sampled, self.rewards, shape.repeats) | self._delight_quantiles()
-        found["entropy"] = mean_entropy(drawn)  # of the actors, whatever became of their answers
+        # The entropy is that of the actors, whatever became of their answers.
+        return sampled, self.frictions.corrupt(paid, step), mean_entropy(drawn)
+
+    def _learn(self, entropy: Tensor) -> None:
+        """Update every member on the answers and rewards that stand here."""
+        sampled = self.sampled
+        assert sampled is not None
+        found = experience(sampled, self.rewards, self.shape.repeats) | self._delight_quantiles()
+        found["entropy"] = entropy
         done = [crew.step(self._step) for crew in self.crews]
         found |= {name: torch.cat([each[name] for each in done]) for name in done[0]}
         found["tokens generated"] = sampled.mask.sum(dim=(1, 2))

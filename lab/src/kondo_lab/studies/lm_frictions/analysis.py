@@ -5,6 +5,7 @@ from functools import partial
 
 import pandas as pd
 
+from kondo_lab.language.asynchronous import LAG
 from kondo_lab.language.corrections import needs_behaviour
 from kondo_lab.studies.lm_frictions import assignments, drawing, verdicts
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
@@ -26,12 +27,14 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     tuned = records[records["part"].isin(assignments.tune_names(settings))]
     found.findings.extend(_rates(tuned, settings))
     without = _without_behaviour(tuned, settings)
-    for field in settings.grids:
+    found.findings.extend(_further_tuning(records, settings))
+    for field in settings.fields:
         own = outcomes(records, settings, field)
         if own is None:
             continue
         found.headline.extend(_lines(own, records, settings))
         found.findings.extend(_best(own))
+        found.findings.extend(_lags(own, records, settings))
         found.findings.extend(verdicts.findings(own, without))
         found.figures[slug("table", field.name)] = drawing.table(own)
         figure = drawing.strengths(own)
@@ -47,15 +50,41 @@ def _rates(tuned: pd.DataFrame, settings: Settings) -> Iterator[str]:
     name, rates = settings.main.name, assignments.chosen_rates(tuned)
     told = ", ".join(f"{series} {rate:g}" for series, rate in rates.items())
     yield f"{name}: learning rates: {told}."
-    means = {
-        series: assignments.mean_by_rate(by_cell)
-        for series, by_cell in assignments.tuned_rewards(tuned).items()
-    }
+    means = assignments.mean_rewards(tuned)
     at_edge = lm_rl.edges(means, settings.main.learning_rates)
     if at_edge:
         yield (
             f"{name}: the best learning rate is at the edge of those tried for "
             f"{', '.join(at_edge)}."
+        )
+
+
+def _further_tuning(records: pd.DataFrame, settings: Settings) -> Iterator[str]:
+    """Yield what learning rates beyond the edge, and a decay, come to on the tuning seed."""
+    own = records[records["part"] == assignments.further_name(settings)]
+    if own.empty:
+        return
+    tuned = records[records["part"].isin(assignments.tune_names(settings))]
+    constant = assignments.mean_rewards(tuned)
+    for series, means in assignments.mean_rewards(own).items():
+        told = ", ".join(f"{rate:g} {reward:.3f}" for rate, reward in means.items())
+        before = constant[series.removesuffix(assignments.DECAYED)]
+        best = max(before, key=lambda rate: before[rate])
+        yield (
+            f"{settings.main.name}: {series}: mean reward over the frictions that tune, by "
+            f"learning rate: {told}; with the constant rate {best:g} it is {before[best]:.3f}."
+        )
+
+
+def _lags(found: Outcomes, records: pd.DataFrame, settings: Settings) -> Iterator[str]:
+    """Yield how stale batches were where actors and learner ran at the same time."""
+    own = records[records["part"].isin(assignments.names(settings, found.field))]
+    own = own[own["metric"] == LAG]
+    for series, table in own.groupby("series", sort=False):
+        late = table[table["step"] > own["step"].min()]["value"]
+        yield (
+            f"{found.field.name}, {series}: batches were drawn {late.mean():.1f} updates before "
+            f"they were trained on, {late.min():.1f} to {late.max():.1f} between evaluations."
         )
 
 

@@ -5,8 +5,7 @@ series = contender + " under " + friction        setting = learning rate
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -14,21 +13,14 @@ from kondo_lab.language.contenders import Contender
 from kondo_lab.language.frictions import Friction
 from kondo_lab.language.population import Member
 from kondo_lab.part import Context
-from kondo_lab.studies.lm_frictions.settings import FrictionField, Settings
+from kondo_lab.studies.lm_frictions.settings import FrictionField, Settings, Sweep
 from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.lm_rl.assignments import member, named_pieces
+from kondo_lab.studies.lm_rl.assignments import member, named_pieces, slug
 
 UNDER = " under "
-Kind = Literal["first", "later", "lags"]
-
-
-class Batch(NamedTuple):
-    """Members of one seed of a field, trained together in as many parts as they need."""
-
-    kind: Kind
-    """The beginning of the parts' names."""
-    cells: tuple[Friction, ...]
-    seed: int
+DECAYED = " with decay"
+"""Ending of a series' name whose learning rate falls to 0."""
+Rates = Callable[[Contender], float]
 
 
 def with_friction(own: Member, cell: Friction) -> Member:
@@ -50,13 +42,12 @@ def split(series: str) -> tuple[str, str]:
 
 def tune_members(settings: Settings) -> list[Member]:
     """Return every contender at every learning rate, with every friction that tunes."""
-    field = settings.main
     return [
         with_friction(member(each, rate, seed), cell)
         for cell in settings.tuned_under
-        for each in settings.of(field)
-        for rate in field.learning_rates
-        for seed in settings.tune_seeds(field)
+        for each in settings.of(settings.main)
+        for rate in settings.main.learning_rates
+        for seed in settings.tune_seeds(settings.main)
     ]
 
 
@@ -65,34 +56,81 @@ def tune_names(settings: Settings) -> list[str]:
     return list(named_pieces("tune", settings, settings.main, tune_members(settings)))
 
 
-def members(
-    settings: Settings,
-    field: FrictionField,
-    batch: Batch,
-    rates: Callable[[Contender], float] = lambda _: math.nan,
-) -> list[Member]:
-    """Return the members of a batch at their learning rates."""
+def further_name(settings: Settings) -> str:
+    """Return the name of the part that tries learning rates beyond the edge, and a decay."""
+    return slug("further", settings.main.name)
+
+
+def beyond_members(settings: Settings, means: Mapping[str, Mapping[float, float]]) -> list[Member]:
+    """Return contenders whose best rate is the lowest or highest, at rates beyond it.
+
+    Args:
+        settings: of the study.
+        means: contender -> learning rate -> mean reward of tuning.
+    """
+    found = []
+    for each in settings.of(settings.main):
+        for rate in rates_beyond(means.get(each.name, {}), settings.beyond):
+            for cell in settings.tuned_under:
+                for seed in settings.tune_seeds(settings.main):
+                    found.append(with_friction(member(each, rate, seed), cell))
+    return found
+
+
+def rates_beyond(rewards: Mapping[float, float], count: int) -> list[float]:
+    """Return rates beyond the best, in steps of half a decade; none if it is not at the edge.
+
+    Example:
+        >>> from kondo_lab.studies.lm_frictions.assignments import rates_beyond
+        >>> [f"{rate:.1g}" for rate in rates_beyond({1e-6: 0.5, 3e-6: 0.4}, 2)]
+        ['3e-07', '1e-07']
+        >>> rates_beyond({1e-6: 0.3, 3e-6: 0.4, 1e-5: 0.2}, 2)
+        []
+    """
+    if len(rewards) < 2:
+        return []
+    best = tuning.best_rate(rewards)
+    if best not in (min(rewards), max(rewards)):
+        return []
+    sign = -0.5 if best == min(rewards) else 0.5
+    return [float(f"{best * 10 ** (sign * place):.0e}") for place in range(1, count + 1)]
+
+
+def decay_members(settings: Settings, rates: Rates) -> list[Member]:
+    """Return contenders whose learning rate falls linearly to 0, from multiples of their best."""
+    field = settings.main
     return [
-        with_friction(member(each, rates(each), batch.seed), cell)
-        for cell in batch.cells
-        for each in settings.under(field, cell)
+        dataclasses.replace(
+            with_friction(member(each, float(f"{rates(each) * factor:.2g}"), seed), cell),
+            series=f"{each.name}{DECAYED}{UNDER}{cell.name}",
+            decay_steps=field.tune_steps,
+        )
+        for cell in settings.tuned_under
+        for each in settings.of(field)
+        if each.name in settings.decayed
+        for factor in settings.decay_factors
+        for seed in settings.tune_seeds(field)
     ]
 
 
-def batches(field: FrictionField, kind: Kind, seeds: Iterable[int]) -> list[Batch]:
-    """Return the batches of one kind of frictions, of those seeds that there are."""
-    cells: tuple[Friction, ...] = getattr(field, kind)
-    there = set(range(field.num_seeds)) if cells else set()
-    return [Batch(kind, cells, seed) for seed in seeds if seed in there]
+def members(
+    settings: Settings, sweep: Sweep, seed: int, rates: Rates = lambda _: math.nan
+) -> list[Member]:
+    """Return the members of one seed of a sweep at their learning rates."""
+    return [
+        with_friction(member(each, rates(each), seed), cell)
+        for cell in sweep.cells
+        for each in settings.under(sweep, cell)
+    ]
 
 
 def names(settings: Settings, field: FrictionField) -> list[str]:
     """Return the names of all parts that train what is reported of a field."""
     return [
         name
-        for kind in get_args(Kind)
-        for batch in batches(field, kind, range(field.num_seeds))
-        for name, *_ in pieces(settings, field, batch)
+        for sweep in settings.sweeps_in(field)
+        for seed in sweep.seeds
+        for name, *_ in pieces(settings, sweep, seed)
     ]
 
 
@@ -103,6 +141,12 @@ def tuned_rewards(records: pd.DataFrame) -> dict[str, dict[str, dict[float, floa
         contender, cell = split(series)
         found.setdefault(contender, {})[cell] = rewards
     return found
+
+
+def mean_rewards(records: pd.DataFrame) -> dict[str, dict[float, float]]:
+    """Return contender -> learning rate -> mean reward over the frictions that tune."""
+    tuned = tuned_rewards(records).items()
+    return {contender: mean_by_rate(by_cell) for contender, by_cell in tuned}
 
 
 def mean_by_rate(by_cell: Mapping[str, Mapping[float, float]]) -> dict[float, float]:
@@ -116,23 +160,29 @@ def mean_by_rate(by_cell: Mapping[str, Mapping[float, float]]) -> dict[float, fl
 
 def chosen_rates(records: pd.DataFrame) -> dict[str, float]:
     """Return contender -> its learning rate: that of the highest mean reward over frictions."""
-    tuned = tuned_rewards(records).items()
-    return {name: tuning.best_rate(mean_by_rate(by_cell)) for name, by_cell in tuned}
+    means = mean_rewards(records).items()
+    return {name: tuning.best_rate(rewards) for name, rewards in means}
 
 
-def rates_in(settings: Settings, context: Context) -> Callable[[Contender], float]:
+def tuned_means(settings: Settings, context: Context) -> dict[str, dict[float, float]]:
+    """Return `mean_rewards` of the finished tuning parts of the same run."""
+    return mean_rewards(tuning.finished(context, tune_names(settings)))
+
+
+def rates_in(settings: Settings, context: Context) -> Rates:
     """Return who has which learning rate, as finished tuning parts of the same run say."""
-    known = chosen_rates(tuning.finished(context, tune_names(settings)))
-    return lambda contender: known[contender.name]
+    means = tuned_means(settings, context)
+    return lambda contender: tuning.best_rate(means[contender.name])
 
 
 def pieces(
-    settings: Settings, field: FrictionField, batch: Batch
+    settings: Settings, sweep: Sweep, seed: int
 ) -> Iterator[tuple[str, slice, list[Member]]]:
-    """Yield, part by part, its name, its place among the batch's members, and them."""
-    everyone = members(settings, field, batch)
-    most = settings.lag_rows if batch.kind == "lags" else settings.most_rows
+    """Yield, part by part, its name, its place among a seed's members, and them."""
+    everyone = members(settings, sweep, seed)
+    lagging = any(cell.lag for cell in sweep.cells)
+    most = settings.lag_rows if lagging else settings.most_rows
     limited = dataclasses.replace(settings, most_rows=most)
-    kind = f"{batch.kind} {batch.seed}"
-    for name, piece in named_pieces(kind, limited, field, everyone).items():
+    kind = f"{sweep.kind} {seed}"
+    for name, piece in named_pieces(kind, limited, sweep.field, everyone).items():
         yield name, piece, everyone[piece]

@@ -22,6 +22,8 @@ class Outcomes(NamedTuple):
     """What came of a field."""
 
     field: FrictionField
+    frictions: tuple[Friction, ...]
+    """All of the field."""
     ends: dict[str, dict[str, BySeed]]
     """Friction -> contender -> seed -> reward at the end; in the order of the settings."""
     needing: frozenset[str]
@@ -32,7 +34,7 @@ class Outcomes(NamedTuple):
     @property
     def cells(self) -> list[Friction]:
         """Those with a result."""
-        return [cell for cell in self.field.cells if cell.name in self.ends]
+        return [cell for cell in self.frictions if cell.name in self.ends]
 
     @property
     def contenders(self) -> list[str]:
@@ -91,12 +93,13 @@ def outcomes(records: pd.DataFrame, settings: Settings, field: FrictionField) ->
         found.setdefault(under, {}).setdefault(contender, {})[int(seed)] = value
     needing = frozenset(each.name for each in settings.of(field) if needs_behaviour(each))
     ends: dict[str, dict[str, BySeed]] = {}
-    for cell in field.cells:
-        base = None if cell.reports_truly else base_of(cell, field.cells)
+    cells = settings.cells(field)
+    for cell in cells:
+        base = None if cell.reports_truly else base_of(cell, cells)
         same = {} if base is None or cell.name not in found else found.get(base.name, {})
         of_cell = {name: by for name, by in same.items() if name not in needing}
         of_cell |= found.get(cell.name, {})
         if of_cell:
             order = [each.name for each in settings.of(field) if each.name in of_cell]
             ends[cell.name] = {name: of_cell[name] for name in order}
-    return Outcomes(field, ends, needing, 0.5 / settings.num_held_out)
+    return Outcomes(field, cells, ends, needing, 0.5 / settings.num_held_out)

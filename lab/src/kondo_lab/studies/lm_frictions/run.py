@@ -1,62 +1,60 @@
-"""Parts, the most valuable first: starts, learning rates, then populations seed after seed.
+"""Parts, the most valuable first: starts, learning rates, then sweeps in the order of the settings.
 
-warm     see `lm_rl.training`
-tune     learning rates of all contenders, without friction and with all of them
-first    contenders without friction, with all of them, and with the strongest of each kind
-later    the weaker frictions
-lags     actors that lag behind
-
-A run that is cut short has all first frictions of its first seeds.
+warm      see `lm_rl.training`
+tune      learning rates of all contenders, without friction and with all of them
+further   learning rates beyond the edge of those tried, for contenders that are best there, and
+          rates that fall to 0, for those whom the claims are about
+others    one seed of a sweep: contenders with frictions
 """
-
-from collections.abc import Iterable
 
 from kondo_lab.part import Part, Record
 from kondo_lab.studies.lm_frictions import assignments
-from kondo_lab.studies.lm_frictions.assignments import Batch, Kind
-from kondo_lab.studies.lm_frictions.settings import FrictionField, Settings
+from kondo_lab.studies.lm_frictions.settings import FrictionField, Settings, Sweep
 from kondo_lab.studies.lm_rl import expected_seconds, training
 from kondo_lab.studies.lm_rl.assignments import evenly
 from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
 
 
 def parts(settings: Settings) -> list[Part]:
-    """Return the study's parts, the most valuable first.
-
-    All seeds of the main field's first frictions, then one seed of everything, then the others.
-    """
-    main, *others = settings.grids
+    """Return the study's parts, the most valuable first."""
+    main = settings.main
     members = assignments.tune_members(settings)
     found = [warm_part(settings, main), *trials("tune", settings, main, members, main.tune_steps)]
-    found += _grids(settings, main, "first", range(main.num_seeds))
-    for seed in range(max(field.num_seeds for field in settings.grids)):
-        for number, field in enumerate(others):
-            if seed == 0:
-                found.append(warm_part(settings, field))
-            found += _grids(settings, field, "first", [seed])
-            if number == 0:
-                found += _grids(settings, main, "later", [seed])
-    found += _grids(settings, main, "lags", range(main.num_seeds))
-    for field in others:
-        found += _grids(settings, field, "later", range(field.num_seeds))
+    found.append(_further_part(settings))
+    started: set[FrictionField] = {main}
+    for sweep in settings.sweeps:
+        if sweep.field not in started:
+            started.add(sweep.field)
+            found.append(warm_part(settings, sweep.field))
+        for seed in sweep.seeds:
+            found += _sweep(settings, sweep, seed)
     return found
 
 
-def _grids(
-    settings: Settings, field: FrictionField, kind: Kind, seeds: Iterable[int]
-) -> list[Part]:
-    found = []
-    for batch in assignments.batches(field, kind, seeds):
-        for name, piece, members in assignments.pieces(settings, field, batch):
-            work = expected_seconds.population(field, members, field.num_steps)
-            found.append(make_part(name, settings, field, work, _grid, settings, batch, piece))
+def _further_part(settings: Settings) -> Part:
+    main, name = settings.main, assignments.further_name(settings)
+    members = assignments.decay_members(settings, lambda _: 0.0)
+    work = expected_seconds.population(main, members, main.tune_steps)
+    return make_part(name, settings, main, work, _further, settings)
+
+
+def _further(place: Place, settings: Settings) -> list[Record]:
+    means = assignments.tuned_means(settings, place.context)
+    members = assignments.beyond_members(settings, means)
+    members += assignments.decay_members(settings, assignments.rates_in(settings, place.context))
+    return training.try_rates(place, members, settings.main.tune_steps)
+
+
+def _sweep(settings: Settings, sweep: Sweep, seed: int) -> list[Part]:
+    field, found = sweep.field, []
+    for name, piece, members in assignments.pieces(settings, sweep, seed):
+        work = expected_seconds.population(field, members, field.num_steps)
+        found.append(make_part(name, settings, field, work, _train, settings, sweep, seed, piece))
     return found
 
 
-def _grid(place: Place, settings: Settings, batch: Batch, piece: slice) -> list[Record]:
-    field = place.field
-    assert isinstance(field, FrictionField)
+def _train(place: Place, settings: Settings, sweep: Sweep, seed: int, piece: slice) -> list[Record]:
     rates = assignments.rates_in(settings, place.context)
-    members = assignments.members(settings, field, batch, rates)[piece]
-    steps = evenly(field.num_steps, settings.evaluations)
+    members = assignments.members(settings, sweep, seed, rates)[piece]
+    steps = evenly(sweep.field.num_steps, settings.evaluations)
     return training.lean(training.train_population(place, members, steps))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kondo_lab.language.asynchronous import LAG, AsynchronousPopulation, running
 from kondo_lab.language.contenders import Contender
 from kondo_lab.language.loop import Learner, Path
 from kondo_lab.language.population import Member, Population, Shape
@@ -30,6 +31,7 @@ REWARDS = (tuning.QUALITY, tuning.GREEDY)
 CURVES = (
     *REWARDS,
     "entropy",
+    LAG,
     "tokens differentiated",
     "seconds generate",
     "seconds learner",
@@ -87,7 +89,7 @@ def trials(
     found = []
     for name, piece in assignments.named_pieces(kind, settings, field, members).items():
         work = expected_seconds.population(field, members[piece], num_steps)
-        found.append(make_part(name, settings, field, work, _try_rates, members[piece], num_steps))
+        found.append(make_part(name, settings, field, work, try_rates, members[piece], num_steps))
     return found
 
 
@@ -121,16 +123,19 @@ def _warm(place: Place) -> Iterable[Record]:
                 yield Record(part, "start", math.nan, seed, point.step, paid, paid, *value)
 
 
-def _try_rates(place: Place, members: Sequence[Member], num_steps: int) -> list[Record]:
+def try_rates(place: Place, members: Sequence[Member], num_steps: int) -> list[Record]:
+    """Train members for so many steps and return their rewards alone."""
     steps = assignments.evenly(num_steps, place.settings.tune_evaluations)
     found = train_population(place, members, steps)
     return [record for record in found if record.metric in REWARDS]
 
 
 def train_population(place: Place, members: Sequence[Member], steps: Sequence[int]) -> list[Record]:
-    """Train a population, evaluated after `steps`."""
+    """Train a population, evaluated after `steps`; with a queue if its members have one."""
     settings, field, part, context = place
-    trained = Population(
+    queued = any(member.friction.queue for member in members)
+    kind = AsynchronousPopulation if queued else Population
+    trained = kind(
         starts.model_of(field, context.device),
         starts.task_of(field),
         members,
@@ -138,9 +143,10 @@ def train_population(place: Place, members: Sequence[Member], steps: Sequence[in
         device=context.device,
         shape=_shape(settings, field, field.num_prompts),
     )
-    return train(
-        trained, context, part=part, num_steps=steps[-1], log_steps=(), evaluate_steps=steps
-    )
+    with running(trained):
+        return train(
+            trained, context, part=part, num_steps=steps[-1], log_steps=(), evaluate_steps=steps
+        )
 
 
 def _shape(settings: Training, field: Field, num_prompts: int) -> Shape:
