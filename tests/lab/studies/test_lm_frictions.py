@@ -125,6 +125,7 @@ def test_the_analysis_tells_and_draws(tiny):
         "table-sorting-1-toy",
         "strengths-sorting-1-toy",
         "table-sorting-1-toy-from-5",
+        "curves-sorting-1-toy",
     }
     lines = {(line.series, line.x, line.metric) for line in found.headline}
     for cell in TINY.cells(_MAIN):
@@ -145,7 +146,7 @@ def test_the_analysis_tells_and_draws(tiny):
     assert "Within 0.02: open." in told
     assert "Ahead: open." in told
     assert "DG, eta 1 with decay: mean reward over the frictions that tune" in told
-    assert "under asynchronous, queue 1: batches were drawn" in told
+    assert "sorting-1-toy, asynchronous, queue 1: batches were drawn" in told
 
 
 def test_what_is_there_is_analysed_when_a_run_was_cut_short(tiny):
@@ -321,6 +322,15 @@ def test_gains_grow_from_the_weakest_strength_to_the_strongest(strongest, verdic
     found = told({"refresh 4": level, "refresh 16": high, "refresh 64": high, "no friction": high})
     assert "at refresh 64 less that at refresh 4:" in found
     assert f"The gain grows with strength: {verdict}." in found
+
+
+def test_a_strength_with_fewer_seeds_decides_nothing():
+    level = {PLAIN: (0.8, 0.8, 0.8), verdicts.PAPER: (0.8, 0.81, 0.8)}
+    once = {PLAIN: (0.0,), verdicts.PAPER: (0.99,)}
+    high = {PLAIN: (0.0, 0.01, 0.0), verdicts.PAPER: (0.8, 0.81, 0.8)}
+    found = told({"coin 10%": level, "coin 30%": high, "coin 60%": once})
+    assert "at coin 30% less that at coin 10%:" in found
+    assert "The gain grows with strength: met." in found
 
 
 def test_the_aim_is_about_the_rule_that_tuning_preferred():

@@ -40,6 +40,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         figure = drawing.strengths(own)
         if figure is not None:
             found.figures[slug("strengths", field.name)] = figure
+    curves = drawing.curves(records, settings)
+    if curves is not None:
+        found.figures[slug("curves", settings.main.name)] = curves
     return found
 
 
@@ -79,12 +82,12 @@ def _further_tuning(records: pd.DataFrame, settings: Settings) -> Iterator[str]:
 def _lags(found: Outcomes, records: pd.DataFrame, settings: Settings) -> Iterator[str]:
     """Yield how stale batches were where actors and learner ran at the same time."""
     own = records[records["part"].isin(assignments.names(settings, found.field))]
-    own = own[own["metric"] == LAG]
-    for series, table in own.groupby("series", sort=False):
-        late = table[table["step"] > own["step"].min()]["value"]
+    own = own[(own["metric"] == LAG) & (own["step"] > own["step"].min())]
+    cells = own["series"].map(lambda series: assignments.split(series)[1])
+    for cell, late in own.groupby(cells, sort=False)["value"]:
         yield (
-            f"{found.field.name}, {series}: batches were drawn {late.mean():.1f} updates before "
-            f"they were trained on, {late.min():.1f} to {late.max():.1f} between evaluations."
+            f"{found.field.name}, {cell}: batches were drawn {late.mean():.1f} updates before "
+            f"they were trained on, {late.min():.1f} to {late.max():.1f} between two evaluations."
         )
 
 

@@ -1,15 +1,19 @@
-"""Figures: reward at the end against the strength of each friction, and the whole table."""
+"""Figures: reward at the end by friction and by its strength, reward and entropy step by step."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting
+from kondo_lab.studies.lm_frictions import assignments
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes
+from kondo_lab.studies.lm_frictions.settings import CLAIMED, FIRST, Settings
 from kondo_lab.studies.lm_frictions.verdicts import SWEPT, sweep
+from kondo_lab.studies.lm_rl.tuning import QUALITY
 
 DASHES = ("-", "--", ":")
 """By turns of the colour wheel."""
@@ -68,4 +72,35 @@ def table(found: Outcomes) -> Figure:
     ax.set_yticks(range(len(names)), names, fontsize=7)
     ax.grid(visible=False)
     ax.set_title(f"{found.field.name}: held-out reward at the end", fontsize=9)
+    return figure
+
+
+def curves(records: pd.DataFrame, settings: Settings) -> Figure | None:
+    """Draw reward and entropy step by step, with the first frictions; None where nobody has both.
+
+    Lines are means over seeds of the contenders that the claims are about.
+    """
+    own = records[records["part"].isin(assignments.names(settings, settings.main))]
+    own = own[own["metric"].isin([QUALITY, "entropy"])]
+    means = own.groupby(["metric", "series", "step"])["value"].mean()
+    there = {assignments.split(str(series))[1] for series in own["series"].unique()}
+    cells = [cell.name for cell in FIRST if cell.name in there]
+    if not cells:
+        return None
+    figure, axes = plotting.grid(2, len(cells), width=2.5, height=2.3)
+    for row, metric in enumerate((QUALITY, "entropy")):
+        for ax, cell in zip(axes[row], cells, strict=True):
+            for name in CLAIMED:
+                place = (metric, f"{name}{assignments.UNDER}{cell}")
+                if place in means.index:
+                    line = means.loc[place]
+                    colour, dash = look(name, CLAIMED)
+                    ax.plot(line.index, line, color=colour, linestyle=dash, label=name)
+            if row == 0:
+                ax.set_title(cell, fontsize=8)
+                ax.set_ylim(-0.02, 1.02)
+        axes[row, 0].set_ylabel("held-out reward" if row == 0 else "entropy, nats a token")
+    for ax in axes[-1]:
+        ax.set_xlabel("step")
+    plotting.legend_below(figure, axes[0, 0], columns=len(CLAIMED), size=8)
     return figure

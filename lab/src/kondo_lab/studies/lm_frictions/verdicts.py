@@ -86,16 +86,21 @@ def tenfold(found: Outcomes, cell: str) -> tuple[float, Difference] | None:
 
 
 def growth(found: Outcomes, strength: str) -> tuple[str, str, Difference] | None:
-    """Return the weakest and the strongest friction of a kind, and how much the gain grows."""
-    cells = [cell for value, cell in sweep(found, strength).items() if cell != NONE.name]
+    """Return the weakest and the strongest friction of a kind, and how much the gain grows.
+
+    Of the strengths that have the most seeds: one that was tried with fewer decides nothing.
+    """
+    swept = [cell for cell in sweep(found, strength).values() if cell != NONE.name]
+    seeds = {cell: found.common((cell, UNCORRECTED), (cell, PAPER)) for cell in swept}
+    most = max(map(len, seeds.values()), default=0)
+    cells = [cell for cell, own in seeds.items() if own and len(own) == most]
     if len(cells) < 2:
         return None
     weakest, strongest = cells[0], cells[-1]
-    places = [(cell, name) for cell in (weakest, strongest) for name in (UNCORRECTED, PAPER)]
-    seeds = found.common(*places)
-    if not seeds:
+    common = sorted({*seeds[weakest]} & {*seeds[strongest]})
+    if not common:
         return None
-    low, high = (gains(found, cell, seeds) for cell in (weakest, strongest))
+    low, high = (gains(found, cell, common) for cell in (weakest, strongest))
     apart = [after - before for before, after in zip(low, high, strict=True)]
     return weakest, strongest, Difference(estimate(apart))
 
