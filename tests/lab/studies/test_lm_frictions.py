@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -9,7 +10,15 @@ from kondo_lab.language import frictions
 from kondo_lab.language.corrections import corrections, needs_behaviour
 from kondo_lab.language.frictions import NONE, Friction
 from kondo_lab.studies import records, runner
-from kondo_lab.studies.lm_frictions import STUDY, analysis, assignments, drawing, run, verdicts
+from kondo_lab.studies.lm_frictions import (
+    STUDY,
+    analysis,
+    assignments,
+    drawing,
+    page,
+    run,
+    verdicts,
+)
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
 from kondo_lab.studies.lm_frictions.settings import (
     CLAIMED,
@@ -414,3 +423,10 @@ def test_who_does_not_look_at_log_probs_has_the_reward_of_true_ones():
 def test_contenders_can_be_told_apart_in_the_figure():
     names = [each.name for each in corrections()]
     assert len({drawing.look(name, names) for name in names}) == 16
+
+
+def test_the_page_has_the_tables_of_the_committed_records():
+    root = Path(__file__).parents[3]
+    made = page.tables(records.read(root / "results/lm-frictions-v1/records.csv.gz"), FULL)
+    text = (root / "docs/studies/lm-frictions.md").read_text(encoding="utf-8")
+    assert [name for name, markdown in made.items() if markdown not in text] == []

@@ -17,14 +17,15 @@ STUDY = Study(
     ),
     differences=(
         "The paper's experiments are on token reversal with about 50 thousand parameters; here "
-        "models of 25 million learn sorting and addition from supervised starts.",
+        "models of 25 and 85 million learn sorting, addition and multiplication from supervised "
+        "starts.",
         "Strengths are ours: the paper's are not known.",
-        "Staleness is a refresh of the actors' weights every so many steps, or a lag; real "
-        "asynchrony is not in this version.",
+        "Staleness is a refresh of the actors' weights every so many steps, a lag, or real "
+        "asynchrony with a queue; the author's code has a delay, fixed or uniform.",
         "The uncorrected baseline is GRPO's policy gradient: advantages divided by the group's "
         "standard deviation, no ratios. Rules with delight have centred advantages.",
         "Learning rates are chosen on a seed that is not reported, by the mean reward over no "
-        "friction and all of them together, and hold for all frictions, tasks and starts.",
+        "friction and all of them together, and hold for all frictions, tasks, sizes and starts.",
         "Gates decide by the learner's own log-probs, from a forward without a graph.",
         "GSPO clips at 0.05 instead of the published 3e-4, which is for answers of thousands of "
         "tokens; CISPO caps ratios at 5 and has no lower bound.",
