@@ -9,6 +9,7 @@ import torch
 import kondo
 from kondo import losses
 from oracles import core as oracle
+from oracles.sequences import sequence_weights
 from tolerances import assert_close
 
 # name -> (loss, oracle with the same options); every loss is called (log_probs, advantages, old).
@@ -223,6 +224,56 @@ def test_dg_forgives_the_rounding_that_delight_forgives(half, excess):
     assert_close(losses.dg(log_probs, advantages), -log_probs.float() / 2)
 
 
+def test_sequence_is_pg_literal():
+    # Ratios 2 and 1.25: w = 2.5, capped at 2. Ratios 0.5 and 0.5: w = 0.25.
+    pi = torch.tensor([[0.5, 0.5], [0.2, 0.3]], dtype=torch.float64)
+    mu = torch.tensor([[0.25, 0.4], [0.4, 0.6]], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -3.0], dtype=torch.float64)
+    log_probs = pi.log().requires_grad_()
+    loss = losses.sequence_is_pg(log_probs, advantages, mu.log(), max_weight=2.0)
+    weight = torch.tensor([[2.0], [0.25]], dtype=torch.float64)
+    assert_close(loss, -weight * advantages[:, None] * pi.log())
+    loss.sum().backward()
+    assert_close(log_probs.grad, (-weight * advantages[:, None]).expand(2, 2))
+
+
+def test_sequence_is_pg_of_single_decisions_is_is_pg():
+    log_probs, advantages, old = batch(shape=(7,))
+    index = torch.arange(7)
+    found = losses.sequence_is_pg(log_probs, advantages, old, sequence_index=index, max_weight=1.1)
+    assert_close(found, losses.is_pg(log_probs, advantages, old, max_weight=1.1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_sequence_is_pg_differentiates_log_probs_alone(dtype):
+    tensors = [part.requires_grad_() for part in batch(dtype)]
+    log_probs, advantages, old = tensors
+    index = torch.arange(7)[:, None].expand(7, 5).clone()
+    index[:, 4] = -1
+    loss = losses.sequence_is_pg(*tensors, sequence_index=index, max_weight=1.1)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    loss.sum().backward()
+    weight = sequence_weights(log_probs, old.detach(), index >= 0, 1.1)[:, None]
+    expected = torch.where(index >= 0, -weight * advantages.detach().double(), 0.0)
+    assert_close(log_probs.grad, expected)
+    assert advantages.grad is None
+    assert old.grad is None
+
+
+def test_sequence_is_pg_stays_finite_where_the_ratio_overflows():
+    """400 tokens, each four times as likely as it was: 4^400."""
+    log_probs = torch.full((1, 400), -1.0, requires_grad=True)
+    loss = losses.sequence_is_pg(log_probs, torch.zeros(1), log_probs.detach() - math.log(4.0))
+    assert bool((loss == 0).all())  # an infinite weight times an advantage of 0 would be NaN
+    losses.sequence_is_pg(log_probs, torch.ones(1), log_probs.detach() - 1.4).sum().backward()
+    assert_close(log_probs.grad, torch.full((1, 400), -2.0))
+
+
+def test_is_pg_stays_finite_where_the_ratio_overflows():
+    loss = losses.is_pg(-ONES, 0 * ONES, -1000 * ONES, max_weight=2.0)
+    assert bool((loss == 0).all())
+
+
 ONES = torch.ones(2)
 
 
@@ -248,6 +299,25 @@ ONES = torch.ones(2)
         ),
         (lambda: losses.is_pg(-ONES, ONES, torch.tensor([1, 2])), "behaviour_log_probs must be"),
         (lambda: losses.is_pg(-ONES, ONES, -ONES, max_weight=0.0), "max_weight must be > 0"),
+        (lambda: losses.sequence_is_pg(-ONES, ONES, -ONES), r"sequence_index .* got None .* \[2\]"),
+        (
+            lambda: losses.sequence_is_pg(-ONES, ONES, -ONES, sequence_index=ONES),
+            r"sequence_index must be int64 .* \[2\], got torch.float32",
+        ),
+        (
+            lambda: losses.sequence_is_pg(-ONES, ONES, -ONES, sequence_index=torch.tensor([0])),
+            r"sequence_index must be int64 .* \[2\], got torch.int64 of shape \[1\]",
+        ),
+        (
+            lambda: losses.sequence_is_pg(
+                -ONES.view(1, 2), ONES[:1], -ONES.view(1, 2), max_weight=0
+            ),
+            "max_weight must be > 0",
+        ),
+        (
+            lambda: losses.sequence_is_pg(-ONES.view(1, 2), ONES[:1], -ONES),
+            r"behaviour_log_probs .* \[1, 2\], got \[2\]",
+        ),
         (lambda: losses.awr(-ONES, ONES, beta=0.0), "beta must be > 0"),
         (lambda: losses.awr(-ONES, ONES, max_weight=-1.0), "max_weight must be > 0"),
     ],

@@ -577,6 +577,29 @@ def causal_policy(max_tokens):
     return CausalLM(backbone, head=head, max_tokens=max_tokens)
 
 
+def stale_log_probs(rows):
+    """Log-probs of another policy, the same for every split of the rows."""
+    spread = rows.input_ids.double()
+    return {"behaviour_log_probs": -2.0 - (spread * rows.completion_mask).sin()}
+
+
+def corrected_step(group, wrapping, splits, widths, max_tokens, rate):
+    """A step of a language model with the ratios of whole answers."""
+    lm = causal_policy(max_tokens)
+    model = wrap(kondo.lm.TokenLogProb(lm), group, wrapping, [lm.backbone.mix])
+    rows, advantages = token_rows(splits, widths, group.rank())
+    report = run_rank_step(
+        model,
+        rows,
+        advantages,
+        gate=None if rate is None else kondo.Gate(rate=rate),
+        group=group,
+        loss=kondo.losses.sequence_is_pg,
+        loss_inputs=stale_log_probs(rows),
+    )
+    return {"grads": gradients(model), "report": told(report)}
+
+
 def language_step(group, wrapping, unit, splits, widths, max_tokens, screen, rate=0.3):
     """A gated step of a language model, cut and packed; and the tokens that its backbone saw."""
     lm = causal_policy(max_tokens)

@@ -55,6 +55,29 @@ def test_the_gradient_is_that_of_all_rows(
     assert any(fillers) == (report.rows_trained < len(splits))
 
 
+@pytest.mark.parametrize(
+    ("wrapping", "splits", "widths", "rate"),
+    [("ddp", (12, 1), (7, 9), 0.3), ("ddp", SPLITS, WIDTHS, None), ("fsdp", SPLITS, WIDTHS, 0.1)],
+)
+def test_answers_that_move_keep_their_ratio(crew, wrapping, splits, widths, rate):
+    """Ratios of whole answers are those of one process, which tests/lm holds to an oracle."""
+    lm = cases.causal_policy(20)
+    rows, advantages = cases.token_rows(splits, widths)
+    model, stale = TokenLogProb(lm), cases.stale_log_probs(rows)
+    gate = None if rate is None else kondo.Gate(rate=rate)
+    loss = kondo.losses.sequence_is_pg
+    report = run_step(lm, rows, advantages, gate=gate, loss=loss, loss_inputs=stale)
+    expected = gradients(model)
+    results = crew.run(cases.corrected_step, len(splits), wrapping, splits, widths, 20, rate)
+    for found in results:
+        assert_close(found["report"]["loss"], report.loss)
+        for name, grad in expected.items():
+            assert_close(found["grads"][name], grad)
+    assert results[0]["report"]["rows_moved"] > 0
+    if rate == 0.1:
+        assert any(found["report"]["rank_fillers"] for found in results)
+
+
 def test_ranks_train_about_the_same_number_of_tokens(crew):
     splits, widths = (8, 8), (24, 5)
     # One row to a pack: no padding.

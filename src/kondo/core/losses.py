@@ -1,15 +1,19 @@
 """Policy-gradient losses per unit, unreduced: the caller masks, weights and divides.
 
-Every function takes log_probs [N] or [N, T] and returns the same shape. Only `log_probs` is
+Every function takes log_probs [N] or [N, T] and returns the same shape. `sequence_is_pg` weighs
+whole sequences; in all others a unit's loss depends on nothing but that unit. Only `log_probs` is
 differentiated; advantages, other log-probs and weights are detached inside. Half precision is
 upcast to float32. Advantages may be [N] for [N, T] log-probs.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
 from kondo.core._checks import at_least_float32, check_float, expand_rows
 from kondo.core.delight import delight
+from kondo.core.ratios import capped_ratio, sequence_ratio
 
 
 def _pair(log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,13 +203,64 @@ def is_pg(
 
     Reference: truncation, https://arxiv.org/abs/1802.01561, equation 1
     """
+    most = math.inf if max_weight is None else max_weight
+    _positive("max_weight", most)
     log_probs, advantages = _pair(log_probs, advantages)
     behaviour_log_probs = _other("behaviour_log_probs", behaviour_log_probs, log_probs)
-    ratio = torch.exp(log_probs.detach() - behaviour_log_probs)
-    if max_weight is not None:
-        _positive("max_weight", max_weight)
-        ratio = ratio.clamp_max(max_weight)
+    ratio = capped_ratio(log_probs.detach() - behaviour_log_probs, most)
     return -ratio * advantages * log_probs
+
+
+def sequence_is_pg(
+    log_probs: Tensor,
+    advantages: Tensor,
+    behaviour_log_probs: Tensor,
+    *,
+    sequence_index: Tensor | None = None,
+    max_weight: float = 2.0,
+) -> Tensor:
+    """Return -w * U * log pi of each token, w = min(product over its sequence of pi / mu, cap).
+
+    Gradient: -w U grad log pi; w is not differentiated. For answers of a policy that was older,
+    quantised or at another temperature: what must be corrected is the chance of the whole answer.
+
+    Args:
+        log_probs: [N, T] or [K] float, differentiated.
+        advantages: like log_probs, or [N] for [N, T].
+        behaviour_log_probs: like log_probs, log mu of the policy that acted.
+        sequence_index: int64 like log_probs: the sequence of each element, from 0 and below the
+            number of elements; negative for elements of no sequence, whose loss is 0. All elements
+            of a sequence must be there. None: each row of [N, T] is one, with every element.
+            `kondo.backward` gives it.
+        max_weight: the cap; infinite for none.
+
+    Example:
+        >>> import torch, kondo
+        >>> pi, mu = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.4]]).log()
+        >>> -kondo.losses.sequence_is_pg(pi, torch.ones(1), mu) / pi  # 2 * 1.25, capped
+        tensor([[2., 2.]])
+        >>> batch, advantages = torch.randn(8, 4), torch.randn(8)
+        >>> policy, mu = torch.nn.Linear(4, 3), torch.full((8, 3), -1.0)
+        >>> kondo.backward(
+        ...     lambda rows: -policy(rows).square(),
+        ...     batch,
+        ...     advantages,
+        ...     gate=kondo.UnbiasedGate(rate=0.5),
+        ...     unit="sequence",
+        ...     loss=kondo.losses.sequence_is_pg,
+        ...     loss_inputs={"behaviour_log_probs": mu},
+        ... ).rows_trained
+        4
+
+    Reference: truncation, https://arxiv.org/abs/1802.01561, equation 1
+    """
+    _positive("max_weight", max_weight)
+    log_probs, advantages = _pair(log_probs, advantages)
+    behaviour_log_probs = _other("behaviour_log_probs", behaviour_log_probs, log_probs)
+    _check_sequences(sequence_index, log_probs)
+    ratio = sequence_ratio(log_probs, behaviour_log_probs, sequence_index, max_weight=max_weight)
+    terms = -ratio * advantages * log_probs
+    return terms if sequence_index is None else torch.where(sequence_index >= 0, terms, 0.0)
 
 
 def awr(
@@ -233,6 +288,24 @@ def awr(
     _positive("max_weight", max_weight)
     log_probs, advantages = _pair(log_probs, advantages)
     return -torch.exp(advantages / beta).clamp_max(max_weight) * log_probs
+
+
+def _check_sequences(sequence_index: Tensor | None, log_probs: Tensor) -> None:
+    """Raise a ValueError unless it is known which sequence each element belongs to."""
+    if sequence_index is None:
+        if log_probs.ndim != 2:
+            raise ValueError(
+                f"sequence_index must say which sequence each element belongs to, got None for "
+                f"log_probs of shape {list(log_probs.shape)}; give it, give log_probs [N, T] with "
+                f"one sequence per row, or use is_pg for single decisions."
+            )
+        return
+    if sequence_index.shape != log_probs.shape or sequence_index.dtype != torch.int64:
+        raise ValueError(
+            f"sequence_index must be int64 of the shape of log_probs, {list(log_probs.shape)}, got "
+            f"{sequence_index.dtype} of shape {list(sequence_index.shape)}; give one number per "
+            f"element."
+        )
 
 
 def _positive(name: str, value: float) -> None:

@@ -32,6 +32,9 @@ class MicroBatch(NamedTuple):
     0 where `keep` is None, and the log-probs tell."""
     filler: bool = False
     """Nothing of it is kept: it is run only because other ranks make a call."""
+    row_of: Tensor | None = None
+    """int64 [K]: the row of each element, where [n, T] was flattened; for losses that weigh whole
+    sequences. Elements of a row must stand together, and all of them in one micro-batch."""
 
 
 Compact = Callable[..., Iterable[MicroBatch]]
@@ -57,4 +60,4 @@ def micro_batches(
         index = slice(start, stop) if everything else selection.rows[start:stop]
         taken = parts if everything and step >= num_kept else rows.take(parts, index)
         num_tokens = 0 if selection.whole else selection.mask[index].sum()
-        yield MicroBatch._make((*taken, stop - start, num_tokens, False))
+        yield MicroBatch._make((*taken, stop - start, num_tokens, False, None))

@@ -10,6 +10,7 @@ from torch import Tensor
 from kondo.core._checks import at_least_float32, check_float, expand_rows
 from kondo.engine.compact import MicroBatch
 from kondo.engine.finite import FiniteCheck, Gated
+from kondo.engine.loss_arguments import SEQUENCE_INDEX, sequence_index, takes_sequences
 from kondo.engine.report import StageClock
 
 Loss = Callable[..., Tensor]
@@ -43,7 +44,8 @@ def differentiate(
     Args:
         log_prob: rows -> log-probs.
         micro_batches: by a compaction.
-        loss: (log_probs, advantages, **loss_inputs) -> one value per element.
+        loss: (log_probs, advantages, **loss_inputs) -> one value per element. One with a parameter
+            `sequence_index` also gets that.
         denominator: a number, or what gives it for the log-probs of a micro-batch.
         backward_fn: how to differentiate a loss.
         clock: for the stages forward and backward.
@@ -52,11 +54,12 @@ def differentiate(
     """
     total: Tensor | None = None
     elements = 0
+    whole = takes_sequences(loss)
     for micro in micro_batches:
         with clock.stage("forward"):
             log_probs = _graph_log_probs(log_prob, micro)
             divide = denominator(log_probs) if callable(denominator) else denominator
-            parts = gate_losses(log_probs, micro, loss)
+            parts = gate_losses(log_probs, micro, loss, sequences=whole)
             gated = parts.losses.sum() / divide
             hidden = False
             if check is not None:  # after the loss is launched: the device has work to do
@@ -69,10 +72,18 @@ def differentiate(
     return Differentiated(torch.zeros(()) if total is None else total, elements)
 
 
-def gate_losses(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Gated:
+def gate_losses(
+    log_probs: Tensor, micro: MicroBatch, loss: Loss, *, sequences: bool = False
+) -> Gated:
     """Return the weighted losses of the kept elements, 0 elsewhere.
 
     What is not kept cannot leak NaN out of the loss.
+
+    Args:
+        log_probs: of the micro-batch.
+        micro: whose rows these are.
+        loss: one value per element.
+        sequences: whether the loss must be told which sequence each element belongs to.
     """
     raw = log_probs
     home = log_probs.device
@@ -84,6 +95,8 @@ def gate_losses(log_probs: Tensor, micro: MicroBatch, loss: Loss) -> Gated:
     if keep is not None:
         # where() lets no gradient out of what is not kept, whatever the loss makes of it.
         log_probs = torch.where(keep, log_probs, 0.0)
+    if sequences:
+        inputs[SEQUENCE_INDEX] = sequence_index(log_probs, micro, keep)
     losses = loss(log_probs, advantages, **inputs)
     if losses.shape != log_probs.shape:
         raise ValueError(

@@ -11,6 +11,7 @@ from kondo.core._checks import check_float, check_mask, expand_rows
 from kondo.core.contract import BaseGate, as_gate
 from kondo.engine import rows
 from kondo.engine.differentiate import Loss
+from kondo.engine.loss_arguments import check_loss
 from kondo.engine.modules import devices_of
 from kondo.engine.options import Options, check_size
 from kondo.engine.policy import Policy, policy_of
@@ -119,6 +120,7 @@ def prepare(
     if size:
         known.check(given.batch, advantages, screen, loss_inputs, unit)
     _check_unit(unit, checked)
+    check_loss(loss, loss_inputs, gated=gate is not None, unit=unit)
     return Inputs(
         policy=known,
         gate=None if gate is None else as_gate(gate),

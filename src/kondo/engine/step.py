@@ -67,6 +67,8 @@ def backward(
             log pi(a) - log pi(mode). Without a forward, a NaN in a row that is not kept is not
             noticed.
         loss: (log_probs, advantages, **loss_inputs) -> one value per element; see `kondo.losses`.
+            One with a parameter `sequence_index`, such as `kondo.losses.sequence_is_pg`, also gets
+            that: which row each element belongs to.
         loss_inputs: further tensors with N rows that the loss takes by name, e.g.
             {"old_log_probs": ...}; gathered with the rows, not differentiated. With a gate they
             must be finite in kept units.

@@ -234,6 +234,7 @@ class CausalLM:
                 weight=None if selection.weight is None else at("weight", selection.weight),
                 num_rows=pack.num_rows,
                 num_tokens=pack.num_tokens,
+                row_of=pack.rows,  # all kept tokens of a row are in one pack, side by side
             )
 
     def _read(self, pack: Pack) -> Tensor:

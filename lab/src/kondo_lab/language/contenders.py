@@ -217,8 +217,8 @@ def loss(
     """Return each member's loss, [P], differentiable with respect to new_log_probs alone.
 
     A loss gets what it names among its parameters: old_log_probs or behaviour_log_probs, [n, T] of
-    whoever sampled; mask, bool [n, T], what is trained; whole_rows, True: a row is one answer; and
-    members, P, whose rows stand one after the other.
+    whoever sampled; mask, bool [n, T], what is trained; and members, P, whose rows stand one after
+    the other. A row is one answer; outside the mask both kinds of log-probs are 0, so ratios are 1.
 
     Args:
         contender: the rule.
@@ -250,7 +250,6 @@ def loss(
         )
         | {
             "mask": lambda: trained.flatten(0, 1),
-            "whole_rows": lambda: True,
             "members": lambda: len(weight),
         },
     )

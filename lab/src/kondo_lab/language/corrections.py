@@ -36,7 +36,7 @@ from kondo.core.delight import delight
 from kondo.core.gates import Gate
 from kondo_lab.gates import unchecked
 from kondo_lab.language.contenders import CLIPPED, Contender, percent
-from kondo_lab.population.losses import ImportanceWeighted, Loss
+from kondo_lab.population.losses import Loss
 
 _TINY = 1e-30
 
@@ -202,7 +202,7 @@ def corrections(
         "GRPO uncorrected": losses.pg,
         "PPO clip 0.2": CLIPPED,
         "token ratios, cap 2": partial(losses.is_pg, max_weight=2.0),
-        "sequence ratios, cap 2": ImportanceWeighted(2.0),
+        "sequence ratios, cap 2": partial(losses.sequence_is_pg, max_weight=2.0),
         "CISPO": partial(losses.is_pg, max_weight=5.0),
         "GSPO": GroupSequence(),
     }

@@ -46,7 +46,7 @@ def short_name(loss: Loss) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ImportanceWeighted:
-    """min(pi / mu, max_weight) * PG; the weight is not differentiated."""
+    """min(pi / mu, max_weight) * PG, of actions or of whole answers: `is_pg`, `sequence_is_pg`."""
 
     max_weight: float = math.inf
     """Where the weight is capped; infinite leaves it exact."""
@@ -61,29 +61,9 @@ class ImportanceWeighted:
     def __call__(
         self, log_probs: Tensor, advantages: Tensor, *, old_log_probs: Tensor, whole_rows: bool
     ) -> Tensor:
-        """Return the terms."""
-        weight = importance(log_probs, old_log_probs, self.max_weight, whole_rows)
-        return weight * losses.pg(log_probs, advantages)
-
-
-def importance(log_probs: Tensor, behaviour: Tensor, max_weight: float, whole_rows: bool) -> Tensor:
-    """Return min(pi / mu, max_weight), not differentiated: [n, T], or [n, 1] for whole rows.
-
-    The weight of a whole answer is the product over its tokens, as in the author's code.
-
-    Example:
-        >>> import math, torch
-        >>> from kondo_lab.population.losses import importance
-        >>> learner, actor = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 1.0]]).log()
-        >>> importance(learner, actor, math.inf, whole_rows=False)
-        tensor([[2.0000, 0.5000]])
-        >>> importance(learner, actor, math.inf, whole_rows=True)
-        tensor([[1.]])
-    """
-    log_ratio = log_probs.detach() - behaviour
-    if whole_rows:
-        log_ratio = log_ratio.sum(dim=1, keepdim=True)
-    return log_ratio.exp().clamp_max(max_weight)
+        """Return the terms; the weight of a whole answer is that of the author's code."""
+        loss = losses.sequence_is_pg if whole_rows else losses.is_pg
+        return loss(log_probs, advantages, old_log_probs, max_weight=self.max_weight)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,57 @@
+"""Importance ratios pi / mu, capped and not differentiated: of single elements and of sequences."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def capped_ratio(log_ratio: Tensor, max_weight: float) -> Tensor:
+    """Return min(exp(log_ratio), max_weight).
+
+    The cap comes before the exponential: an answer of many tokens may have a ratio that overflows.
+
+    Example:
+        >>> import torch
+        >>> capped_ratio(torch.tensor([0.0, 1000.0]), 2.0)
+        tensor([1., 2.])
+    """
+    return log_ratio.clamp_max(math.log(max_weight)).exp()
+
+
+def sequence_ratio(
+    log_probs: Tensor,
+    behaviour_log_probs: Tensor,
+    sequence_index: Tensor | None = None,
+    *,
+    max_weight: float,
+) -> Tensor:
+    """Return min(product over a sequence of pi / mu, max_weight), for each of its elements.
+
+    Not differentiated, and nothing is read from the device.
+
+    Args:
+        log_probs: [N, T] or [K] float.
+        behaviour_log_probs: like log_probs; of the policy that acted.
+        sequence_index: int64 like log_probs: the sequence of each element, from 0 and below the
+            number of elements; negative for elements of no sequence. None: rows of [N, T].
+        max_weight: where ratios are capped, > 0; infinite for no cap.
+
+    Returns:
+        Like log_probs; 0 for elements of no sequence.
+
+    Example:
+        >>> import torch
+        >>> pi, mu = torch.tensor([0.5, 0.5, 0.9]).log(), torch.tensor([0.25, 0.4, 0.9]).log()
+        >>> sequence_ratio(pi, mu, torch.tensor([0, 0, 1]), max_weight=9.0)  # 2 * 1.25, and 1
+        tensor([2.5000, 2.5000, 1.0000])
+    """
+    log_ratio = log_probs.detach() - behaviour_log_probs.detach()
+    if sequence_index is None:
+        return capped_ratio(log_ratio.sum(dim=1, keepdim=True), max_weight).expand_as(log_probs)
+    inside, size = sequence_index >= 0, log_probs.numel()
+    # As many slots as elements, whatever the number of sequences; the last is for no sequence.
+    slot = torch.where(inside, sequence_index, size).reshape(-1)
+    total = log_ratio.new_zeros(size + 1).index_add(0, slot, log_ratio.reshape(-1))
+    ratio = capped_ratio(total, max_weight).index_select(0, slot).view_as(log_probs)
+    return torch.where(inside, ratio, 0.0)
