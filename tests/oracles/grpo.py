@@ -2,9 +2,12 @@
 
 A micro-batch is a dict: prompt_ids, prompt_mask [b, P], completion_ids, completion_mask [b, T],
 advantages [b], keep [b, T]; weight (of the advantage), gate_weight (of all terms), tool_mask, old,
-ref [b, T] and correction, the sampler's importance ratio, [b, T] or [b, 1], where there are any.
+ref [b, T] and correction, the sampler's importance ratio, [b, T] or [b, 1], where there are any;
+sampling, the sampler's log-probs, [b, T], NaN for tokens that it did not score.
 `tokens`: all that count in an optimizer step, for the losses that divide by them.
 """
+
+import math
 
 import torch
 
@@ -26,9 +29,29 @@ def counted(micro):
     return (mask * micro["tool_mask"] if "tool_mask" in micro else mask).float()
 
 
-def token_losses(kind, log_probs, micro, *, level="token", epsilon=0.2, beta=0.0):
-    """Policy loss and KL penalty of each token, [b, T]."""
+def sequence_weights(log_probs, micro, cap):
+    """min(product over a row of pi / mu, cap), [b, 1], by row and token; mu sampled the row."""
+    found = []
+    for row, counts in enumerate(counted(micro).tolist()):
+        behaviour = micro.get("sampling", micro.get("old"))[row].tolist()
+        product = 1.0
+        for ours, theirs, count in zip(log_probs[row].tolist(), behaviour, counts, strict=True):
+            known = count and not math.isnan(theirs)
+            product *= math.exp(ours - theirs) if known else 1.0
+        found.append(min(product, cap))
+    return torch.tensor(found).unsqueeze(1)
+
+
+def token_losses(kind, log_probs, micro, *, level="token", epsilon=0.2, beta=0.0, cap=None):
+    """Policy loss and KL penalty of each token, [b, T]; with a cap, by sequence weights."""
     mask = counted(micro)
+    if cap is not None:
+        weights = sequence_weights(log_probs.detach(), micro, cap)
+        # At a ratio of 1, whose gradient is that of the log-prob.
+        one = (log_probs - log_probs.detach()).exp()
+        loss = -weights * micro["advantages"].unsqueeze(1) * micro.get("weight", 1.0) * one
+        gap = micro["ref"] - log_probs if beta else torch.zeros_like(log_probs)
+        return loss + beta * (gap.exp() - gap - 1)
     old = micro.get("old")
     old = log_probs.detach() if old is None else old
     log_ratio = log_probs - old

@@ -8,6 +8,7 @@ RAW = {
     "old": "old_per_token_logps",
     "ref": "ref_per_token_logps",
     "correction": "importance_sampling_ratio",
+    "sampling": "sampling_per_token_logps",
 }
 
 
@@ -69,7 +70,10 @@ def raw_micro(slice_, raw, share):
     rows = slice_["row_id"]
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
     micro = {name: raw[name][rows] for name in names}
-    micro |= {"keep": slice_["kondo_keep"].float(), "gate_weight": slice_["kondo_weight"]}
+    if "kondo_keep" in slice_:
+        micro |= {"keep": slice_["kondo_keep"].float(), "gate_weight": slice_["kondo_weight"]}
+    else:  # no gate
+        micro["keep"] = torch.ones(micro["completion_mask"].shape)
     for name, source in {**RAW, "tool_mask": "tool_mask"}.items():
         if source in raw:
             micro[name] = raw[source][rows]

@@ -90,6 +90,7 @@ def check_step(gated, step, micros, loss_type, value):
         "level": args.importance_sampling_level,
         "epsilon": args.epsilon,
         "beta": args.beta,
+        "cap": None if args.kondo_correction == "none" else args.kondo_correction_cap,
     }
     # Weights of the gate multiply gradients; the logged loss is without them.
     plain = [{k: v for k, v in micro.items() if k != "gate_weight"} for micro in micros]

@@ -101,6 +101,7 @@ def test_the_gradient_is_that_of_all_rows_together(runs, name):
             micros,
             max_length=OPTIONS["max_completion_length"],
             beta=both[0]["beta"],
+            cap=both[0]["cap"],
         )
         model.zero_grad()
         loss.backward()

@@ -67,6 +67,10 @@ SCENARIOS = {
     "unequal": ({"loss_type": "bnpo"}, rows_of([0, *range(8, 16)])),
     "two_steps_per_batch": ({"steps_per_generation": 4, "kondo_rate": 0.1}, None),
     "reused": ({"num_iterations": 2, "max_steps": 4}, rows_of([2, 8, 9, 10, 11], [0, 1])),
+    "corrected": (
+        {"num_iterations": 2, "max_steps": 4, "kondo_correction": "sequence"},
+        rows_of([2, 8, 9, 10, 11], [0, 1]),
+    ),
     "half_empty": (
         {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
         rows_of([0], [], [], [9, 10]),
@@ -111,6 +115,7 @@ def run(name, folder, outputs):
         "logs": [log for log in gated.state.log_history if "loss" in log],
         "kind": gated.args.loss_type,
         "beta": gated.beta,
+        "cap": None if gated.args.kondo_correction == "none" else gated.args.kondo_correction_cap,
         "share": gated.args.gradient_accumulation_steps / gated.args.steps_per_generation,
         "distributed_type": gated.accelerator.distributed_type.value,
     }

@@ -8,6 +8,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 import kondo
 from kondo.core.contract import Signal
+from kondo.integrations.trl.correction import check_options
 
 _SIGNALS: dict[str, Signal] = {
     "gradient_norm": kondo.signals.gradient_norm,
@@ -20,6 +21,7 @@ _ALLOWED = {
     "kondo_unit": ("sequence", "token"),
     "kondo_screen": ("auto", "rollout", "exact"),
     "kondo_signal": tuple(_SIGNALS),
+    "kondo_correction": ("none", "sequence"),
 }
 
 # Option -> its default, the values of kondo_by that take another, and why the rest do not.
@@ -47,7 +49,7 @@ class KondoGRPOConfig(GRPOConfig):
     """TRL's `GRPOConfig` and the gate's options.
 
     Give exactly one of kondo_rate, kondo_noise and kondo_price. `kondo_rate=1.0` without
-    `delight_eta` is TRL's trainer, bit for bit.
+    `delight_eta` and `kondo_correction` is TRL's trainer, bit for bit.
 
     Raises:
         ValueError: options that are out of range or contradict each other.
@@ -113,6 +115,15 @@ class KondoGRPOConfig(GRPOConfig):
         "Weight the advantage of what is trained by sigmoid(delight / delight_eta), as DG does; "
         "with kondo_rate=1.0, of everything.",
     )
+    kondo_correction: Literal["none", "sequence"] = _option(
+        "none",
+        "'sequence': weight each completion by the ratio of its probabilities under the policy and "
+        "under the policy that sampled it, capped, in the place of the clipped ratios of tokens "
+        "and of vLLM's correction. For completions that are stale or of a mismatched sampler.",
+    )
+    kondo_correction_cap: float = _option(
+        2.0, "Cap of the weight of a completion, with kondo_correction='sequence'."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
@@ -120,6 +131,7 @@ class KondoGRPOConfig(GRPOConfig):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}.")
         self._check_by()
+        check_options(self)
         given = [self.kondo_rate, self.kondo_noise, self.kondo_price]
         if sum(value is not None for value in given) != 1:
             raise ValueError(

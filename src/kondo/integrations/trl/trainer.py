@@ -11,7 +11,8 @@
 
 n rows of this process's generation batch, N of all processes, b of a micro-step, T completion
 tokens. A skipped token has advantage, log-ratio and KL exactly 0, so it adds nothing to any term.
-The gate's weights multiply the gradients of the log-probs, so they count in every term.
+The gate's weights multiply the gradients of the log-probs, so they count in every term. A
+correction multiplies the advantages as soon as the forward has the log-probs for it.
 """
 
 import contextlib
@@ -38,6 +39,7 @@ from kondo.engine.watch import watch
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_gate, check_trainer
 from kondo.integrations.trl.config import KondoGRPOConfig
+from kondo.integrations.trl.correction import at_ratio_one, check_effect, weighted_advantages
 from kondo.integrations.trl.grpo_inputs import (
     gated_inputs,
     joined,
@@ -108,6 +110,11 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         self._gated = self.args.kondo_rate != 1.0 or self.args.delight_eta is not None
         if self._gated:
             check_trainer(self)
+        self._corrects = self.args.kondo_correction != "none"
+        self._behaviour: Tensor | None = None
+        if self._corrects:
+            check_effect(self)
+            self.vllm_importance_sampling_correction = False  # the ratio is to vLLM's own log-probs
         self._deals = self.accelerator.num_processes > 1 and _may_deal(self)
         self._draws = torch.Generator().manual_seed(self.args.seed)
         self._gate_rewards: Tensor | None = None
@@ -334,22 +341,32 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         part: Part | None = inputs.get("kondo_part")
         if part is None:  # evaluation, or nothing to gate
-            return super()._compute_loss(model, inputs)
+            return self._trl_loss(model, inputs)
         # Where earlier micro-steps ran, the one in which processes synchronise must run too.
         runs = not part.idle or (self._window.trained and self.accelerator.sync_gradients)
         self._count(inputs, part.rows if runs else [], part.width)
         if not runs:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         self._window.trained = True
-        self._part, self._inputs = part, inputs
+        self._part = part
         try:
             with self._window.clock.stage("forward"):
-                loss = super()._compute_loss(model, inputs)
+                loss = self._trl_loss(model, inputs)
         finally:
-            self._part, self._inputs = None, {}
+            self._part = None
         self._undilute_metrics(inputs)
         self._backward_timer.enter_context(self._window.clock.stage("backward"))
         return loss
+
+    def _trl_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """Return TRL's own loss; in training with sequence ratios, if they are wanted."""
+        if self._corrects and self.model.training:
+            inputs, self._behaviour = at_ratio_one(inputs)
+        self._inputs = inputs
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._inputs, self._behaviour = {}, None
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -360,9 +377,27 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        forward = super()._get_per_token_logps_and_entropies
-        if self._part is None:
-            return forward(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        run = super()._get_per_token_logps_and_entropies
+        forward = run if self._part is None else functools.partial(self._kept_forward, run)
+        found = forward(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        if self._behaviour is not None:  # inside the loss, which reads the advantages next
+            self._inputs["advantages"] = weighted_advantages(
+                found[0], self._behaviour, self._inputs, self.args.kondo_correction_cap
+            )
+        return found
+
+    def _kept_forward(
+        self,
+        forward: Any,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Run the kept rows, cut after their last kept token; constants for everything else."""
+        assert self._part is not None
         keep, weight = self._inputs["kondo_keep"], self._inputs["kondo_weight"]
         width = self._part.width
         index = torch.tensor(self._part.rows, device=input_ids.device)
