@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 
@@ -23,6 +24,7 @@ from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, process_seed
 from kondo.actors.source_price import Price
 from kondo.run_files import DamagedFileError
+from oracles.sequences import sequence_loss
 from tolerances import TOLERANCES, assert_close
 
 UNITS = ["sample", "token", "sequence"]
@@ -144,6 +146,28 @@ def test_a_loss_may_ask_for_the_log_probs_that_the_actor_sampled_with(tmp_path, 
             losses = -torch.minimum(ratio * rollout.advantages, clipped)
         optimiser.zero_grad()
         losses.mean().backward()
+        optimiser.step()
+    assert_close(made.policy.weight, policy.weight)
+
+
+def test_a_loss_may_weigh_whole_sequences_of_stale_actors(tmp_path):
+    """Two steps on rollouts of the first weights; the second has ratios other than 1."""
+    own = {"rate": None, "price": -float("inf"), "at_source": False, "learning_rate": 0.1}
+    chosen = {"loss": kondo.losses.sequence_is_pg, "behaviour_input": "behaviour_log_probs"}
+    made = learner(tmp_path, unit="sequence", dtype=torch.float64, **own, **chosen)
+    policy, actor = (copy.deepcopy(made.policy) for _ in range(2))
+    optimiser = torch.optim.Adam(policy.parameters(), lr=0.1)
+    for number in (1, 2):
+        order = Order(number - 1, 0, 1, 0, made.price)
+        rollout = Task(number, unit="sequence", dtype=torch.float64).rollout(actor)
+        how = {"unit": "sequence", "at_source": False, "sketch_size": 4}
+        message = pack(rollout, order, rule=made.rule, **how)
+        made.step(StepOrder(number, (order,), (), number, 1), [message])
+        log_probs = policy.log_prob(rollout.rows)
+        everything = torch.ones_like(log_probs, dtype=torch.bool)
+        stale = (rollout.advantages, rollout.log_probs, everything, 2.0, everything)
+        optimiser.zero_grad()
+        sequence_loss(log_probs, *stale, log_probs.numel()).backward()
         optimiser.step()
     assert_close(made.policy.weight, policy.weight)
 

@@ -123,6 +123,23 @@ def test_the_first_step_on_fresh_completions_is_trl_s(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+def test_without_staleness_trl_s_truncated_ratios_of_vllm_are_the_same(tmp_path):
+    """The page says so: then nobody needs our option."""
+    theirs = {
+        "vllm_importance_sampling_mode": "sequence_truncate",
+        "vllm_importance_sampling_clip_max": 2.0,
+    }
+    norms = []
+    for options in ({"base": True, **theirs}, {"kondo_rate": 1.0, **CORRECTED}):
+        trained = trainer(tmp_path, trainer_options={"rollout_func": mismatched}, **options)
+        as_if_with_vllm(trained)
+        trained.train()
+        norms.append([log["grad_norm"] for log in trained.state.log_history if "loss" in log])
+    assert len(norms[0]) == 3
+    assert_close(torch.tensor(norms[0]), torch.tensor(norms[1]))
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_evaluation_is_trl_s(tmp_path):
     sampler = {"trainer_options": {"rollout_func": mismatched}}
     found = trainer(tmp_path, kondo_rate=0.5, **CORRECTED, **sampler)
