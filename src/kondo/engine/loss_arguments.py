@@ -27,9 +27,7 @@ def takes_sequences(loss: Callable[..., Tensor]) -> bool:
         [False, True]
     """
     signature = _signature(loss)
-    found = None if signature is None else signature.parameters.get(SEQUENCE_INDEX)
-    # Another default was bound by the caller, with functools.partial.
-    return found is not None and (found.default is None or found.default is found.empty)
+    return signature is not None and _has_index(signature)
 
 
 def check_loss(
@@ -46,7 +44,7 @@ def check_loss(
     signature = _signature(loss)
     if signature is None:
         return
-    whole = takes_sequences(loss)
+    whole = _has_index(signature)
     if whole and SEQUENCE_INDEX in loss_inputs:
         raise ValueError(
             f"loss_inputs must not hold {SEQUENCE_INDEX!r}, which the step itself gives to "
@@ -100,6 +98,12 @@ def sequence_index(log_probs: Tensor, micro: MicroBatch, keep: Tensor | None) ->
             f"MicroBatch.row_of, or use a loss of tokens, such as kondo.losses.is_pg."
         )
     return number if keep is None else torch.where(keep, number, -1)
+
+
+def _has_index(signature: inspect.Signature) -> bool:
+    found = signature.parameters.get(SEQUENCE_INDEX)
+    # Another default was bound by the caller, with functools.partial.
+    return found is not None and (found.default is None or found.default is found.empty)
 
 
 def _signature(loss: Any) -> inspect.Signature | None:
