@@ -9,6 +9,7 @@ from torch import Tensor
 from kondo.core import rules, signals
 from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 from kondo.core.delight import delight
+from kondo.core.gates import Gate
 from kondo.core.rules import count_for
 
 TIE_TOLERANCE = 1e-6
@@ -79,6 +80,35 @@ class Everything(BaseGate):
 
     def __repr__(self) -> str:
         return f"Everything({'' if self.temperature is None else f'eta={self.temperature!r}'})"
+
+
+class WeightedGate(Gate):
+    """Keep the units of highest value, and weight them by sigmoid(value / eta): DG within DG-K.
+
+    Args:
+        rate: share of the units that count, in (0, 1].
+        eta: temperature of the weights, > 0.
+
+    Example:
+        >>> import torch
+        >>> from kondo_lab.gates import WeightedGate
+        >>> WeightedGate(rate=0.5, eta=1.0)(torch.tensor([0.0, -1.0, 2.0, 3.0])).weight
+        tensor([0.0000, 0.0000, 0.8808, 0.9526])
+    """
+
+    def __init__(self, *, rate: float, eta: float):
+        if not eta > 0:
+            raise ValueError(f"eta must be > 0, got {eta}; kondo.Gate weights all units alike.")
+        super().__init__(rate=rate)
+        self._weights_eta = eta
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Choose among M units; nothing is drawn."""
+        choice = super().choose(values, mask, generator)
+        return choice._replace(weight=torch.sigmoid(values / self._weights_eta) * choice.keep)
+
+    def __repr__(self) -> str:
+        return f"WeightedGate(rate={self.rate!r}, eta={self._weights_eta!r})"
 
 
 class DrawnVarianceGate(BaseGate):

@@ -12,7 +12,7 @@ from kondo.core import signals
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
-from kondo_lab.language import contenders, step_seconds, timed_step
+from kondo_lab.language import contenders, selections, step_seconds, timed_step
 from kondo_lab.language.contenders import Batch, Contender
 from kondo_lab.language.loop import Learner
 from kondo_lab.language.population import Member, Population, Shape
@@ -29,9 +29,13 @@ GRPO = {"loss": contenders.CLIPPED, "divided": True}
 by = partial(kondo.Gate, rate=0.2)
 NUM_TOKENS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 3, 4
 GROUP, ROWS = 4, 32
+MARK = "1"
+"""One of the tokens that are drawn."""
 EVERY = [
     *contenders.contenders(rates=(0.1, 0.3), etas=(0.5,)),
     *contenders.unbiased(rates=(0.3,), noises=(1.5,)),
+    *selections.crossed(0.3)[2:],
+    *selections.variants(0.3, mark=MARK),
     Contender(name="DG sequences", gate=Everything(2.0)),
     Contender(name="PODS groups", gate=DrawnVarianceGate(rate=0.5, group=4), **GRPO),
     Contender(name="GRPO kept", gate=kondo.Gate(rate=0.2), denominator="kept", **GRPO),
@@ -393,3 +397,66 @@ def test_on_a_gpu_a_captured_loop_learns_too(contender, compiled):
     for _ in range(80):
         one.step()
     assert one.evaluate()["held-out reward"] > max(0.8, before)
+
+
+def test_a_restarted_learner_makes_the_run_of_a_fresh_one():
+    fresh, other = learner(seed=1, learning_rate=3e-2), learner(seed=0)
+    for _ in range(3):
+        other.step()
+    _, parameters = tiny()
+    other.restart(parameters, member(KEPT, seed=1, learning_rate=3e-2))
+    assert other.num_steps == 0
+    assert torch.equal(other.evaluate()["held-out reward"], fresh.evaluate()["held-out reward"])
+    for _ in range(3):
+        fresh.step()
+        other.step()
+    for ours, its in zip(fresh.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(ours, its)
+    assert other.totals["tokens differentiated"] == fresh.totals["tokens differentiated"]
+    assert other.members == fresh.members
+
+
+def test_a_learner_restarts_with_its_own_contender_only():
+    with pytest.raises(ValueError, match="learner's contender, 'DG-K 30%', got 'PG'"):
+        learner().restart(tiny()[1], member(DENSE))
+
+
+def test_a_run_ends_where_it_is_enough(tmp_path):
+    asked = []
+
+    def enough(history):
+        asked.append(history[-1]["step"])
+        return len(history) == 3
+
+    own = Context(
+        device=torch.device("cpu"),
+        progress=lambda share, note: None,
+        stopped=lambda: False,
+        checkpoint=tmp_path / "x",
+    )
+    found = train(
+        learner(),
+        own,
+        part="p",
+        num_steps=9,
+        log_steps=(1,),
+        evaluate_steps=[0, 2, 5],
+        enough=enough,
+    )
+    assert asked == [2]  # after evaluated steps alone; by then 0, 1 and 2 were logged
+    assert max(record.step for record in found) == 2
+
+
+def test_the_likeliest_answers_are_measured_where_asked_for():
+    model, parameters = tiny()
+    for greedy in (True, False):
+        shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16, greedy=greedy)
+        own = Learner(Echo(), model, parameters, member(KEPT), shape=shape)
+        assert ("held-out reward" in own.evaluate()) == greedy
+        assert "held-out sampled reward" in own.evaluate()
+
+
+def test_dense_contenders_are_timed_by_the_paths_asked_for():
+    own = learner(learning_rate=0.0)
+    found = seconds_per_step(own, [DENSE, KEPT], rounds=1, dense_paths=("plain",))
+    assert set(found) == {"PG plain", "DG-K 30%"}

@@ -8,7 +8,7 @@ from lab.language import toys
 from oracles import language as oracle
 from tolerances import assert_close
 
-NOMINAL = {"toy": 1e5, "1m": 1e6, "5m": 5e6, "25m": 25e6, "85m": 85e6, "300m": 300e6}
+NOMINAL = {"toy": 1e5, "1m": 1e6, "5m": 5e6, "25m": 25e6, "85m": 85e6, "300m": 300e6, "1b": 1e9}
 
 
 def by_oracle(own, parameters, tokens):

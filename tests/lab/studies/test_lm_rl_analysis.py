@@ -1,6 +1,3 @@
-"""The analysis of made-up records whose answers are known."""
-
-import dataclasses
 import math
 
 import numpy as np
@@ -13,12 +10,24 @@ from kondo_lab.gates import Everything
 from kondo_lab.language.contenders import Contender
 from kondo_lab.part import Record
 from kondo_lab.studies import records
-from kondo_lab.studies.lm_rl import analysis, assignments, drawing, failures, runs, tuning
-from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, TOKENS, Arena, Reach, Run
+from kondo_lab.studies.lm_rl import (
+    analysis,
+    assignments,
+    comparisons,
+    drawing,
+    failures,
+    findings,
+    plane,
+    runs,
+    tuning,
+)
+from kondo_lab.studies.lm_rl.comparisons import Statement
+from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, TOKENS, Arena, Reach, Run, SpeedUp
 from kondo_lab.studies.lm_rl.settings import SMALL
+from kondo_lab.studies.study import Estimate
 from tolerances import assert_close
 
-GRID, WALL = SMALL.main, SMALL.walls[0]
+GRID, PLANE = SMALL.main, SMALL.planes[0]
 ROWS = GRID.num_rows
 
 
@@ -29,58 +38,52 @@ def made(rewards, *, series="PG", seed=0, per_step=2.0):
     return Run(series, seed, steps, np.array(rewards, dtype=float), paid)
 
 
-def grid_records(rewards, *, tokens=100.0):
-    """Records of the grid from {(series, seed): reward by step}."""
-    (part,) = assignments.grid_names(SMALL, GRID)
+def grid_records(rewards, *, field=GRID, entropy=0.2):
+    """Records of a population from {(series, seed): reward by step}; entropy: one, or by series."""
+    part = assignments.grid_names(SMALL, field)[0]
     lines = []
     for (series, seed), several in rewards.items():
         for step, reward in enumerate(several):
-            values = {tuning.QUALITY: reward, tuning.GREEDY: reward}
+            values = {tuning.QUALITY: reward}
             if step:
-                values |= {TOKENS: tokens * step, "entropy": 0.2, "mixed groups": 0.5}
+                random = entropy[series] if isinstance(entropy, dict) else entropy
+                values |= {TOKENS: 100.0 * step, "entropy": random, "mixed groups": 0.5}
             for metric, value in values.items():
                 place = (step, ROWS * step, 10 * step)
                 lines.append(Record(part, series, 1e-3, seed, *place, metric, value))
     return records.frame(lines, part=part)
 
 
-def seconds_records(seconds, field=GRID):
-    """Records of the clock from {series: (learner, loop)}."""
-    part = assignments.seconds_name(field)
-    return records.frame(
-        [
-            Record(part, series, math.nan, 0, 0, ROWS, 0, f"seconds {stage} {quantile}", factor * s)
-            for series, both in seconds.items()
-            for stage, s in zip(("learner", "loop"), both, strict=True)
-            for quantile, factor in (("p20", 0.5), ("p50", 1.0), ("p80", 3.0))
-        ],
-        part=part,
-    )
-
-
 def joined(*tables):
     return records.pd.concat(tables, ignore_index=True)
 
 
-def clocked(series, seed, rewards, *, learner, loop):
-    """Records of one run by the clock."""
-    name = series.removesuffix(" plain")
-    contender = next(each for each in SMALL.clocked(WALL) if each.name == name)
-    path = "plain" if series.endswith("plain") else "product"
-    part = assignments.wall_name(WALL, contender, path, seed)
+def clocked(part, point, runs_of, *, learner=1.0, loop=2.0):
+    """Records of a part by the clock from {(learning rate, seed): reward by step}."""
     lines = []
-    for step, reward in enumerate(rewards):
-        values = {tuning.QUALITY: reward, tuning.GREEDY: reward}
-        if step:
-            values |= {
-                TOKENS: 5 * step,
-                "seconds learner": learner * step,
-                "seconds loop": loop * step,
-            }
-        for metric, value in values.items():
-            place = (step, WALL.num_rows * step, step)
-            lines.append(Record(part, series, 1e-3, seed, *place, metric, value))
+    for (rate, seed), rewards in runs_of.items():
+        for step, reward in enumerate(rewards):
+            values = {tuning.QUALITY: reward}
+            if step:
+                seconds = {"seconds learner": learner * step, "seconds loop": loop * step}
+                values |= {TOKENS: 5 * step, **seconds}
+            for metric, value in values.items():
+                place = (step, point.num_rows * step, point.num_kept * step)
+                lines.append(Record(part, point.name, rate, seed, *place, metric, value))
     return records.frame(lines, part=part)
+
+
+def tried(number, by_rate, **seconds):
+    """Records of a point's tuning from {learning rate: reward by step}."""
+    point = PLANE.points[number]
+    runs_of = {(rate, 1000): rewards for rate, rewards in by_rate.items()}
+    return clocked(assignments.point_name(PLANE, point), point, runs_of, **seconds)
+
+
+def best(number, role, *by_seed, **seconds):
+    """Records of a role's best point, the rewards of seeds 0, 1, ..."""
+    runs_of = {(1e-3, seed): rewards for seed, rewards in enumerate(by_seed)}
+    return clocked(assignments.best_name(PLANE, role), PLANE.points[number], runs_of, **seconds)
 
 
 def test_a_target_is_met_between_two_evaluations():
@@ -166,32 +169,15 @@ def test_the_fastest_is_so_on_the_seeds_that_all_have():
     assert runs.fastest(apart, ["a", "b"]) is None
 
 
-def test_grid_runs_are_read_with_all_that_was_paid():
-    table = joined(
-        grid_records({("PG", 0): [0.1, 0.2], ("PG", 1): [0.3, 0.4]}),
-        seconds_records({"PG": (0.4, 1.0), "PG plain": (0.3, 0.9)}),
-    )
-    (first, second) = runs.grid_runs(table, SMALL, GRID)["PG"]
+def test_runs_of_a_population_are_read_with_all_that_was_paid_and_no_seconds():
+    table = grid_records({("PG", 0): [0.1, 0.2], ("PG", 1): [0.3, 0.4]})
+    (first, second) = runs.grid_runs(table, assignments.grid_names(SMALL, GRID))["PG"]
     assert (first.seed, second.seed) == (0, 1)
     assert_close(second.reward, np.array([0.3, 0.4]))
-    expected = {ROLLOUTS: ROWS, runs.ROWS: 10, TOKENS: 100, LEARNER: 0.3, LOOP: 0.9}
+    expected = {ROLLOUTS: ROWS, runs.ROWS: 10, TOKENS: 100}
     assert {axis: values.tolist() for axis, values in first.costs.items()} == {
         axis: [0.0, float(paid)] for axis, paid in expected.items()
     }
-
-
-def test_the_slower_path_of_a_dense_contender_does_not_count():
-    table = seconds_records({"GRPO": (0.2, 1.0), "GRPO plain": (0.3, 0.9), "DG-K 10%": (0.1, 0.5)})
-    assert dict(runs.step_seconds(table, GRID).loc["GRPO"]) == {"learner": 0.2, "loop": 1.0}
-    found = analysis.step_speed_ups(table, GRID)
-    assert set(found) == {"GRPO", "DG-K 10%"}
-    assert_close(found["DG-K 10%"][0], 2.0)
-    assert_close(found["DG-K 10%"][1], 2.0)
-
-
-def test_without_a_clock_a_grid_has_no_seconds():
-    table = grid_records({("PG", 0): [0.1, 0.2]})
-    assert set(runs.grid_runs(table, SMALL, GRID)["PG"][0].costs) == {ROLLOUTS, TOKENS, runs.ROWS}
 
 
 def test_targets_lie_between_the_start_and_dense_grpos_end():
@@ -217,243 +203,192 @@ def test_dense_is_the_path_whose_learner_was_faster():
         "GRPO": [made([0, 1], series="GRPO", per_step=3.0)],
         "GRPO plain": [made([0, 1], series="GRPO plain", per_step=2.0)],
     }
-    assert Arena(WALL, True, both).dense == "GRPO plain"
-    assert Arena(WALL, True, both | {"GRPO plain": both["GRPO"]}).dense == "GRPO"
-    assert Arena(WALL, True, {"GRPO plain": both["GRPO plain"]}).dense == "GRPO plain"
+    assert Arena(PLANE, True, both).dense == "GRPO plain"
+    assert Arena(PLANE, True, both | {"GRPO plain": both["GRPO"]}).dense == "GRPO"
+    assert Arena(PLANE, True, {"GRPO plain": both["GRPO plain"]}).dense == "GRPO plain"
 
 
-RISING = [0.2, 0.4, 0.6, 0.8, 0.8, 0.8]
+def test_differences_are_taken_seed_by_seed():
+    values = {"a": {0: 0.5, 1: 0.9, 2: 0.1}, "b": {0: 0.4, 1: 0.6}}
+    assert_close(comparisons.difference(values, "a", "b").mean, 0.2)
+    assert_close(comparisons.difference(values, "a", "b").se, 0.1)
+    assert comparisons.difference(values, "a", "b").seeds == 2
+    assert comparisons.difference(values, "a", "c") is None
+    assert comparisons.difference(values | {"c": {7: 1.0}}, "a", "c") is None
 
 
-def claimed(ours, *, others=RISING, learner=0.1):
-    names = {"GRPO": RISING, "DG-K 10%": ours, "PODS 10%": others, "random 10%": others}
-    return joined(
-        grid_records({(name, seed): own for name, own in names.items() for seed in (0, 1)}),
-        seconds_records(
-            {
-                "GRPO": (1.0, 2.0),
-                "DG-K 10%": (learner, 1.0 + learner),
-                "PODS 10%": (0.2, 1.2),
-                "random 10%": (0.5, 1.5),
-            }
-        ),
+@pytest.mark.parametrize(
+    ("mean", "se", "seeds", "verdict"),
+    [
+        (0.10, 0.03, 3, "met"),
+        (0.10, 0.04, 3, "open"),  # 2.5 errors, and chance of three seeds makes 2.92
+        (0.10, 0.04, 5, "met"),
+        (0.10, 0.01, 2, "open"),
+        (0.0, 0.01, 5, "missed"),
+        (-0.10, 0.20, 5, "missed"),
+    ],
+)
+def test_a_statement_is_met_missed_or_open(mean, se, seeds, verdict):
+    assert comparisons.verdict(Estimate(mean, se, seeds)) == verdict
+
+
+def test_a_statement_that_ours_is_lower_is_tested_the_other_way_round():
+    values = {"a": dict.fromkeys(range(3), 0.1), "b": {0: 0.3, 1: 0.31, 2: 0.32}}
+    low = comparisons.told(Statement("a", "b", lower=True), values, "entropy")
+    assert low == "a has a lower entropy than b: met (-0.210 ± 0.006, seed by seed, 3 seeds)."
+    high = comparisons.told(Statement("a", "b"), values, "entropy")
+    assert high.startswith("a has a higher entropy than b: missed (-0.210")
+    assert comparisons.told(Statement("a", "c"), values, "entropy") is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "seeds", "verdict"),
+    [
+        (SpeedUp(6.0, 0.5, ""), 3, "met"),
+        (SpeedUp(5.2, 0.5, ""), 3, "open"),
+        (SpeedUp(4.9, 0.5, ""), 3, "missed"),
+        (SpeedUp(6.0, 0.5, ""), 2, "open"),
+        (SpeedUp(6.0, 0.5, "at least"), 3, "met"),
+        (SpeedUp(4.0, 0.5, "at least"), 3, "open"),
+        (SpeedUp(4.0, 0.5, "at most"), 3, "missed"),
+        (SpeedUp(6.0, 0.5, "at most"), 3, "open"),
+        (SpeedUp(6.0, 0.5, "unknown"), 3, "open"),
+        (SpeedUp(math.nan, math.nan, ""), 3, "open"),
+    ],
+)
+def test_an_aim_is_met_by_at_least_its_error(ratio, seeds, verdict):
+    assert comparisons.aim_verdict(ratio, seeds, 5.0) == verdict
+
+
+def test_every_statement_is_about_contenders_of_the_study():
+    names = {each.name for each in SMALL.everyone()}
+    asked = [*comparisons.selection_statements(), *comparisons.entropy_statements()]
+    assert {name for each in asked for name in (each.ours, each.other)} <= names
+    assert asked[0] == Statement("delight by PG", "random by PG")
+    assert Statement("delight by GRPO", "random by GRPO") in asked
+
+
+def test_selections_are_told_with_what_they_lose_to_dense_and_gain_on_random():
+    rewards = {"PG": 0.9, "random by PG": 0.5, "delight by PG": 0.7}
+    entropies = {"PG": 0.1, "random by PG": 0.2, "delight by PG": 0.6}
+    table = grid_records(
+        {
+            (name, seed): [0.3, end + 0.01 * seed]
+            for name, end in rewards.items()
+            for seed in (0, 1, 2)
+        },
+        entropy=entropies,
     )
+    found = analysis.analyse(table, SMALL)
+    lines = {(line.series, line.metric): line for line in found.headline}
+    delight = "delight by PG"
+    gain = lines[delight, "reward at the end less that of random rows, seed by seed"]
+    assert_close(gain.ours, 0.2)
+    assert (gain.seeds, gain.x) == (3, "sorting-2-toy")
+    assert_close(lines[delight, "reward at the end less that of dense PG, seed by seed"].ours, -0.2)
+    assert ("PG", "reward at the end less that of dense PG, seed by seed") not in lines
+    assert_close(lines[delight, "share of rows with a kept token"].ours, 10 / ROWS)
+    assert_close(lines[delight, "entropy at the last evaluation, nats a token"].ours, 0.6)
+    told = " ".join(found.findings)
+    assert "delight by PG has a higher reward at the end than random by PG: met (+0.200" in told
+    assert "random by PG has a lower entropy at the end than delight by PG: met (-0.400" in told
 
 
-def test_the_verdict_says_what_was_aimed_for_and_what_came():
-    found = analysis.analyse(claimed(RISING), SMALL)
-    (told,) = (each for each in found.findings if "DG-K 10% reached" in each)
-    # 90% of the way from 0.2 to 0.8 is 0.74, met after 2.7 steps of 0.1 seconds.
-    assert "reached a held-out reward of 0.74 in 0.27 learner seconds (2 of 2 seeds)" in told
-    assert "a speed-up over GRPO of 10.00x ± 0 (aim 5x: met)" in told
-    assert "by the whole loop of 1.82x ± 0" in told
-    assert "Over PODS 10%, the best alternative: 2.00x ± 0 (aim 1.5x: met)" in told
-    assert told.endswith("on 2 seeds of both: not worse by more than one standard error.")
+RISING = [0.2, 0.4, 0.6, 0.8]
 
 
-def test_the_verdict_says_what_was_missed():
-    slow = [0.2, 0.2, 0.3, 0.4, 0.4, 0.4]
-    (told,) = (
-        each
-        for each in analysis.analyse(claimed(slow), SMALL).findings
-        if "DG-K 10% reached" in each
-    )
-    assert "in at least 0.5 learner seconds (0 of 2 seeds)" in told
-    assert "over GRPO of at most 5.40x ± 0 (aim 5x: not met)" in told
-    assert "(aim 1.5x: not met)" in told
-    assert told.endswith("0.800 ± 0.000 on 2 seeds of both: worse by more than one standard error.")
+def test_smoothed_rewards_stand_between_evaluations():
+    found = plane.smoothed(made([0.2, 0.4, 0.8], per_step=2.0))
+    assert_close(found.reward, np.array([0.3, 0.6]))
+    assert_close(found.costs[LOOP], np.array([1.0, 3.0]))
+    assert_close(found.steps, np.array([0.5, 1.5]))
 
 
-def at_the_end(ours, dense):
-    """Say how {seed: reward} at the end compare."""
-    both = {"PG": ours, "GRPO": dense}
-    several = {
-        name: [made([0.1, end], series=name, seed=seed) for seed, end in ends.items()]
-        for name, ends in both.items()
-    }
-    return analysis._at_the_end(Arena(GRID, False, several), "PG")
+def test_a_run_has_reached_where_its_smoothed_reward_meets_the_target():
+    for rewards in ([0.1, 0.6, 0.5], [0.1, 0.9, 0.09], [0.9, 0.0, 0.2], [0.4, 0.6]):
+        history = [{"values": {tuning.QUALITY: [own]}} for own in rewards]
+        ended = next(
+            (end for end in range(1, 4) if plane.has_reached(history[:end], 0.5)), len(rewards)
+        )
+        run = plane.smoothed(made(rewards[:ended]))
+        reached = math.isfinite(runs.time_to(run, 0.5, LOOP))
+        assert reached == plane.has_reached(history[:ended], 0.5)
 
 
-def test_rewards_at_the_end_are_of_the_seeds_that_both_have():
-    # Over all its seeds dense ends at 0.6, below 0.7; on seeds 0 and 1 it ends at 0.9.
-    assert at_the_end({0: 0.7, 1: 0.7}, {0: 0.9, 1: 0.9, 2: 0.0}) == (
-        "Reward at the end 0.700 ± 0.000, GRPO 0.900 ± 0.000 on 2 seeds of both: worse by more "
-        "than one standard error."
-    )
-
-
-def test_one_seed_of_both_has_no_standard_error():
-    assert at_the_end({0: 0.7}, {0: 0.9, 1: 0.3}) == (
-        "Reward at the end 0.700, GRPO 0.900 on the one seed of both: lower; one seed has no "
-        "standard error."
-    )
-    assert "on the one seed of both: not lower;" in at_the_end({0: 0.7, 1: 0.1}, {0: 0.7})
-    assert at_the_end({0: 0.7}, {1: 0.9}) == (
-        "No seed is of both PG and GRPO: their ends are not compared."
-    )
-
-
-def test_a_difference_at_the_end_within_its_error_is_not_told_as_worse():
-    # Means 0.6 and 0.7, errors 0.1 and 0.1: a difference of 0.1 with an error of 0.14.
-    assert "not worse by more" in at_the_end({0: 0.5, 1: 0.7}, {0: 0.6, 1: 0.8})
-    # Errors 0.02 and 0.02.
-    assert "both: worse by more" in at_the_end({0: 0.58, 1: 0.62}, {0: 0.68, 1: 0.72})
-
-
-def test_an_aim_that_is_met_by_chance_is_not_told_as_met():
-    assert analysis._aim(runs.SpeedUp(5.5, 0.2, ""), 5.0) == " (aim 5x: met)"
-    assert analysis._aim(runs.SpeedUp(5.5, 0.2, "at least"), 5.0) == " (aim 5x: met)"
-    assert analysis._aim(runs.SpeedUp(5.5, 0.2, "at most"), 5.0) == " (aim 5x: not met)"
-    assert analysis._aim(runs.SpeedUp(5.5, 0.2, "unknown"), 5.0) == " (aim 5x: not met)"
-    unsure = " (aim 5x: met by less than a standard error)"
-    assert analysis._aim(runs.SpeedUp(5.5, 0.9, ""), 5.0) == unsure
-
-
-def test_times_to_targets_stand_in_the_headline_with_missing_seeds():
-    slow = [0.2, 0.2, 0.3, 0.4, 0.4, 0.4]
-    lines = analysis.analyse(claimed(slow), SMALL).headline
-    known = {(line.series, line.metric): line for line in lines}
-    line = known["GRPO", "learner seconds to 0.74, 90% of the way"]
-    assert (line.ours, line.se, line.seeds) == (pytest.approx(2.7), pytest.approx(0, abs=1e-9), 2)
-    line = known[
-        "DG-K 10%", "tokens differentiated to 0.50, half way, at least: 2 of 2 seeds never"
-    ]
-    assert line.ours == 500
-    step = known["DG-K 10%", "learner speed-up over GRPO"]
-    assert (step.ours, step.x) == (pytest.approx(10), "sorting-2-toy, a step")
-
-
-def test_speed_ups_stand_in_the_headline_with_their_bounds():
-    lines = analysis.analyse(claimed(RISING), SMALL).headline
-    known = {(line.series, line.metric): line.ours for line in lines}
-    assert_close(known["DG-K 10%", "learner seconds to 0.74, speed-up over GRPO"], 10.0)
-    assert_close(known["DG-K 10%", "loop seconds to 0.74, speed-up over GRPO"], 2 / 1.1)
-    assert_close(known["DG-K 10%", "learner seconds to 0.74, speed-up over PODS 10%"], 2.0)
-    assert ("GRPO", "learner seconds to 0.74, speed-up over GRPO") not in known
-    slow = analysis.analyse(claimed([0.2, 0.2, 0.3, 0.4, 0.4, 0.4]), SMALL).headline
-    assert ("DG-K 10%", "learner seconds to 0.74, speed-up over GRPO, at most") in {
-        (line.series, line.metric) for line in slow
-    }
-
-
-def test_there_is_no_time_without_a_target_or_a_clock():
-    table = grid_records({("GRPO", 0): [0.5, 0.1], ("DG-K 10%", 0): [0.5, 0.6]})
-    (told,) = (each for each in analysis.analyse(table, SMALL).findings if "no time" in each)
-    assert told.endswith("dense GRPO did not learn, so there is no time to a target.")
-    table = grid_records({("GRPO", 0): [0.1, 0.5], ("DG-K 10%", 0): [0.5, 0.6]})
-    (told,) = (each for each in analysis.analyse(table, SMALL).findings if "no time" in each)
-    assert "seconds of a step were not measured" in told
-
-
-def test_the_frontier_counts_passes_of_those_that_got_there():
-    table = claimed([0.2, 0.2, 0.3, 0.4, 0.4, 0.4])
-    points = {(p.series, p.target): p for p in analysis.analyse(table, SMALL).frontier}
-    point = points["GRPO", "held-out reward 0.740, 90% of the way"]
-    assert (point.rate, point.reached, point.seeds) == (1.0, 2, 2)
-    assert_close(point.forward, 2.7 * ROWS)
-    assert_close(point.backward, 27.0)
-    assert_close(point.final_error, 0.2)
-    missed = points["DG-K 10%", "held-out reward 0.740, 90% of the way"]
-    assert (missed.rate, missed.reached) == (0.1, 0)
-    assert math.isnan(missed.forward)
-
-
-def test_runs_by_the_clock_have_their_own_seconds():
+def test_the_best_point_is_the_first_at_the_target_by_the_loop():
     table = joined(
-        clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
-        clocked("GRPO plain", 0, [0.2, 0.5, 0.8], learner=2.0, loop=3.5),
-        clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),
+        tried(0, {3e-4: RISING, 1e-3: [0.2, 0.7, 0.8]}, loop=2.0),
+        tried(1, {1e-3: [0.2, 0.7, 0.8]}, loop=3.0),
+        tried(2, {3e-4: [0.2, 0.2], 1e-3: [0.2, 0.3]}),
     )
-    (arena,) = runs.arenas(table, SMALL)
-    assert arena.by_clock
-    assert arena.dense == "GRPO plain"
-    assert arena.runs["GRPO"][0].costs[LOOP].tolist() == [0.0, 4.0, 8.0]
-    (told,) = (
-        each for each in analysis.analyse(table, SMALL).findings if "DG-K 10% reached" in each
-    )
-    assert "over GRPO plain of 8.00x (aim 5x: met), and by the whole loop of 3.50x." in told
+    found = plane.trials(table, PLANE)
+    assert len(found) == 5
+    point, rate, run = plane.best(found, "dense", SMALL.target)
+    assert (point, rate) == (PLANE.points[0], 1e-3)
+    # Smoothed: 0.45 at 1 and 0.75 at 3 seconds; 0.5 lies a sixth of the way.
+    assert_close(runs.time_to(run, SMALL.target, LOOP), 1 + 2 / 6)
+    # Of points that never got there, the highest at the end.
+    assert plane.best(found, "gated", SMALL.target)[:2] == (PLANE.points[2], 1e-3)
+    with pytest.raises(ValueError, match="role must be one of those tried, got 'PODS'"):
+        plane.best(found, "PODS", SMALL.target)
 
 
-def test_the_gate_that_was_first_there_is_named_whatever_it_looks_at():
+def test_speed_ups_are_over_the_best_dense_point():
     table = joined(
-        clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
-        clocked("DG-K 10%", 0, [0.2, 0.3, 0.8], learner=0.75, loop=2.0),
-        clocked("PODS 10%", 0, [0.2, 0.5, 0.8], learner=0.75, loop=2.0),
-        clocked("random 10%", 0, [0.2, 0.3, 0.4], learner=0.1, loop=1.0),
+        tried(0, {3e-4: RISING}),
+        tried(2, {3e-4: RISING}),
+        best(0, "dense", RISING, [0.3, *RISING], learner=1.0, loop=2.0),
+        best(2, "gated", RISING, [0.3, *RISING], learner=0.2, loop=1.0),
     )
-    (told,) = (each for each in analysis.analyse(table, SMALL).findings if "of all gates" in each)
-    assert "PODS 10% was the first at" in told
-    assert "over GRPO of 4.00x in learner seconds and of 2.00x by the whole loop (half way" in told
-    assert "there, at 0.43: 4.00x and 2.00x)" in told
+    found = analysis.analyse(table, SMALL)
+    lines = {(line.series, line.metric): line for line in found.headline}
+    ours = "unbiased 30% of 64"
+    learner = lines[ours, "learner seconds to 0.5, speed-up over the best dense point"]
+    assert_close(learner.ours, 5.0)
+    assert learner.se < 1e-9
+    assert_close(lines[ours, "loop seconds to 0.5, speed-up over the best dense point"].ours, 2.0)
+    assert lines["dense 32", "loop seconds to 0.5, best dense point"].seeds == 2
+    (told,) = (each for each in found.findings if "sooner than" in each)
+    assert "unbiased 30% of 64 reached a held-out reward of 0.5 (2 of 2 seeds)" in told
+    assert "by 5.00x ± 0 in learner seconds" in told
+    assert "aim" not in told  # of another size
 
 
-def test_speed_ups_by_size_are_those_by_the_clock_of_gates_that_met_two_sizes():
-    def arena(size, by_clock=True, **per_step):
-        field = dataclasses.replace(WALL, size=size)
-        several = {
-            name: [made([0.2, 0.5, 0.8] if name != "DG-K 10%" else [0.2, 0.2, 0.2], per_step=paid)]
-            for name, paid in per_step.items()
-        }
-        return Arena(field, by_clock, several)
-
-    arenas = [
-        arena("toy", **{"GRPO": 6.0, "PODS 10%": 3.0, "DG-K 10%": 1.0}),
-        arena("1m", **{"GRPO": 6.0, "PODS 10%": 1.5, "DG-K 10%": 1.0, "random 10%": 1.0}),
-        arena("5m", by_clock=False, **{"GRPO": 6.0, "random 10%": 1.0}),
-    ]
-    found = analysis.speed_ups_by_size(arenas, SMALL)
-    sizes = [98_304, 983_040]
-    for axis in (LEARNER, LOOP):
-        assert list(found[axis]) == ["DG-K 10%", "PODS 10%"]
-        assert [found[axis]["PODS 10%"][size].value for size in sizes] == [2.0, 4.0]
-        assert {found[axis]["DG-K 10%"][size].bound for size in sizes} == {"at most"}
-    left = drawing.sizes(found).axes[0]
-    drawn = [(line.get_marker(), place) for line in left.lines for place in line.get_xdata()]
-    assert [place for marker, place in drawn if marker == "o"] == sizes
-    assert [place for marker, place in drawn if marker == "v"] == sizes
-    empty = [line for line in left.lines if line.get_markerfacecolor() == "white"]
-    assert len(empty) == 2  # single seeds
-    assert not any(analysis.speed_ups_by_size(arenas[:1], SMALL).values())
-
-
-def test_the_zero_advantage_filter_is_one_of_the_gates():
+def test_the_aim_is_about_the_gated_point_of_one_size(monkeypatch):
+    monkeypatch.setattr("kondo_lab.studies.lm_rl.plane_analysis.AIMED_SIZE", "toy")
+    several = [RISING, [0.3, *RISING], [0.25, *RISING]]
     table = joined(
-        clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
-        clocked("PODS 10%", 0, [0.2, 0.5, 0.8], learner=0.75, loop=2.0),
-        clocked("zero-advantage filter", 0, [0.2, 0.5, 0.8], learner=0.5, loop=1.0),
+        tried(0, {3e-4: RISING}),
+        best(0, "dense", *several, learner=1.0, loop=2.0),
+        best(2, "gated", *several, learner=0.1, loop=1.0),
+        best(4, "PODS", *several, learner=0.1, loop=1.0),
     )
-    (told,) = (each for each in analysis.analyse(table, SMALL).findings if "of all gates" in each)
-    assert "zero-advantage filter was the first at" in told
-    assert "over GRPO of 6.00x in learner seconds and of 4.00x by the whole loop (half way" in told
+    gated, pods = (each for each in analysis.analyse(table, SMALL).findings if "sooner" in each)
+    assert "(aim 5x: met)" in gated
+    assert "(aim 2.5x: missed)" in gated
+    assert "aim" not in pods
 
 
-def test_saved_time_that_bought_rollouts_is_compared_by_the_loop():
-    part = next(iter(assignments.more_runs(SMALL, WALL)))
-    base = joined(
-        clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
-        clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),
+def test_points_that_never_got_there_are_bounds():
+    table = tried(1, {1e-3: [0.1, 0.2, 0.3]}, loop=2.0)
+    found = analysis.analyse(table, SMALL)
+    lines = {(line.series, line.metric): line for line in found.headline}
+    assert_close(lines["dense 64", "loop seconds to 0.5, at least: never"].ours, 3.0)
+    assert any("which reached 0.5 never" in told for told in found.findings)
+
+
+def test_seeds_that_never_got_there_are_told_and_not_dropped():
+    table = joined(
+        tried(0, {3e-4: RISING}),
+        best(0, "dense", RISING, [0.1, 0.1, 0.1], loop=2.0),
+        best(2, "gated", RISING, RISING, loop=1.0),
     )
-    more = clocked("DG-K 10%", 0, [0.2, 0.9, 0.9], learner=1.0, loop=2.0)
-    more["part"], more["forward"] = part, more["step"] * 500
-    told = analysis.analyse(joined(base, more), SMALL).findings
-    (told,) = (each for each in told if "instead of" in each)
-    assert f"500 rollouts a step instead of {WALL.num_rows}" in told
-    assert " in 1.16 loop seconds (1 of 1 seeds)" in told
-    assert "a speed-up of 4.67x over GRPO, and over the same without of 1.17x" in told
-    assert "reward at the end 0.900, GRPO of the same seeds 0.650." in told
-
-
-def test_saved_time_may_have_bought_nothing():
-    part = next(iter(assignments.more_runs(SMALL, WALL)))
-    base = joined(
-        clocked("GRPO", 0, [0.2, 0.5, 0.8], learner=3.0, loop=4.0),
-        clocked("DG-K 10%", 0, [0.2, 0.5, 0.8], learner=0.25, loop=1.0),
-    )
-    more = clocked("DG-K 10%", 0, [0.2, 0.3, 0.3], learner=1.0, loop=2.0)
-    more["part"] = part
-    told = analysis.analyse(joined(base, more), SMALL).findings
-    (told,) = (each for each in told if "instead of" in each)
-    assert "in at least 4 loop seconds (0 of 1 seeds), a speed-up of at most" in told
+    found = analysis.analyse(table, SMALL)
+    metrics = {line.metric for line in found.headline}
+    assert "loop seconds to 0.5, best dense point, at least: 1 of 2 seeds never" in metrics
+    assert "loop seconds to 0.5, speed-up over the best dense point, at least" in metrics
+    (point, _) = found.frontier
+    assert (point.series, point.reached, point.seeds) == ("dense 32", 1, 2)
 
 
 def test_a_fade_is_a_fall_from_the_peak_beyond_its_error():
@@ -526,7 +461,7 @@ def test_gates_that_no_longer_tell_units_apart_are_told(gate, share, kinds):
 
 def test_starts_end_at_the_first_reward_that_is_enough():
     table = tuned_points({0: [0.1, 0.35, 0.6], 1: [0.1, 0.1, 0.2]})
-    assert analysis.start_rewards(table, 0.3) == {0: 0.35, 1: 0.2}
+    assert findings.start_rewards(table, 0.3) == {0: 0.35, 1: 0.2}
     told = analysis.analyse(table, SMALL).findings
     assert told == [
         "sorting-2-toy: supervised starts of 2 seeds end at rewards of 0.20 to 0.35; 1 never got "
@@ -546,30 +481,9 @@ def tuned_points(rewards):
     )
 
 
-def test_best_learning_rates_are_told_by_rate_and_denominator():
-    (part,) = assignments.denominator_names(SMALL)
-    best = {(0.1, "full"): 1e-3, (0.1, "kept"): 3e-4, (0.3, "full"): 3e-4, (0.3, "kept"): 3e-4}
-    table = records.frame(
-        [
-            Record(part, each.name, rate, 0, step, 0, 0, tuning.QUALITY, reward)
-            for each in assignments.denominators(SMALL)
-            for rate in SMALL.denominator_learning_rates
-            for step in (0, 1)
-            for reward in [1.0 if rate == best[each.rate, each.denominator] else 0.5]
-        ],
-        part=part,
-    )
-    assert analysis.best_by_rate(table, SMALL) == {
-        "full": {0.1: 1e-3, 0.3: 3e-4},
-        "kept": {0.1: 3e-4, 0.3: 3e-4},
-    }
-    told = analysis.analyse(table, SMALL).findings
-    assert "Best learning rate of DG-K with the full denominator: 10%: 0.001, 30%: 0.0003." in told
-
-
 def test_a_best_rate_at_the_edge_of_those_tried_is_told():
     tuned = {"PG": {1e-4: 0.1, 1e-3: 0.9, 1e-2: 0.2}, "DG": {1e-4: 0.9, 1e-3: 0.1, 1e-2: 0.2}}
-    assert analysis.edges(tuned, (1e-4, 1e-3, 1e-2)) == ["DG"]
+    assert findings.edges(tuned, (1e-4, 1e-3, 1e-2)) == ["DG"]
 
 
 def test_a_family_has_one_colour_and_a_dash_for_each_rate():
@@ -577,8 +491,3 @@ def test_a_family_has_one_colour_and_a_dash_for_each_rate():
     looks = {name: drawing.look(name, among) for name in among}
     assert looks["DG-K 3%"][0] == looks["DG-K 10%"][0] != looks["DG, eta 1"][0]
     assert looks["DG-K 3%"][1] != looks["DG-K 10%"][1]
-
-
-def test_small_settings_know_what_the_tests_rely_on():
-    assert dataclasses.replace(GRID).num_rows == ROWS
-    assert {"PODS 10%", "random 10%", "DG-K 10%"} <= {each.name for each in SMALL.headliners()}

@@ -33,6 +33,7 @@ from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything, kept_first, unchecked
 from kondo_lab.language.sampler import Sampled
 from kondo_lab.population.losses import Loss, inputs_of, words
+from kondo_lab.text.alphabet import encode
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation of a group's rewards; TRL's."""
@@ -44,6 +45,64 @@ def entropy(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
     A signal that nobody can compute from log-probs: whoever decides puts the sampler's in.
     """
     raise ValueError("entropy is known to the sampler alone; let `decide` look at a batch.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartialDelight:
+    """Stand for the delight of some tokens of an answer, one value per answer.
+
+        U * sum over the counted tokens of -log pi, or U * their mean
+
+    It needs the answer's text: whoever decides has it.
+
+    Args:
+        part: "answer" counts what follows the last mark, END included; "working" what comes before
+            that, the mark included. An answer without a mark is all working.
+        mark: the character that the task puts before its answer, `AnswerTask.mark`.
+        mean: divide by the number of counted tokens.
+
+    Example:
+        >>> import torch
+        >>> from kondo_lab.language.contenders import PartialDelight
+        >>> from kondo_lab.text.alphabet import encode
+        >>> text = torch.tensor(encode(">ab>abc."))
+        >>> PartialDelight(part="answer", mark=">").counts(text, text > 0).long()
+        tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    """
+
+    part: Literal["all", "answer", "working"] = "all"
+    mark: str = ""
+    mean: bool = False
+
+    def __post_init__(self) -> None:
+        if self.part not in ("all", "answer", "working"):
+            raise ValueError(f"part must be 'all', 'answer' or 'working', got {self.part!r}.")
+        if self.part != "all" and len(self.mark) != 1:
+            raise ValueError(
+                f"mark must be one character for part {self.part!r}, got {self.mark!r}; take the "
+                f"task's."
+            )
+
+    def __call__(
+        self, log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+    ) -> Tensor:
+        """Refuse: log-probs do not say which tokens are the answer."""
+        raise ValueError("PartialDelight needs the text of answers; let `decide` look at a batch.")
+
+    def counts(self, completions: Tensor, mask: Tensor) -> Tensor:
+        """Return which tokens count, bool [..., T], of completions and their mask."""
+        if self.part == "all":
+            return mask
+        marks = mask & (completions == encode(self.mark)[0])
+        marks_ahead = marks.flip(-1).cumsum(-1).flip(-1)  # its own included
+        answer = mask & (marks_ahead == 0) & marks.any(dim=-1, keepdim=True)
+        return answer if self.part == "answer" else mask & ~answer
+
+    def values(self, log_probs: Tensor, advantages: Tensor, counted: Tensor) -> Tensor:
+        """Return [P, N] of log-probs and counted tokens [P, N, T] and advantages [P, N]."""
+        spread = advantages.unsqueeze(2).expand_as(log_probs)
+        total = unchecked(delight)(log_probs.detach(), spread, mask=counted).sum(dim=2)
+        return total / counted.sum(dim=2).clamp(min=1) if self.mean else total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +148,10 @@ class Contender:
                 raise ValueError(
                     f"unit must be 'sequence' for {self.gate!r}: its draws are one per answer; got "
                     f"'token'."
+                )
+            if self.gate is not None and isinstance(self.gate.signal, PartialDelight):
+                raise ValueError(
+                    "unit must be 'sequence' for PartialDelight, a value per answer, got 'token'."
                 )
         elif self.gate is not None and self.gate.signal is entropy:
             raise ValueError(
@@ -272,6 +335,8 @@ def fixed_rows(contender: Contender, num_rows: int, group: int) -> int | None:
         return num_rows // group * count_for(gate.rate, group)
     if contender.kind not in ("top", "variance", "unbiased") or contender.unit == "token":
         return None
+    if isinstance(gate, Gate) and gate.draws:  # each row by a draw of its own
+        return None
     return None if math.isnan(contender.rate) else count_for(contender.rate, num_rows)
 
 
@@ -313,8 +378,9 @@ def choose_rows(gate: BaseGate, values: Tensor, batch: Batch) -> Choice:
 
 def draws_of(gate: BaseGate, draws: Draws, step: int | Tensor, num_rows: int) -> Tensor:
     """Return what a gate that draws among rows draws with, [P, N]: one stream per kind of gate."""
-    stream = "unbiased" if isinstance(gate, UnbiasedGate) else "variance"
-    return draws.uniform(stream, step, num_rows)
+    streams = {UnbiasedGate: "unbiased", Gate: "bernoulli"}
+    found = (stream for kind, stream in streams.items() if isinstance(gate, kind))
+    return draws.uniform(next(found, "variance"), step, num_rows)
 
 
 def _choose_tokens(
@@ -349,6 +415,8 @@ def values_of(contender: Contender, gate: BaseGate, batch: Batch, log_probs: Ten
     if signal is entropy:
         return torch.where(mask, batch.sampled.entropies, 0.0)
     centred = group_mean(batch.rewards, batch.group)
+    if isinstance(signal, PartialDelight):
+        return signal.values(log_probs, centred, signal.counts(batch.sampled.completions, mask))
     if signal is signals.uniform:
         shape = (centred if by_row else mask).shape[1:]
         return batch.draws.uniform("priority", batch.step, *shape)

@@ -131,7 +131,9 @@ class Learner:
         self._rewards = torch.zeros(1, shape.num_rows, device=self.device)
         self._generate = Captured(self._sample, self.device)
         self._pay = Captured(self._reward, self.device)
-        self._held_out = HeldOut(model, parameters, task, self.draws, shape.num_held_out)
+        self._held_out = HeldOut(
+            model, parameters, task, self.draws, shape.num_held_out, greedy=shape.greedy
+        )
 
     @property
     def num_rows(self) -> int:
@@ -152,6 +154,28 @@ class Learner:
     def _reward(self) -> None:
         assert self._sampled is not None
         self._rewards = self.task.reward(self._sampled.prompts, self._sampled.completions)
+
+    def restart(self, parameters: Parameters, member: Member) -> None:
+        """Begin another run of the same contender: other weights, seed or learning rate.
+
+        All of it is written in place, so that what was recorded for the first run serves this one.
+
+        Args:
+            parameters: of one member, [1, ...], where the run starts.
+            member: whose run it is.
+        """
+        if member.contender != self.contender:
+            raise ValueError(
+                f"member must have the learner's contender, {self.contender.name!r}, got "
+                f"{member.contender.name!r}; make another Learner."
+            )
+        for name, value in self._parameters.items():
+            value.copy_(parameters[name])
+        self.draws.keys.copy_(Draws([member.seed], self.device).keys)
+        self.optimiser.state.clear()
+        for group in self.optimiser.param_groups:
+            group["lr"] = member.learning_rate
+        self.members, self.num_steps, self.totals, self._recent = [member], 0, {}, []
 
     def evaluate(self) -> dict[str, Tensor]:
         """Return metric -> [1]: mean rewards on held-out prompts, the same ones every time."""

@@ -100,6 +100,8 @@ class Shape:
     """A, completions per prompt: a group."""
     num_held_out: int = 128
     """Prompts of an evaluation, the same at each."""
+    greedy: bool = True
+    """Whether an evaluation also measures the likeliest answers."""
     max_norm: float = 1.0
     """A member's gradient is clipped to this norm."""
     max_tokens: int = 65_536
@@ -306,7 +308,9 @@ class Population:
         self._totals = torch.zeros(len(TOTALS), len(seeds), dtype=torch.int64, device=device)
         self._backward = torch.zeros(len(seeds), dtype=torch.int64, device=device)
         self._program = Captured(self._do_step, device)
-        self._held_out = HeldOut(model, self.parameters, task, self.draws, shape.num_held_out)
+        self._held_out = HeldOut(
+            model, self.parameters, task, self.draws, shape.num_held_out, greedy=shape.greedy
+        )
 
     def _check_queues(self, members: Sequence[Member]) -> None:
         if any(member.friction.queue for member in members):

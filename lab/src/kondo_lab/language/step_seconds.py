@@ -22,9 +22,10 @@ def seconds_per_step(
     others: Sequence[Contender],
     *,
     rounds: int,
+    dense_paths: Sequence[Path] = ("product", "plain"),
     progress: Callable[[float, str], None] = lambda share, note: None,
 ) -> dict[str, list[Step]]:
-    """Measure one step of every contender in turn, round after round; dense ones also plain.
+    """Measure one step of every contender in turn, round after round; dense ones by their paths.
 
     The learner's rate must be 0: Adam does its work, and the weights stay, so that all contenders
     meet the same policy, and in a round the same prompts and completions. The learner is left with
@@ -41,9 +42,14 @@ def seconds_per_step(
         )
     if rounds < 1:
         raise ValueError(f"rounds must be >= 1, got {rounds}.")
-    turns: dict[str, tuple[Contender, Path]] = {each.name: (each, "product") for each in others}
     dense = [each for each in others if each.kind in ("dense", "soft")]
-    turns |= {each.name + PLAIN: (each, "plain") for each in dense}
+    turns: dict[str, tuple[Contender, Path]] = {
+        each.name: (each, "product")
+        for each in others
+        if each not in dense or "product" in dense_paths
+    }
+    if "plain" in dense_paths:
+        turns |= {each.name + PLAIN: (each, "plain") for each in dense}
     found: dict[str, list[Step]] = {name: [] for name in turns}
     before, first = (learner.contender, learner.path), learner.num_steps
     try:

@@ -121,10 +121,11 @@ def _gate(contender: Contender, rows: lm.TokenRows, batch: Batch) -> tuple[BaseG
 
 
 def _signal(contender: Contender, gate: BaseGate, batch: Batch) -> Signal:
-    """Return what the gate looks at, with the sampler's entropies and this member's draws."""
+    """Return what the gate looks at, with the sampler's entropies and texts and its own draws."""
     by_row, prompt_length = contender.unit == "sequence", batch.sampled.prompts.shape[-1]
-    by_draw = gate.signal in (contenders.entropy, signals.uniform)
-    if not by_draw and (needs_log_probs(gate.signal) or not by_row):
+    given = gate.signal in (contenders.entropy, signals.uniform)
+    given |= isinstance(gate.signal, contenders.PartialDelight)
+    if not given and (needs_log_probs(gate.signal) or not by_row):
         return gate.signal
     (values,) = contenders.values_of(contender, gate, batch, batch.sampled.log_probs)
 

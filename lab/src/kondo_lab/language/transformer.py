@@ -51,6 +51,7 @@ SIZES = {
     "25m": Size(width=512, num_layers=8, num_heads=8),
     "85m": Size(width=768, num_layers=12, num_heads=12),
     "300m": Size(width=1024, num_layers=24, num_heads=16),
+    "1b": Size(width=2048, num_layers=20, num_heads=16),
 }
 """Named by their parameters; `toy` has 0.1 million, for a CPU."""
 

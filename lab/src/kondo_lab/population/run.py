@@ -24,6 +24,9 @@ from kondo_lab.population.train import Population, row_shape
 
 Probe = Callable[[Any], dict[str, Tensor]]
 """Measures something of a population at an evaluated step: metric -> [P]."""
+Enough = Callable[[Sequence[dict[str, Any]]], bool]
+"""Whether a population has been trained enough, by what was measured so far: per logged step its
+"step" and its "values", metric -> [P]."""
 
 
 class Trainable(Protocol):
@@ -95,6 +98,7 @@ def train(
     log_steps: Sequence[int],
     evaluate_steps: Sequence[int] = (),
     probe: Probe | None = None,
+    enough: Enough | None = None,
 ) -> list[Record]:
     """Train to `num_steps` and return the records of every logged step.
 
@@ -109,6 +113,8 @@ def train(
         log_steps: after which steps to log; `num_steps` is always among them.
         evaluate_steps: after which steps to log, and evaluate as well; 0 measures the start.
         probe: further metrics for the evaluated steps.
+        enough: asked of each population after an evaluated step; once it says so of all of them,
+            the run ends there.
     """
     several = list(populations) if isinstance(populations, Sequence) else [populations]
     log_at, evaluate_at = {*log_steps, *evaluate_steps, num_steps}, set(evaluate_steps)
@@ -135,6 +141,8 @@ def train(
             for population, stream, history in zip(several, streams, histories, strict=True):
                 with _on(stream):
                     history.append(_measure(population, evaluated, probe))
+            if enough is not None and evaluated and all(map(enough, histories)):
+                break
         if done % LOOK_EVERY == 0 or done in log_at:
             context.progress(done / num_steps, _note(several[0].shown, histories))
             stopped = context.stopped()

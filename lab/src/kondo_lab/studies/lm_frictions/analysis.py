@@ -9,9 +9,10 @@ from kondo_lab.language.asynchronous import LAG
 from kondo_lab.language.corrections import needs_behaviour
 from kondo_lab.studies.lm_frictions import assignments, drawing, verdicts
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
-from kondo_lab.studies.lm_frictions.settings import COMBINED, FrictionField, Settings
-from kondo_lab.studies.lm_rl import analysis as lm_rl
+from kondo_lab.studies.lm_frictions.settings import COMBINED, Settings
+from kondo_lab.studies.lm_rl import findings as lm_rl
 from kondo_lab.studies.lm_rl.assignments import slug
+from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.studies.statistics import estimate
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
@@ -132,7 +133,7 @@ def _lines(found: Outcomes, records: pd.DataFrame, settings: Settings) -> Iterat
                     yield line(f"{metric} at the end", ours=estimate(list(values)))
 
 
-def _last(records: pd.DataFrame, settings: Settings, field: FrictionField) -> pd.Series:
+def _last(records: pd.DataFrame, settings: Settings, field: Field) -> pd.Series:
     """Return the last value of the diagnostics, indexed by metric, series and seed."""
     own = records[records["part"].isin(assignments.names(settings, field))]
     own = own[own["metric"].isin(DIAGNOSTICS)].sort_values("step")

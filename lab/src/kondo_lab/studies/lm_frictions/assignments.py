@@ -13,9 +13,10 @@ from kondo_lab.language.contenders import Contender
 from kondo_lab.language.frictions import Friction
 from kondo_lab.language.population import Member
 from kondo_lab.part import Context
-from kondo_lab.studies.lm_frictions.settings import FrictionField, Settings, Sweep
+from kondo_lab.studies.lm_frictions.settings import Settings, Sweep
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.assignments import member, named_pieces, slug
+from kondo_lab.studies.lm_rl.settings import Field
 
 UNDER = " under "
 DECAYED = " with decay"
@@ -124,7 +125,7 @@ def members(
     ]
 
 
-def names(settings: Settings, field: FrictionField) -> list[str]:
+def names(settings: Settings, field: Field) -> list[str]:
     """Return the names of all parts that train what is reported of a field."""
     return [
         name

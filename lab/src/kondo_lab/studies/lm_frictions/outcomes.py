@@ -10,8 +10,9 @@ import pandas as pd
 from kondo_lab.language.corrections import needs_behaviour
 from kondo_lab.language.frictions import Friction
 from kondo_lab.studies.lm_frictions import assignments
-from kondo_lab.studies.lm_frictions.settings import FrictionField, Settings
+from kondo_lab.studies.lm_frictions.settings import Settings
 from kondo_lab.studies.lm_rl import tuning
+from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.studies.statistics import estimate
 from kondo_lab.studies.study import Estimate
 
@@ -21,7 +22,7 @@ BySeed = dict[int, float]
 class Outcomes(NamedTuple):
     """What came of a field."""
 
-    field: FrictionField
+    field: Field
     frictions: tuple[Friction, ...]
     """All of the field."""
     ends: dict[str, dict[str, BySeed]]
@@ -76,7 +77,7 @@ def base_of(cell: Friction, among: Sequence[Friction]) -> Friction | None:
     return next((own for own in among if dataclasses.replace(own, name=cell.name) == wanted), None)
 
 
-def outcomes(records: pd.DataFrame, settings: Settings, field: FrictionField) -> Outcomes | None:
+def outcomes(records: pd.DataFrame, settings: Settings, field: Field) -> Outcomes | None:
     """Return what came of a field; None where nothing did.
 
     Who does not look at the actors' log-probs has, where they are wrong, the reward that it has

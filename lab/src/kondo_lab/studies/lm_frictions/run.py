@@ -9,9 +9,10 @@ others    one seed of a sweep: contenders with frictions
 
 from kondo_lab.part import Part, Record
 from kondo_lab.studies.lm_frictions import assignments
-from kondo_lab.studies.lm_frictions.settings import FrictionField, Settings, Sweep
+from kondo_lab.studies.lm_frictions.settings import Settings, Sweep
 from kondo_lab.studies.lm_rl import expected_seconds, training
 from kondo_lab.studies.lm_rl.assignments import evenly
+from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
 
 
@@ -21,7 +22,7 @@ def parts(settings: Settings) -> list[Part]:
     members = assignments.tune_members(settings)
     found = [warm_part(settings, main), *trials("tune", settings, main, members, main.tune_steps)]
     found.append(_further_part(settings))
-    started: set[FrictionField] = {main}
+    started: set[Field] = {main}
     for sweep in settings.sweeps:
         if sweep.field not in started:
             started.add(sweep.field)

@@ -6,11 +6,9 @@ from typing import Any
 from kondo_lab.language.contenders import Contender, percent
 from kondo_lab.language.corrections import corrections, needs_behaviour
 from kondo_lab.language.frictions import NONE, Friction
-from kondo_lab.studies.lm_rl.settings import TOY, Field, Training
+from kondo_lab.studies.lm_rl.settings import TOY, USUAL_START, Field, Training
 from kondo_lab.studies.study import Size
 
-USUAL_START = 0.3
-"""Reward where supervised starts end, in fields that are not about rare success."""
 NOISE = 0.5
 """Standard deviation of wrong log-probs, in nats a token."""
 COMBINED = Friction(name="combined", refresh=16, broken=0.1, coin=0.2, temperature=1.15)
@@ -130,26 +128,12 @@ RARE = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FrictionField(Field):
-    """A field of this study: its starts may end elsewhere."""
-
-    start: float = USUAL_START
-    """Reward where its supervised starts end."""
-
-    @property
-    def name(self) -> str:
-        """As parts call it."""
-        rare = "" if self.start == USUAL_START else f"-from-{percent(self.start)}"
-        return super().name + rare
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
     """Contenders that meet frictions in a field, seed after seed."""
 
     kind: str
     """The beginning of the parts' names."""
-    field: FrictionField
+    field: Field
     cells: tuple[Friction, ...]
     seeds: tuple[int, ...]
     only: tuple[str, ...] = ()
@@ -163,7 +147,7 @@ class Sweep:
 class Settings(Training):
     """All that can change the results."""
 
-    main: FrictionField
+    main: Field
     """Where learning rates are tuned."""
     sweeps: tuple[Sweep, ...]
     """The most valuable first."""
@@ -184,7 +168,7 @@ class Settings(Training):
     """Of a run, evenly spaced, and one before it."""
 
     @property
-    def fields(self) -> tuple[FrictionField, ...]:
+    def fields(self) -> tuple[Field, ...]:
         """All of them, the main one first."""
         return tuple(dict.fromkeys([self.main, *(sweep.field for sweep in self.sweeps)]))
 
@@ -221,16 +205,13 @@ class Settings(Training):
         """Return the reported seeds."""
         return range(field.num_seeds)
 
-    def start_reward(self, field: Field) -> float:
-        """Return the reward where a field's supervised starts end."""
-        return field.start if isinstance(field, FrictionField) else self.warm_reward
 
-
-_SORTING = FrictionField(
+_SORTING = Field(
     task="sorting",
     level=3,
     size="25m",
     num_prompts=64,
+    start=USUAL_START,
     warm_rate=5e-4,
     learning_rates=(1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4),
     tune_steps=100,
@@ -302,14 +283,12 @@ FULL = Settings(
     most_rows=51 * 512,
 )
 
-_TOY = FrictionField(
-    **{field.name: getattr(TOY, field.name) for field in dataclasses.fields(TOY)}
-    | {
-        "num_steps": 8,
-        "tune_steps": 4,
-        "other_seeds": 0,
-        "only": (*PAPERS, "PPO clip 0.2", "sequence ratios, cap 2", "DG without drift", "price 0"),
-    }
+_TOY = dataclasses.replace(
+    TOY,
+    num_steps=8,
+    tune_steps=4,
+    other_seeds=0,
+    only=(*PAPERS, "PPO clip 0.2", "sequence ratios, cap 2", "DG without drift", "price 0"),
 )
 _TOY_FEW = dataclasses.replace(
     _TOY,
@@ -353,7 +332,7 @@ def settings(size: Size, num_seeds: int | None) -> Settings:
     if num_seeds is None:
         return chosen
 
-    def seeded(field: FrictionField) -> FrictionField:
+    def seeded(field: Field) -> Field:
         return dataclasses.replace(field, num_seeds=num_seeds)
 
     sweeps = tuple(

@@ -8,8 +8,8 @@ import pandas as pd
 
 from kondo_lab.studies.lm_gates import drawing, equal_seconds
 from kondo_lab.studies.lm_gates.settings import Settings
-from kondo_lab.studies.lm_rl import analysis as lm_rl
 from kondo_lab.studies.lm_rl import assignments, runs, tuning
+from kondo_lab.studies.lm_rl import findings as lm_rl
 from kondo_lab.studies.lm_rl.failures import FADE_ERRORS
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Arena, Run, SpeedUp
 from kondo_lab.studies.statistics import estimate
@@ -131,7 +131,7 @@ def _lines(
 ) -> Iterator[Headline]:
     greedy = tuning.end_reward(records, tuning.GREEDY)
     entropy = _last(records, "entropy")
-    level = runs.targets(arena).get(lm_rl.AIMED_AT)
+    level = runs.targets(arena).get(runs.AIMED_AT)
     for name, several in arena.runs.items():
         line = partial(_line, name, x=arena.field.name)
         yield line("held-out reward at temperature 1, at the end", ours=runs.end_rewards(several))
@@ -156,7 +156,7 @@ def _speed_lines(arena: Arena, name: str, level: float | None) -> Iterator[Headl
     ratios = dict(zip((LEARNER, LOOP), whole_run(arena, name), strict=True))
     told = {f"{axis} of the same steps, speed-up": ratio for axis, ratio in ratios.items()}
     if level is not None:
-        to_target = lm_rl.over_dense(arena, name, level)
+        to_target = runs.over_dense(arena, name, level)
         for axis, ratio in zip((LEARNER, LOOP), to_target, strict=True):
             bound = f", {ratio.bound}" if ratio.bound else ""
             told[f"{axis} to {level:.2f}, speed-up{bound}"] = ratio

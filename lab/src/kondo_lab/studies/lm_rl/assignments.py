@@ -4,13 +4,19 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from kondo.core.gates import Gate
-from kondo_lab.language.contenders import Contender, percent
+from kondo_lab.language.contenders import Contender
 from kondo_lab.language.loop import Path
 from kondo_lab.language.population import Member
 from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.lm_rl.settings import Field, Settings, Training
+from kondo_lab.studies.lm_rl.settings import (
+    Field,
+    Plane,
+    Point,
+    Role,
+    Settings,
+    Training,
+)
 
 
 def slug(*words: object) -> str:
@@ -67,39 +73,24 @@ def tune_members(settings: Training, field: Field) -> list[Member]:
 
 
 def grid_members(
-    settings: Settings, field: Field, rates: Callable[[Contender], float] = lambda _: math.nan
+    settings: Settings,
+    field: Field,
+    seeds: Iterable[int],
+    rates: Callable[[Contender], float] = lambda _: math.nan,
 ) -> list[Member]:
-    """Return every contender at its learning rate with its reported seeds."""
+    """Return every contender at its learning rate with those of the seeds that it has."""
     return [
         member(each, rates(each), seed)
+        for seed in seeds
         for each in settings.of(field)
-        for seed in settings.seeds(field, each)
+        if seed in settings.seeds(field, each)
     ]
-
-
-def denominator_members(settings: Settings) -> list[Member]:
-    """Return DG-K at every rate, learning rate and denominator."""
-    seeds = range(settings.denominator_seeds)
-    return _at_rates(denominators(settings), settings.denominator_learning_rates, seeds)
 
 
 def _at_rates(
     contenders: Iterable[Contender], rates: Iterable[float], seeds: Iterable[int]
 ) -> list[Member]:
     return [member(each, rate, seed) for each in contenders for rate in rates for seed in seeds]
-
-
-def denominators(settings: Settings) -> list[Contender]:
-    """Return DG-K at every rate, divided by all tokens or by the kept ones."""
-    return [
-        Contender(
-            name=f"DG-K {percent(rate)}, {kind} denominator",
-            gate=Gate(rate=rate),
-            denominator=kind,
-        )
-        for rate in settings.denominator_rates
-        for kind in ("full", "kept")
-    ]
 
 
 def named_pieces(
@@ -119,15 +110,38 @@ def tune_names(settings: Training, field: Field) -> list[str]:
     return list(named_pieces("tune", settings, field, tune_members(settings, field)))
 
 
+def grid_pieces(settings: Settings, field: Field, seeds: range) -> dict[str, slice]:
+    """Return part -> its members, of some reported seeds of a population."""
+    kind = f"grid {seeds.start}-{seeds.stop - 1}"
+    return named_pieces(kind, settings, field, grid_members(settings, field, seeds))
+
+
+def seed_blocks(settings: Settings, field: Field) -> list[range]:
+    """Return a field's reported seeds, in blocks that are run one after the other."""
+    first = min(settings.first_seeds, field.num_seeds)
+    blocks = [range(first), range(first, field.num_seeds)]
+    return [block for block in blocks if len(block)]
+
+
 def grid_names(settings: Settings, field: Field) -> list[str]:
-    """Return the names of the parts that train a field's population."""
-    return list(named_pieces("grid", settings, field, grid_members(settings, field)))
+    """Return the names of the parts that train what is reported of a population."""
+    blocks = seed_blocks(settings, field)
+    return [name for block in blocks for name in grid_pieces(settings, field, block)]
 
 
-def denominator_names(settings: Settings) -> list[str]:
-    """Return the names of the parts of the question after the denominator."""
-    members = denominator_members(settings)
-    return list(named_pieces("denominator", settings, settings.main, members))
+def point_name(plane: Plane, point: Point) -> str:
+    """Return the name of the part that tries a point's learning rates by the clock."""
+    return slug("plane", plane.name, point.name)
+
+
+def best_name(plane: Plane, role: Role) -> str:
+    """Return the name of the part that runs a role's best point with all seeds."""
+    return slug("best", plane.name, role)
+
+
+def roles(plane: Plane) -> list[Role]:
+    """Return the roles that points of a plane are candidates for, each once."""
+    return list(dict.fromkeys(point.role for point in plane.points))
 
 
 def wall_runs(
@@ -149,25 +163,6 @@ def wall_runs(
 def wall_names(settings: Training, field: Field) -> list[str]:
     """Return the names of all parts by the clock of a field."""
     return list(wall_runs(settings, field, range(field.num_seeds)))
-
-
-def more_runs(settings: Settings, field: Field) -> dict[str, tuple[Contender, int]]:
-    """Return part -> contender and seed whose saved time buys rollouts.
-
-    They are DG-K and PODS, at the highest rate that is clocked.
-    """
-    return {
-        slug("more", field.name, each.name, seed): (each, seed)
-        for seed in range(settings.more_seeds)
-        for each in settings.clocked(field)
-        if each.rate == max(field.clocked_rates) and (each.kind == "variance" or each.by_delight)
-    }
-
-
-def timed(settings: Settings, field: Field) -> list[Contender]:
-    """Return whose steps are timed: everyone's in the first fields, in the others headliners'."""
-    first = (settings.grids[0], settings.walls[0])
-    return settings.everyone() if field in first else settings.present(field)
 
 
 def evenly(num_steps: int, points: int) -> list[int]:

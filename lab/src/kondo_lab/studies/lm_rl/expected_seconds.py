@@ -4,12 +4,13 @@ A training pass takes 6 operations per weight and token, sampling 2 but at a thi
 step also takes the launching of its kernels, which no population or batch makes fewer.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from kondo_lab.language.contenders import Contender, fixed_rows
 from kondo_lab.language.population import Member
 from kondo_lab.language.transformer import SIZES
-from kondo_lab.studies.lm_rl.settings import Field, Training
+from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Training
 from kondo_lab.studies.lm_rl.starts import task_of
 
 PACE_PER_WIDTH = 6e11
@@ -24,6 +25,8 @@ EAGER = 4.0
 """Launching from Python, in launches of a graph."""
 OPENING = 3.0
 """Seconds to build a model, record its graphs and evaluate it, of any part."""
+LENGTH = 0.8
+"""Of a run that ends at a target, as a share of its longest."""
 
 
 def warm(settings: Training, field: Field) -> float:
@@ -31,7 +34,8 @@ def warm(settings: Training, field: Field) -> float:
     steps = min(field.warm_steps, 300)
     members = field.num_seeds + field.tune_seeds
     tokens = members * field.warm_batch * _length(field)
-    looks = steps / settings.warm_every * _sampling(field, members * settings.num_held_out)
+    look = _sampling(field, members * settings.num_held_out)
+    looks = steps / (field.warm_every or settings.warm_every) * look
     return OPENING + steps * (_training(field, tokens) + _launches(field)) + looks
 
 
@@ -56,6 +60,13 @@ def loops(field: Field, contenders: Sequence[Contender], num_steps: int) -> floa
         for each in contenders
     )
     return OPENING + num_steps * steps
+
+
+def point(field: Plane, point: Point, num_runs: int) -> float:
+    """Return the seconds of some runs of a point of a plane; most end before their last step."""
+    own = dataclasses.replace(field, num_prompts=point.num_rows // field.repeats)
+    steps = loops(own, [point.contender], round(LENGTH * point.num_steps)) - OPENING
+    return OPENING + num_runs * steps
 
 
 def _rows(field: Field, contender: Contender) -> int:

@@ -1,117 +1,181 @@
-"""Parts, the most valuable first: runs by the clock, the grid, questions, more of the same.
+"""Parts, the most valuable first.
 
-warm, tune, wall    see `training`
-grid                contenders at their tuned rates, many members in one program
-seconds             stages of a step of every contender, one model alone
-more                what a cheap learner saves buys rollouts, until the loop takes as long as dense
-denominator         best learning rate by rate, with the full and with the kept denominator
+warm, tune    see `training`
+grid          selections and losses at their tuned rates, many members in one program
+plane         one point of a plane, its learning rates on the tuning seed, by the clock
+best          the best point of a role, with all seeds, by the clock
+seconds       stages of a step of the largest model
 """
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
+from kondo.core.unbiased import UnbiasedGate
 from kondo_lab.language import step_seconds
-from kondo_lab.language.contenders import CLIPPED, Contender
-from kondo_lab.part import Part, Record
-from kondo_lab.studies.lm_rl import assignments, expected_seconds, training
-from kondo_lab.studies.lm_rl.settings import Field, Settings
-from kondo_lab.studies.lm_rl.training import Place, make_part, trials, tuned_parts, wall_parts
-
-FIRST_SEEDS = 2
-"""Of runs by the clock that come before everything else is asked; the rest comes last."""
-MORE_TRIES_ROUNDS = 3
-DENSE = Contender(name="GRPO", loss=CLIPPED, divided=True)
-TARGET_SECONDS = "dense seconds of a loop"
+from kondo_lab.language.contenders import Contender, percent
+from kondo_lab.language.loop import Learner, Path
+from kondo_lab.language.selections import LOSSES
+from kondo_lab.part import Part, Record, Stopped
+from kondo_lab.population.run import train
+from kondo_lab.studies.lm_rl import assignments, expected_seconds, plane, starts, training, tuning
+from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Role, Settings
+from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
 
 
 def parts(settings: Settings) -> list[Part]:
     """Return the study's parts, the most valuable first."""
-    main, *other_grids = settings.grids
-    first, *other_walls = settings.walls
-    members = assignments.denominator_members(settings)
+    main, (first, *larger) = settings.main, settings.planes
+    members = assignments.tune_members(settings, main)
+    blocks = assignments.seed_blocks(settings, main)
     found = [
-        *tuned_parts(settings, first),
-        _seconds_part(settings, first),
-        *wall_parts(settings, first, range(min(FIRST_SEEDS, first.num_seeds))),
-        *_grid_parts(settings, main),
-        _seconds_part(settings, main),
+        warm_part(settings, main),
+        *trials("tune", settings, main, members, main.tune_steps),
+        *_grid_parts(settings, main, blocks[:1]),
+        *_plane_parts(settings, first),
     ]
-    for field in other_walls:
-        found += [
-            *tuned_parts(settings, field),
-            _seconds_part(settings, field),
-            *wall_parts(settings, field, range(field.num_seeds)),
-        ]
-    found += _more_parts(settings, first)
-    found += trials("denominator", settings, main, members, settings.denominator_steps)
-    for field in other_grids:
-        found += [*_grid_parts(settings, field), _seconds_part(settings, field)]
-    return found + wall_parts(settings, first, range(FIRST_SEEDS, first.num_seeds))
+    for each in larger[:1]:
+        found += [warm_part(settings, each), *_plane_parts(settings, each)]
+        found += _best_parts(settings, each)
+    found += _best_parts(settings, first)
+    found += _grid_parts(settings, main, blocks[1:])
+    for each in larger[1:]:
+        found += [warm_part(settings, each), *_plane_parts(settings, each)]
+        found += _best_parts(settings, each)
+    for field in settings.rare:
+        own_blocks = assignments.seed_blocks(settings, field)
+        found += [warm_part(settings, field), *_grid_parts(settings, field, own_blocks)]
+    return [*found, warm_part(settings, settings.timed), _seconds_part(settings)]
 
 
-def _grid_parts(settings: Settings, field: Field) -> list[Part]:
-    members = assignments.grid_members(settings, field)
-    found = tuned_parts(settings, field)
-    for name, piece in assignments.named_pieces("grid", settings, field, members).items():
-        work = expected_seconds.population(field, members[piece], field.num_steps)
-        found.append(make_part(name, settings, field, work, _grid, settings, piece))
+def _grid_parts(settings: Settings, field: Field, blocks: Sequence[range]) -> list[Part]:
+    found = []
+    for seeds in blocks:
+        members = assignments.grid_members(settings, field, seeds)
+        for name, piece in assignments.grid_pieces(settings, field, seeds).items():
+            work = expected_seconds.population(field, members[piece], field.num_steps)
+            found.append(make_part(name, settings, field, work, _grid, settings, seeds, piece))
     return found
 
 
-def _seconds_part(settings: Settings, field: Field) -> Part:
-    timed = assignments.timed(settings, field)
-    work = expected_seconds.loops(field, timed, 2 * settings.rounds)
+def _plane_parts(settings: Settings, field: Plane) -> list[Part]:
+    found = []
+    for point in field.points:
+        name, number = assignments.point_name(field, point), len(point.learning_rates)
+        work = expected_seconds.point(field, point, number * len(settings.tune_seeds(field)))
+        found.append(make_part(name, settings, field, work, _try_point, settings, point))
+    return found
+
+
+def _best_parts(settings: Settings, field: Plane) -> list[Part]:
+    found = []
+    for role in assignments.roles(field):
+        name = assignments.best_name(field, role)
+        works = [
+            expected_seconds.point(field, point, field.num_seeds)
+            for point in field.points
+            if point.role == role
+        ]
+        work = sum(works) / len(works)  # whose it will be is not known yet
+        found.append(make_part(name, settings, field, work, _best, settings, role))
+    return found
+
+
+def _seconds_part(settings: Settings) -> Part:
+    field, timed = settings.timed, timed_contenders(settings)
+    work = expected_seconds.loops(field, timed, 2 * settings.timed_rounds)
     name = assignments.seconds_name(field)
-    return make_part(name, settings, field, work, _seconds, timed, settings.rounds)
+    return make_part(name, settings, field, work, _seconds, settings)
 
 
-def _more_parts(settings: Settings, field: Field) -> list[Part]:
-    # The loop takes as long as dense's by construction, and is looked for first.
-    work = 1.5 * expected_seconds.loops(field, [DENSE], field.num_steps)
-    most = settings.most_times * field.num_prompts
+def timed_contenders(settings: Settings) -> list[Contender]:
+    """Return whose steps of the largest model are timed: dense GRPO, and unbiased gates."""
+    options = LOSSES["GRPO"]
     return [
-        make_part(name, settings, field, work, _more, *inputs, most)
-        for name, inputs in assignments.more_runs(settings, field).items()
+        Contender(name="GRPO", **options),
+        *(
+            Contender(name=f"unbiased {percent(rate)}", gate=UnbiasedGate(rate=rate), **options)
+            for rate in settings.timed_rates
+        ),
     ]
 
 
-def _grid(place: Place, settings: Settings, piece: slice) -> list[Record]:
+def _grid(place: Place, settings: Settings, seeds: range, piece: slice) -> list[Record]:
     field = place.field
     rates = training.rates_in(settings, field, place.context)
-    members = assignments.grid_members(settings, field, rates)[piece]
+    members = assignments.grid_members(settings, field, seeds, rates)[piece]
     steps = assignments.evenly(field.num_steps, settings.evaluations)
-    found = training.train_population(place, members, steps)
-    return training.lean(found, but=[each.name for each in settings.headliners()])
+    return training.lean(training.train_population(place, members, steps))
 
 
-def _seconds(place: Place, contenders: Sequence[Contender], rounds: int) -> list[Record]:
-    """Time every contender's step, of the start of seed 0."""
-    learner = training.make_learner(place, assignments.member(contenders[0], 0.0, seed=0))
-    progress = place.context.progress
-    found = step_seconds.seconds_per_step(learner, contenders, rounds=rounds, progress=progress)
+def _try_point(place: Place, settings: Settings, point: Point) -> list[Record]:
+    """Try a point's learning rates on the tuning seeds. Setting: the learning rate."""
+    seeds = settings.tune_seeds(place.field)
+    pairs = [(rate, seed) for rate in point.learning_rates for seed in seeds]
+    return _by_clock(place, settings, point, pairs, point.num_steps)
+
+
+def _best(place: Place, settings: Settings, role: Role) -> list[Record]:
+    """Run the best point of a role with all reported seeds. Setting: the learning rate."""
+    field = place.field
+    assert isinstance(field, Plane)
+    names = [assignments.point_name(field, each) for each in field.points if each.role == role]
+    tried = plane.trials(tuning.finished(place.context, names), field)
+    point, rate, _ = plane.best(tried, role, settings.target)
+    pairs = [(rate, seed) for seed in range(field.num_seeds)]
+    return _by_clock(place, settings, point, pairs, round(settings.longer * point.num_steps))
+
+
+def _by_clock(
+    place: Place,
+    settings: Settings,
+    point: Point,
+    pairs: Sequence[tuple[float, int]],
+    num_steps: int,
+) -> list[Record]:
+    """Train a point with every learning rate and seed of `pairs`, each until it is at the target.
+
+    One learner makes all runs, so that graphs are recorded once. A part that is stopped begins
+    anew: its runs take seconds.
+    """
+    context = dataclasses.replace(place.context, stopped=lambda: False)
+    evaluations = round(settings.wall_evaluations * num_steps / point.num_steps)
+    learner: Learner | None = None
+    found: list[Record] = []
+    for rate, seed in pairs:
+        if place.context.stopped():
+            raise Stopped(place.part)
+        own = assignments.member(point.contender, rate, seed)
+        if learner is None:
+            path: Path = "plain" if point.rate == 1 else "product"
+            num_prompts = point.num_rows // place.field.repeats
+            learner = training.make_learner(place, own, path=path, num_prompts=num_prompts)
+        else:
+            learner.restart(starts.load(settings, place.field, context).of([seed]), own)
+        done = train(
+            learner,
+            context,
+            part=place.part,
+            num_steps=num_steps,
+            log_steps=(),
+            evaluate_steps=assignments.evenly(num_steps, evaluations),
+            enough=partial(plane.has_reached, target=settings.target),
+        )
+        found += training.lean(done)
+    return found
+
+
+def _seconds(place: Place, settings: Settings) -> list[Record]:
+    """Time every contender's step, of the start of seed 0. Dense goes without the product."""
+    limited = dataclasses.replace(settings, max_tokens=settings.timed_tokens)
+    timed = timed_contenders(settings)
+    own = assignments.member(timed[0], 0.0, seed=0)
+    learner = training.make_learner(place._replace(settings=limited), own)
+    found = step_seconds.seconds_per_step(
+        learner,
+        timed,
+        rounds=settings.timed_rounds,
+        dense_paths=("plain",),
+        progress=place.context.progress,
+    )
     return step_seconds.seconds_records(place.part, found, learner)
-
-
-def _more(place: Place, contender: Contender, seed: int, most: int) -> list[Record]:
-    """Train with as many prompts as take the dense loop's time. Setting: prompts of a step."""
-    own = training.tuned_member(place, contender, seed)
-    fewest = place.field.num_prompts
-    target = min(_loop_seconds(place, DENSE, fewest))  # the faster of two paths
-
-    def seconds_of(num_prompts: int) -> float:
-        training.tidy(place.context)
-        return _loop_seconds(place, contender, num_prompts)[0]
-
-    num_prompts = step_seconds.prompts_for_seconds(seconds_of, target, fewest=fewest, most=most)
-    own = dataclasses.replace(own, setting=num_prompts)
-    learner = training.make_learner(place, own, num_prompts=num_prompts)
-    found = training.train_by_clock(place, learner)
-    return [*training.lean(found), found[-1]._replace(metric=TARGET_SECONDS, value=target)]
-
-
-def _loop_seconds(place: Place, contender: Contender, num_prompts: int) -> list[float]:
-    """Return the median seconds of a contender's step, by each of its paths."""
-    own = assignments.member(contender, 0.0, seed=0)
-    learner = training.make_learner(place, own, num_prompts=num_prompts)
-    found = step_seconds.seconds_per_step(learner, [contender], rounds=MORE_TRIES_ROUNDS)
-    return [step_seconds.loop_seconds(steps) for steps in found.values()]

@@ -5,8 +5,7 @@
     learner seconds          everything after the reward
     loop seconds             everything
 
-In a grid seconds are steps times the median seconds of a step, measured alone; runs by the clock
-have their own.
+Only runs by the clock have seconds.
 """
 
 import math
@@ -16,10 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kondo_lab.language import timed_step
 from kondo_lab.language.step_seconds import PLAIN
-from kondo_lab.studies.lm_rl import assignments
-from kondo_lab.studies.lm_rl.settings import Field, Settings
+from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.studies.lm_rl.tuning import LAST, QUALITY
 from kondo_lab.studies.statistics import estimate
 from kondo_lab.studies.study import Estimate
@@ -33,6 +30,7 @@ DENSE = "GRPO"
 """The baseline of every speed-up."""
 TARGETS = {"half way": 0.5, "90% of the way": 0.9}
 """Name -> share of the way from the start's reward to dense GRPO's at the end."""
+AIMED_AT = "90% of the way"
 
 
 class Run(NamedTuple):
@@ -127,38 +125,20 @@ class SpeedUp(NamedTuple):
             return "unknown size (seeds of both never got there)"
         if math.isnan(self.value):
             return "unknown size (nothing had been paid, or no seed is of both)"
-        # In a grid seconds are steps times one median: of equal steps only rounding is left.
+        # Of equal costs only rounding is left.
         error = "" if math.isnan(self.se) else f" ± {self.se if self.se > 1e-9 else 0:.2g}"
         return f"{self.bound} {self.value:.2f}x{error}".strip()
 
 
-def arenas(records: pd.DataFrame, settings: Settings) -> list[Arena]:
-    """Return every field that has runs."""
-    found = [Arena(field, False, grid_runs(records, settings, field)) for field in settings.grids]
-    for field in settings.walls:
-        own = clock_runs(records, assignments.wall_names(settings, field))
-        found.append(Arena(field, True, own))
-    return [arena for arena in found if arena.runs]
-
-
-def grid_runs(records: pd.DataFrame, settings: Settings, field: Field) -> dict[str, list[Run]]:
-    """Return the runs of a population, by series."""
-    seconds = step_seconds(records, field)
-
-    def costs(series: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
-        return {
-            axis: table.index.to_numpy() * seconds.loc[series, stage]
-            for axis, stage in ((LEARNER, timed_step.LEARNER), (LOOP, timed_step.LOOP))
-            if series in seconds.index
-        }
-
-    return _runs(records, assignments.grid_names(settings, field), costs)
+def grid_runs(records: pd.DataFrame, parts: Iterable[str]) -> dict[str, list[Run]]:
+    """Return the runs of populations of some parts, by series; they have no seconds."""
+    return _runs(records, parts, lambda table: {})
 
 
 def clock_runs(records: pd.DataFrame, parts: Iterable[str]) -> dict[str, list[Run]]:
     """Return the runs by the clock of some parts, by series."""
 
-    def costs(_: str, table: pd.DataFrame) -> dict[str, np.ndarray]:
+    def costs(table: pd.DataFrame) -> dict[str, np.ndarray]:
         columns = {LEARNER: "seconds learner", LOOP: "seconds loop"}
         return {axis: table[column].fillna(0.0).to_numpy() for axis, column in columns.items()}
 
@@ -168,9 +148,9 @@ def clock_runs(records: pd.DataFrame, parts: Iterable[str]) -> dict[str, list[Ru
 def _runs(
     records: pd.DataFrame,
     parts: Iterable[str],
-    costs: Callable[[str, pd.DataFrame], dict[str, np.ndarray]],
+    costs: Callable[[pd.DataFrame], dict[str, np.ndarray]],
 ) -> dict[str, list[Run]]:
-    """Return the runs of some parts; `costs` are seconds, of a series and its table by step."""
+    """Return the runs of some parts; `costs` are seconds, of a run's table by step."""
     columns = {ROLLOUTS: "forward", ROWS: "backward", TOKENS: TOKENS}
     found: dict[str, list[Run]] = {}
     own = records[records["part"].isin(list(parts))]
@@ -180,23 +160,10 @@ def _runs(
         table = table[table[QUALITY].notna()].sort_index()
         # Before the first step nothing has been counted yet.
         paid = {axis: table[name].fillna(0.0).to_numpy(float) for axis, name in columns.items()}
-        paid |= costs(str(series), table)
+        paid |= costs(table)
         one = Run(str(series), int(seed), table.index.to_numpy(), table[QUALITY].to_numpy(), paid)
         found.setdefault(str(series), []).append(one)
     return found
-
-
-def step_seconds(records: pd.DataFrame, field: Field) -> pd.DataFrame:
-    """Return median seconds of a step, series by stage; a dense one's are of its faster path."""
-    own = records[records["part"] == assignments.seconds_name(field)]
-    own = own.assign(stage=own["metric"].str.extract("^seconds (.*) p50$", expand=False))
-    table = own.dropna(subset="stage").pivot_table(index="series", columns="stage", values="value")
-    for name in [name for name in table.index if name.endswith(PLAIN)]:
-        series = name.removesuffix(PLAIN)
-        if table.loc[name, timed_step.LEARNER] < table.loc[series, timed_step.LEARNER]:
-            table.loc[series] = table.loc[name]
-        table = table.drop(index=name)
-    return table
 
 
 def targets(arena: Arena) -> dict[str, float]:
@@ -257,6 +224,18 @@ def speed_up(baseline: Reach, own: Reach) -> SpeedUp:
     if late != missed:
         bound = "at least" if late else "at most"
     return SpeedUp(value, se, bound)
+
+
+def reaches(arena: Arena, level: float, axis: str) -> dict[str, Reach]:
+    """Return when every series reached a target, by what it had paid."""
+    return {series: reach(several, level, axis) for series, several in arena.runs.items()}
+
+
+def over_dense(arena: Arena, ours: str, level: float) -> tuple[SpeedUp, SpeedUp]:
+    """Return speed-ups to a target over dense GRPO, in learner seconds and by the whole loop."""
+    both = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
+    learner, loop = (speed_up(reached[arena.dense], reached[ours]) for reached in both)
+    return learner, loop
 
 
 def fastest(reaches: Mapping[str, Reach], among: Iterable[str]) -> str | None:

@@ -1,15 +1,24 @@
-"""What the study runs: fields where contenders meet, and how much of everything."""
+"""What the study runs: fields where contenders meet, planes of points, and how much of it all."""
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
-from kondo_lab.language.contenders import Contender, contenders, percent
+from kondo.core.rules import count_for
+from kondo.core.unbiased import UnbiasedGate
+from kondo_lab.gates import DrawnVarianceGate
+from kondo_lab.language.contenders import Contender, percent
 from kondo_lab.language.loop import Path
+from kondo_lab.language.selections import LOSSES, crossed, variants
 from kondo_lab.studies.study import Size
+from kondo_lab.text import make
+from kondo_lab.text.base import AnswerTask
 
-SCALE = 1.0
-"""Factor on the steps of every full-size part: one number to make all of it shorter."""
+Role = Literal["dense", "gated", "PODS"]
+FieldT = TypeVar("FieldT", bound="Field")
+USUAL_START = 0.3
+"""Reward where supervised starts end, in fields that are not about rare success."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,8 +33,12 @@ class Field:
     """G, fresh prompts of a step."""
     repeats: int = 8
     """A, completions of a prompt: a group."""
+    start: float | None = None
+    """Reward where its supervised starts end; by default `Training.warm_reward`."""
     warm_steps: int = 2000
-    """At most: a seed's supervised start ends where its reward is `Settings.warm_reward`."""
+    """At most: a seed's supervised start ends where its reward is high enough."""
+    warm_every: int | None = None
+    """Steps between two looks at that reward; by default `Training.warm_every`."""
     warm_batch: int = 64
     warm_rate: float = 1e-3
     learning_rates: tuple[float, ...] = (3e-6, 1e-5, 3e-5, 1e-4)
@@ -51,7 +64,9 @@ class Field:
     @property
     def name(self) -> str:
         """As parts call it."""
-        return f"{self.task}-{self.level}-{self.size}"
+        usual = self.start in (None, USUAL_START)
+        from_start = "" if usual else f"-from-{percent(self.start or 0.0)}"
+        return f"{self.task}-{self.level}-{self.size}{from_start}"
 
     @property
     def num_rows(self) -> int:
@@ -67,12 +82,14 @@ FIRST_TUNE_SEED = 1000
 class Training(ABC):
     """How starts and runs are made, whatever a study compares."""
 
-    warm_reward: float = 0.3
+    warm_reward: float = USUAL_START
     """At temperature 1 on held-out prompts: where a supervised start ends."""
     warm_every: int = 10
     """Steps between two looks at it."""
     num_held_out: int = 256
     """Prompts of an evaluation."""
+    greedy: bool = True
+    """Whether evaluations also measure the likeliest answers."""
     wall_evaluations: int = 20
     """Of a run by the clock, evenly spaced, and one before it."""
     tune_evaluations: int = 10
@@ -107,7 +124,7 @@ class Training(ABC):
 
     def start_reward(self, field: Field) -> float:
         """Return the reward where a field's supervised starts end."""
-        return self.warm_reward
+        return self.warm_reward if field.start is None else field.start
 
     def field(self, name: str) -> Field:
         """Return the field of this name."""
@@ -122,126 +139,238 @@ class Training(ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """A place of the plane: how many rows a step samples, and the share of them that is kept."""
+
+    num_rows: int
+    """N, completions of a step."""
+    rate: float = 1.0
+    """Share kept; 1 is dense."""
+    rule: Literal["unbiased", "PODS"] = "unbiased"
+    """How the rows are chosen, where some are not kept."""
+    learning_rates: tuple[float, ...]
+    """Tried on the tuning seed."""
+    num_steps: int
+    """At most: a run ends where it has reached the target."""
+
+    @property
+    def role(self) -> Role:
+        """What the point is a candidate for: one point of every role is run with all seeds."""
+        return "dense" if self.rate == 1 else "gated" if self.rule == "unbiased" else "PODS"
+
+    @property
+    def name(self) -> str:
+        """As series are called."""
+        if self.rate == 1:
+            return f"dense {self.num_rows}"
+        return f"{self.rule} {percent(self.rate)} of {self.num_rows}"
+
+    @property
+    def num_kept(self) -> int:
+        """Rows that are differentiated."""
+        return count_for(self.rate, self.num_rows)
+
+    @property
+    def contender(self) -> Contender:
+        """The gate; its loss is GRPO's. As published, PODS is divided by what it keeps."""
+        if self.rate == 1:
+            return Contender(name=self.name, **LOSSES["GRPO"])
+        if self.rule == "unbiased":
+            return Contender(name=self.name, gate=UnbiasedGate(rate=self.rate), **LOSSES["GRPO"])
+        gate = DrawnVarianceGate(rate=self.rate)
+        return Contender(name=self.name, gate=gate, denominator="kept", **LOSSES["GRPO"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plane(Field):
+    """A field whose points are run by the clock."""
+
+    points: tuple[Point, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(Training):
     """All that can change the results."""
 
-    grids: tuple[Field, ...]
-    """Trained as populations; the first is the main one, with every contender."""
-    walls: tuple[Field, ...]
-    """Trained one by one through the product, by the clock; headline contenders alone."""
-    rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
-    etas: tuple[float, ...] = (0.1, 1.0, 10.0)
-    headline_rates: tuple[float, ...] = (0.03, 0.1)
-    headline_etas: tuple[float, ...] = (1.0, 10.0)
-    """The papers', and one so large that the gate is nearly flat."""
-    evaluations: int = 20
-    """Of a run in a grid, evenly spaced, and one before it."""
-    rounds: int = 5
+    main: Field
+    """Where selections and losses are crossed, as populations."""
+    rare: tuple[Field, ...]
+    """The same from starts that are rarely right, with some of the contenders."""
+    planes: tuple[Plane, ...]
+    """Trained one by one through the product, by the clock; the first has the main field's model
+    and starts."""
+    timed: Field
+    """The largest model: seconds of a step, no learning."""
+    rate: float = 0.1
+    """Share of the units that selections keep."""
+    noise: float = 1.5
+    """Bound of the gate without a rate."""
+    first_seeds: int = 3
+    """Reported seeds that all contenders have; those of `main.num_seeds` beyond come later, of the
+    crossed contenders alone."""
+    target: float = 0.92
+    """Held-out reward that a run by the clock ends at, a mean of two successive evaluations."""
+    longer: float = 1.5
+    """Factor on the steps of the points that are run with all seeds, which differ in their pace."""
+    evaluations: int = 10
+    """Of a run in a population, evenly spaced, and one before it."""
+    timed_rates: tuple[float, ...] = (0.1, 0.03)
+    timed_rounds: int = 3
     """Of the clock, for every contender in turn."""
-    denominator_rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
-    denominator_seeds: int = 2
-    denominator_steps: int = 150
-    denominator_learning_rates: tuple[float, ...] = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
-    more_seeds: int = 1
-    """Of the runs whose saved time buys rollouts."""
-    most_times: int = 8
-    """More prompts than the dense contender's, at most."""
+    timed_tokens: int = 32_768
+    """Of a training forward of the largest model."""
+
+    @property
+    def populations(self) -> tuple[Field, ...]:
+        """Fields that are trained as populations."""
+        return (self.main, *self.rare)
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """All of them."""
-        return (*self.grids, *self.walls)
-
-    @property
-    def main(self) -> Field:
-        """Where every contender is."""
-        return self.grids[0]
+        """All of them, one for each name: starts are made by it."""
+        found: dict[str, Field] = {}
+        for field in (*self.populations, *self.planes, self.timed):
+            found.setdefault(field.name, field)
+        return tuple(found.values())
 
     def everyone(self) -> list[Contender]:
-        """Return all contenders."""
-        return contenders(rates=self.rates, etas=self.etas)
-
-    def headliners(self) -> list[Contender]:
-        """Return those that the claims are about, in everyone's order."""
-        names = {"PG", "GRPO", "zero-advantage filter"}
-        names |= {f"DG, eta {eta:g}" for eta in self.headline_etas}
-        for rate in self.headline_rates:
-            kinds = ("DG-K", "advantage", "random", "PODS")
-            names |= {f"{kind} {percent(rate)}" for kind in kinds}
-        return [each for each in self.everyone() if each.name in names]
-
-    def clocked(self, field: Field) -> list[Contender]:
-        """Return who is run by the clock: headliners, but dense PG, which costs what GRPO does."""
-        return [
-            each
-            for each in self.present(field)
-            if each.name != "PG" and (each.rate == 1 or each.rate in field.clocked_rates)
-        ]
-
-    def present(self, field: Field) -> list[Contender]:
-        """Return the headliners of a field."""
-        return [each for each in self.headliners() if not field.only or each.name in field.only]
+        """Return all contenders of the main field."""
+        return crossed(self.rate) + variants(self.rate, mark=mark_of(self.main), noise=self.noise)
 
     def of(self, field: Field) -> list[Contender]:
         """Return who meets in a field."""
-        if field in self.walls:
-            return self.clocked(field)
-        return self.everyone() if field.other_seeds else self.headliners()
+        return [each for each in self.everyone() if not field.only or each.name in field.only]
+
+    def clocked(self, field: Field) -> list[Contender]:
+        """Return nobody: what is run by the clock are points of planes."""
+        return []
 
     def seeds(self, field: Field, contender: Contender) -> range:
         """Return the reported seeds of a contender in a field."""
-        headline = contender in self.headliners()
-        return range(field.num_seeds if headline else field.other_seeds)
+        is_crossed = contender in crossed(self.rate)
+        return range(field.num_seeds if is_crossed else min(field.num_seeds, self.first_seeds))
 
 
-_CLOCKED = Field(
-    task="sorting",
-    level=3,
+def mark_of(field: Field) -> str:
+    """Return the character that stands before an answer of a field's task."""
+    task = make(field.task, field.level)
+    if not isinstance(task, AnswerTask):
+        raise ValueError(f"field must have a task with a mark, got {field.task!r}; take 'sorting'.")
+    return task.mark
+
+
+LOWER, HIGHER = (1.5e-5, 3e-5), (3e-5, 5e-5)
+"""Learning rates of a point of the plane: 3e-5, the best of 2048 rows in version 1 of this study,
+and a lower one where few rows make a noisy step, else a higher one."""
+
+
+def _point(num_rows: int, percents: float, num_steps: int, **options: Any) -> Point:
+    """Return a point of the 25m plane with its learning rates."""
+    rate = percents / 100
+    noisy = num_rows < 1024 if rate == 1 else count_for(rate, num_rows) < 100
+    rates = LOWER if noisy else HIGHER
+    return Point(num_rows=num_rows, rate=rate, num_steps=num_steps, learning_rates=rates, **options)
+
+
+def _larger(num_rows: int, percents: float, num_steps: int, rates: tuple[float, ...]) -> Point:
+    return Point(num_rows=num_rows, rate=percents / 100, num_steps=num_steps, learning_rates=rates)
+
+
+_SORTING: dict[str, Any] = {"task": "sorting", "level": 3, "other_seeds": 0}
+_MAIN = Field(
+    **_SORTING,
     size="25m",
-    num_prompts=256,
+    num_prompts=64,
     warm_rate=5e-4,
-    tune_steps=80,
-    num_steps=80,
-    num_seeds=3,
-    other_seeds=0,
+    learning_rates=(3e-6, 1e-5, 3e-5),
+    tune_steps=100,
+    num_steps=100,
+    num_seeds=5,
     tune_seeds=1,
-    clocked_rates=(0.03, 0.1),
 )
-_LARGER = dataclasses.replace(
-    _CLOCKED, tuned_on=_CLOCKED.name, tune_steps=150, num_steps=60, tune_seeds=0
+_RARE = dataclasses.replace(
+    _MAIN,
+    num_steps=120,
+    warm_every=2,
+    num_seeds=3,
+    tune_seeds=0,
+    tuned_on=_MAIN.name,
+    only=(
+        "GRPO",
+        "delight by PG",
+        "|advantage| by GRPO",
+        "random by GRPO",
+        "unbiased by GRPO",
+    ),
+)
+_PLANE_25M = Plane(
+    **_SORTING,
+    size="25m",
+    warm_rate=5e-4,
+    num_seeds=5,
+    tune_seeds=1,
+    points=(
+        _point(256, 100, 250),
+        _point(512, 100, 200),
+        _point(1024, 100, 125),
+        _point(2048, 100, 75),
+        _point(4096, 100, 38),
+        _point(1024, 10, 170),
+        _point(2048, 3, 125),
+        _point(2048, 10, 112),
+        _point(2048, 30, 94),
+        _point(4096, 3, 74),
+        _point(4096, 10, 64),
+        _point(8192, 1, 43),
+        _point(8192, 3, 40),
+        _point(2048, 10, 112, rule="PODS"),
+    ),
+)
+_PLANE_300M = Plane(
+    **_SORTING,
+    size="300m",
+    warm_rate=2e-4,
+    num_seeds=3,
+    tune_seeds=1,
+    points=(
+        _larger(512, 100, 110, LOWER),
+        _larger(1024, 100, 60, LOWER),
+        _larger(2048, 100, 34, (3e-5,)),
+        _larger(1024, 10, 100, LOWER),
+        _larger(2048, 10, 60, LOWER),
+        _larger(4096, 3, 36, (3e-5,)),
+    ),
+)
+_PLANE_85M = Plane(
+    **_SORTING,
+    size="85m",
+    warm_rate=3e-4,
+    num_seeds=3,
+    tune_seeds=1,
+    points=(
+        _larger(512, 100, 130, LOWER),
+        _larger(1024, 100, 75, LOWER),
+        _larger(2048, 10, 80, LOWER),
+    ),
 )
 FULL = Settings(
-    grids=(
-        Field(task="sorting", level=3, size="5m"),
-        Field(task="addition", level=3, size="5m", num_seeds=3, other_seeds=0),
+    main=_MAIN,
+    rare=(dataclasses.replace(_RARE, start=0.05), dataclasses.replace(_RARE, start=0.01)),
+    planes=(_PLANE_25M, _PLANE_300M, _PLANE_85M),
+    timed=Field(
+        **_SORTING,
+        size="1b",
+        num_prompts=256,
+        warm_rate=1.5e-4,
+        start=0.1,
+        num_seeds=1,
+        tune_seeds=0,
     ),
-    walls=(
-        _CLOCKED,
-        dataclasses.replace(
-            _LARGER,
-            size="85m",
-            warm_rate=3e-4,
-            num_seeds=2,
-            only=(
-                "GRPO",
-                "DG, eta 10",
-                "zero-advantage filter",
-                "DG-K 3%",
-                "random 3%",
-                "PODS 3%",
-                "DG-K 10%",
-                "PODS 10%",
-            ),
-        ),
-        dataclasses.replace(
-            _LARGER,
-            size="300m",
-            warm_rate=2e-4,
-            num_seeds=1,
-            only=("GRPO", "DG-K 3%", "random 3%", "PODS 3%", "PODS 10%"),
-            dense_paths=("plain",),
-        ),
-    ),
+    num_held_out=1024,
+    greedy=False,
+    tune_evaluations=5,
+    # 34 members with 1024 held-out prompts: 66 are those of the first three seeds.
+    most_rows=34 * 1024,
 )
 
 TOY = Field(
@@ -259,73 +388,59 @@ TOY = Field(
     other_seeds=1,
     tune_seeds=1,
 )
+_TOY_PLANE = Plane(
+    **{field.name: getattr(TOY, field.name) for field in dataclasses.fields(TOY)}
+    | {"other_seeds": 0},
+    points=(
+        Point(num_rows=32, num_steps=12, learning_rates=(3e-4, 1e-3)),
+        Point(num_rows=64, num_steps=8, learning_rates=(1e-3,)),
+        Point(num_rows=64, rate=0.3, num_steps=8, learning_rates=(3e-4, 1e-3)),
+        Point(num_rows=128, rate=0.1, num_steps=6, learning_rates=(1e-3,)),
+        Point(num_rows=64, rate=0.3, rule="PODS", num_steps=8, learning_rates=(1e-3,)),
+    ),
+)
 SMALL = Settings(
-    grids=(TOY,),
-    walls=(
+    main=dataclasses.replace(TOY, num_steps=12, other_seeds=0),
+    rare=(
         dataclasses.replace(
             TOY,
-            task="addition",
-            level=1,
-            learning_rates=(1e-4, 3e-4),
-            num_steps=12,
+            start=0.05,
+            num_steps=8,
+            num_seeds=1,
             other_seeds=0,
-            clocked_rates=(0.1,),
+            tune_seeds=0,
+            tuned_on=TOY.name,
+            only=("GRPO", "delight by PG", "unbiased by GRPO"),
         ),
     ),
-    rates=(0.1, 0.3),
-    etas=(1.0,),
-    headline_rates=(0.1,),
-    headline_etas=(1.0,),
+    planes=(_TOY_PLANE,),
+    timed=dataclasses.replace(
+        TOY, task="addition", level=1, start=0.1, num_seeds=1, other_seeds=0, tune_seeds=0
+    ),
+    first_seeds=1,
+    target=0.5,
     num_held_out=64,
-    evaluations=6,
+    greedy=False,
+    evaluations=4,
     wall_evaluations=4,
     tune_evaluations=2,
-    rounds=2,
-    denominator_rates=(0.1, 0.3),
-    denominator_seeds=1,
-    denominator_steps=6,
-    denominator_learning_rates=(3e-4, 1e-3),
-    most_times=2,
+    timed_rounds=2,
 )
 
 
-def scaled(settings: Settings, factor: float) -> Settings:
-    """Return settings whose runs have `factor` times the steps; at least one per evaluation."""
-    if not factor > 0:
-        raise ValueError(f"factor must be > 0, got {factor}; 0.5 halves the steps.")
-
-    def steps(number: int, least: int) -> int:
-        return max(least, round(factor * number))
-
-    def shorter(field: Field) -> Field:
-        looks = settings.evaluations if field in settings.grids else settings.wall_evaluations
-        return dataclasses.replace(
-            field,
-            tune_steps=steps(field.tune_steps, settings.tune_evaluations),
-            num_steps=steps(field.num_steps, looks),
-        )
-
-    least = settings.tune_evaluations
-    return dataclasses.replace(
-        _with_fields(settings, shorter), denominator_steps=steps(settings.denominator_steps, least)
-    )
-
-
 def settings(size: Size, num_seeds: int | None) -> Settings:
-    """Return the settings of a size; a number of seeds holds for all reported contenders."""
-    chosen = scaled(FULL, SCALE) if size == "full" else SMALL
+    """Return the settings of a size; a number of seeds holds for all fields that learn."""
+    chosen = FULL if size == "full" else SMALL
     if num_seeds is None:
         return chosen
 
-    def seeded(field: Field) -> Field:
-        others = num_seeds if field.other_seeds else 0
-        return dataclasses.replace(field, num_seeds=num_seeds, other_seeds=others)
+    def seeded(field: FieldT) -> FieldT:
+        return dataclasses.replace(field, num_seeds=num_seeds)
 
     return dataclasses.replace(
-        _with_fields(chosen, seeded), denominator_seeds=num_seeds, more_seeds=num_seeds
+        chosen,
+        main=seeded(chosen.main),
+        rare=tuple(map(seeded, chosen.rare)),
+        planes=tuple(map(seeded, chosen.planes)),
+        first_seeds=num_seeds,
     )
-
-
-def _with_fields(settings: Settings, change: Callable[[Field], Field]) -> Settings:
-    grids, walls = (tuple(map(change, fields)) for fields in (settings.grids, settings.walls))
-    return dataclasses.replace(settings, grids=grids, walls=walls)

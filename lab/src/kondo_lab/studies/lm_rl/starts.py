@@ -5,6 +5,8 @@ parts' checkpoints saves the making; a part that does not find it makes it again
 parts' folder.
 """
 
+from pathlib import Path
+
 import torch
 
 from kondo.run_files import DamagedFileError
@@ -39,6 +41,7 @@ def seeds_of(settings: Training, field: Field) -> list[int]:
 
 def train(settings: Training, field: Field, context: Context) -> list[WarmPoint]:
     """Make the starts of a field's seeds, leave them for the parts to come, say how it went."""
+    every = field.warm_every or settings.warm_every
     start, points = warm_start(
         model_of(field, context.device),
         task_of(field),
@@ -47,12 +50,14 @@ def train(settings: Training, field: Field, context: Context) -> list[WarmPoint]
         batch=field.warm_batch,
         learning_rate=field.warm_rate,
         device=context.device,
-        measure_steps=range(settings.warm_every, field.warm_steps, settings.warm_every),
+        measure_steps=range(every, field.warm_steps, every),
         num_prompts=settings.num_held_out,
         until=settings.start_reward(field),
         progress=context.progress,
     )
-    start.save(context.checkpoint.with_name(_file(field)))
+    path = context.checkpoint.with_name(_file(field))
+    start.save(path)
+    _remember(path, start)
     return points
 
 
@@ -62,11 +67,30 @@ def load(settings: Training, field: Field, context: Context) -> Start:
     if not path.exists():
         train(settings, field, context)
     try:
-        return Start.load(path, context.device)
+        return _read(path, context.device)
     except DamagedFileError as error:
         raise DamagedFileError(
             f"{error} Delete it; the same command then makes it again."
         ) from error
+
+
+_latest: dict[Path, tuple[int, Start]] = {}
+"""The last file that was written or read -> when it was changed, and its starts: those of large
+models take seconds to read."""
+
+
+def _remember(path: Path, start: Start) -> Start:
+    _latest.clear()
+    _latest[path] = (path.stat().st_mtime_ns, start)
+    return start
+
+
+def _read(path: Path, device: torch.device) -> Start:
+    """Return a file's starts, from memory where they are the latest."""
+    changed_at, start = _latest.get(path, (None, None))
+    if start is not None and changed_at == path.stat().st_mtime_ns:
+        return start
+    return _remember(path, Start.load(path, device))
 
 
 def _file(field: Field) -> str:

@@ -154,6 +154,7 @@ def _shape(settings: Training, field: Field, num_prompts: int) -> Shape:
         num_prompts=num_prompts,
         repeats=field.repeats,
         num_held_out=settings.num_held_out,
+        greedy=settings.greedy,
         max_norm=settings.max_norm,
         max_tokens=settings.max_tokens,
     )

@@ -1,0 +1,131 @@
+"""Who ends higher than whom: paired differences, seed by seed, and verdicts on statements.
+
+    difference    reward at the end of one contender less that of another, of the seeds of both
+    met           it is above 0 by more than chance makes it one time in twenty (Student's t)
+    missed        it is 0 or below
+    open          between the two, or fewer than three seeds
+
+All contenders of a seed share start, prompts and held-out prompts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from kondo_lab.language.selections import LOSSES, named, selectors
+from kondo_lab.studies.lm_rl.failures import FADE_ERRORS
+from kondo_lab.studies.lm_rl.runs import Run, SpeedUp
+from kondo_lab.studies.statistics import estimate
+from kondo_lab.studies.study import Estimate
+
+LEAST_SEEDS = 3
+"""Below, a statement stays open."""
+Verdict = Literal["met", "missed", "open"]
+Values = Mapping[str, Mapping[int, float]]
+"""Series -> seed -> a number of its run."""
+
+
+class Statement(NamedTuple):
+    """One contender is said to have a higher, or lower, number than another."""
+
+    ours: str
+    other: str
+    lower: bool = False
+    """Whether ours is said to be the lower one."""
+
+
+def difference(values: Values, ours: str, other: str) -> Estimate | None:
+    """Return ours less the other, seed by seed; None where no seed is of both.
+
+    Example:
+        >>> from kondo_lab.studies.lm_rl.comparisons import difference
+        >>> difference({"a": {0: 3.0, 1: 5.0}, "b": {0: 2.0, 1: 3.0, 2: 9.0}}, "a", "b")
+        Estimate(mean=1.5, se=0.5, seeds=2)
+    """
+    if ours not in values or other not in values:
+        return None
+    both = sorted(values[ours].keys() & values[other].keys())
+    return estimate([values[ours][seed] - values[other][seed] for seed in both]) if both else None
+
+
+def verdict(apart: Estimate) -> Verdict:
+    """Return whether a difference that should be above 0 is.
+
+    Example:
+        >>> from kondo_lab.studies.lm_rl.comparisons import verdict
+        >>> from kondo_lab.studies.study import Estimate
+        >>> verdict(Estimate(0.1, 0.01, 5)), verdict(Estimate(0.1, 0.1, 5))
+        ('met', 'open')
+        >>> verdict(Estimate(-0.1, 0.1, 5)), verdict(Estimate(0.1, 0.01, 2))
+        ('missed', 'open')
+    """
+    mean, se, seeds = apart
+    if seeds < LEAST_SEEDS:
+        return "open"
+    if mean <= 0:
+        return "missed"
+    return "met" if mean > FADE_ERRORS.get(seeds, 2.0) * se else "open"
+
+
+def aim_verdict(ratio: SpeedUp, seeds: int, aim: float) -> Verdict:
+    """Return whether a speed-up is what was aimed for, by at least one standard error.
+
+    A bound on the wrong side proves nothing: "at least 3x" leaves an aim of 5x open.
+    """
+    if seeds < LEAST_SEEDS or ratio.bound == "unknown" or ratio.value != ratio.value:
+        return "open"
+    if ratio.value < aim:
+        return "open" if ratio.bound == "at least" else "missed"
+    return "met" if ratio.value - ratio.se >= aim and ratio.bound != "at most" else "open"
+
+
+def ends(runs: Mapping[str, Sequence[Run]]) -> Values:
+    """Return series -> seed -> reward at the end."""
+    return {name: {own.seed: own.end for own in several} for name, several in runs.items()}
+
+
+def selection_statements() -> Iterator[Statement]:
+    """Yield what is asked of rewards at the end: of selections at an equal loss, then of readings.
+
+    The selection of delight is said to be the better one everywhere: that is what was to be tested.
+    """
+    others = [name for name in selectors(0.5) if name != "delight"]
+    for loss in LOSSES:
+        for other in reversed(others):
+            yield Statement(named("delight", loss), named(other, loss))
+    delight = named("delight", "PG")
+    yield Statement(named("delight tokens", "PG"), named("random tokens", "PG"))
+    for reading in (
+        "price 0",
+        "Bernoulli",
+        "mean delight",
+        "sigmoid within kept",
+        "answer delight",
+        "working delight",
+    ):
+        yield Statement(named(reading, "PG"), delight)
+
+
+def entropy_statements() -> Iterator[Statement]:
+    """Yield what the entropy account predicts of entropies at the end.
+
+    Delight of tokens that do not matter adds entropy. If the working is where they are, delight of
+    the answer alone ends less random than delight of all tokens, and than that of the working.
+    """
+    answer, delight = named("answer delight", "PG"), named("delight", "PG")
+    yield Statement(answer, delight, lower=True)
+    yield Statement(answer, named("working delight", "PG"), lower=True)
+    yield Statement(named("random", "PG"), delight, lower=True)
+
+
+def told(statement: Statement, values: Values, what: str) -> str | None:
+    """Return a sentence with the difference and its verdict; None where no seed is of both."""
+    apart = difference(values, statement.ours, statement.other)
+    if apart is None:
+        return None
+    tested = apart._replace(mean=-apart.mean) if statement.lower else apart
+    word = "lower" if statement.lower else "higher"
+    error = f" ± {apart.se:.3f}" if apart.seeds > 1 else ""
+    return (
+        f"{statement.ours} has a {word} {what} than {statement.other}: {verdict(tested)} "
+        f"({apart.mean:+.3f}{error}, seed by seed, {apart.seeds} seeds)."
+    )

@@ -1,0 +1,79 @@
+"""Sentences that studies of language models share: starts, failures, learning rates at an edge."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from kondo_lab.language.contenders import Contender
+from kondo_lab.studies.lm_rl import assignments, failures, tuning
+from kondo_lab.studies.lm_rl.runs import Arena
+from kondo_lab.studies.lm_rl.settings import Field, Training
+from kondo_lab.studies.study import Analysis
+
+
+def add_starts(found: Analysis, records: pd.DataFrame, settings: Training) -> None:
+    """Say where supervised starts ended."""
+    quality = records[records["metric"] == tuning.QUALITY]
+    for field in settings.fields:
+        own = quality[quality["part"] == assignments.warm_name(field)]
+        if own.empty:
+            continue
+        enough = settings.start_reward(field)
+        ends = start_rewards(own, enough).values()
+        short = sum(reward < enough for reward in ends)
+        missed = f"; {short} never got to {enough:g}" if short else ""
+        found.findings.append(
+            f"{field.name}: supervised starts of {len(ends)} seeds end at rewards of "
+            f"{min(ends):.2f} to {max(ends):.2f}{missed}."
+        )
+
+
+def start_rewards(points: pd.DataFrame, enough: float) -> dict[int, float]:
+    """Return seed -> its reward where its start ended: the first that is enough, or the last."""
+    ends = {}
+    for seed, own in points.sort_values("step").groupby("seed"):
+        there = own[own["value"] >= enough]
+        ends[int(seed)] = float((there if len(there) else own.iloc[-1:])["value"].iloc[0])
+    return ends
+
+
+def failure_findings(
+    arena: Arena, records: pd.DataFrame, contenders: Sequence[Contender]
+) -> list[str]:
+    """Return a sentence for every kind of failure, which names all series that show it."""
+    by_kind: dict[str, list[str]] = {}
+    for failure in failures.found(arena, records, contenders):
+        by_kind.setdefault(failure.kind, []).append(f"{failure.series} ({failure.evidence})")
+    return [f"{arena.name}: {kind}: {'; '.join(told)}." for kind, told in by_kind.items()]
+
+
+def edge_findings(records: pd.DataFrame, settings: Training) -> Iterator[str]:
+    """Yield, field by field, whose best learning rate is at the edge of those tried."""
+    for field in settings.fields:
+        if field.tuned_on:
+            continue
+        at_edge = edges(tuned_rewards(records, settings, field), field.learning_rates)
+        if at_edge:
+            yield (
+                f"{field.name}: the best learning rate is at the edge of those tried for "
+                f"{', '.join(at_edge)}."
+            )
+
+
+def tuned_rewards(
+    records: pd.DataFrame, settings: Training, field: Field
+) -> dict[str, dict[float, float]]:
+    """Return series -> learning rate -> reward at the end of tuning."""
+    own = records[records["part"].isin(assignments.tune_names(settings, field))]
+    return tuning.rewards_by_rate(own) if len(own) else {}
+
+
+def edges(tuned: Mapping[str, Mapping[float, float]], rates: tuple[float, ...]) -> list[str]:
+    """Return whose best learning rate is the lowest or highest that was tried."""
+    outer = {min(rates), max(rates)}
+    return [
+        series
+        for series, rewards in tuned.items()
+        if any(math.isclose(tuning.best_rate(rewards), rate, rel_tol=1e-5) for rate in outer)
+    ]

@@ -1,0 +1,102 @@
+"""Figures of a plane: loop seconds to the target by point, and reward against loop seconds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kondo_lab.studies import plotting
+from kondo_lab.studies.lm_rl import runs
+from kondo_lab.studies.lm_rl.plane import Trial
+from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Run
+from kondo_lab.studies.lm_rl.settings import Point, Role
+
+COLOURS = {"dense": "#000000", "gated": "#0072b2", "PODS": "#009e73"}
+"""By role."""
+MARKERS = "o^sDvP"
+"""By rate, the lowest first."""
+
+
+def plane(
+    tried: Sequence[Trial], reported: Mapping[Role, Sequence[Run]], target: float, name: str
+) -> Figure:
+    """Draw the seconds to the target by rows of a step, loop and learner, and the frontier."""
+    figure, axes = plotting.grid(1, 3, width=4.6, height=3.8)
+    chosen = _best_by_point(tried, target)
+    for ax, axis in zip(axes[0], (LOOP, LEARNER), strict=False):
+        _draw_times(ax, chosen, target, axis)
+        ax.set_title(f"{name}: {axis} to {target:g}, tuning seed", fontsize=9)
+    _draw_frontier(axes[0, 2], chosen, reported)
+    axes[0, 2].axhline(target, color="#999999", linewidth=0.8, linestyle=":")
+    axes[0, 0].legend(fontsize=7)
+    if reported:
+        axes[0, 2].legend(fontsize=7)
+    return figure
+
+
+def _best_by_point(tried: Sequence[Trial], target: float) -> list[Trial]:
+    """Return every point with its better learning rate."""
+
+    def rank(trial: Trial) -> tuple[float, float]:
+        return runs.time_to(trial.run, target, LOOP), -float(trial.run.reward[-1])
+
+    found: dict[str, Trial] = {}
+    for trial in sorted(tried, key=rank):
+        found.setdefault(trial.point.name, trial)
+    return list(found.values())
+
+
+def _family(point: Point) -> tuple[str, float]:
+    return point.role, point.rate
+
+
+def _look(point: Point, rates: Sequence[float]) -> dict[str, Any]:
+    return {
+        "color": COLOURS[point.role],
+        "marker": MARKERS[rates.index(point.rate) % len(MARKERS)],
+    }
+
+
+def _label(point: Point) -> str:
+    return point.name.rpartition(" of ")[0] or "dense"
+
+
+def _draw_times(ax: Axes, chosen: Sequence[Trial], target: float, axis: str) -> None:
+    """Draw a line for every rate; an empty marker is a bound: the run never got there."""
+    rates = sorted({trial.point.rate for trial in chosen})
+    for family in sorted({_family(trial.point) for trial in chosen}):
+        own = [trial for trial in chosen if _family(trial.point) == family]
+        own.sort(key=lambda trial: trial.point.num_rows)
+        reaches = [runs.reach([trial.run], target, axis) for trial in own]
+        heights, places = [each.paid[0] for each in reaches], [each.point.num_rows for each in own]
+        look = _look(own[0].point, rates)
+        ax.plot(places, heights, linewidth=1, label=_label(own[0].point), **look)
+        never = [number for number, each in enumerate(reaches) if not each.reached]
+        for number in never:
+            ax.plot(places[number], heights[number], markerfacecolor="white", zorder=3, **look)
+    ax.set(xscale="log", yscale="log", xlabel="rows sampled a step (log scale)")
+    ax.set_ylabel(f"{axis} (log scale); empty: not reached")
+    places = sorted({trial.point.num_rows for trial in chosen})
+    ax.set_xticks(places, [str(place) for place in places], fontsize=7)
+    ax.minorticks_off()
+
+
+def _draw_frontier(
+    ax: Axes, chosen: Sequence[Trial], reported: Mapping[Role, Sequence[Run]]
+) -> None:
+    """Draw all points' rewards against loop seconds, thin, and the best points' means, thick."""
+    for point, _, run in chosen:
+        colour = COLOURS[point.role]
+        ax.plot(run.costs[LOOP], run.reward, color=colour, linewidth=0.5, alpha=0.5)
+    for role, several in reported.items():
+        grid = np.linspace(0, max(own.costs[LOOP][-1] for own in several), 60)
+        # Beyond its end, at the target, a run stays where it was.
+        means = np.mean([np.interp(grid, own.costs[LOOP], own.reward) for own in several], axis=0)
+        label = f"{several[0].series}, mean of {len(several)}"
+        ax.plot(grid, means, color=COLOURS[role], linewidth=2, label=label)
+    longest = max((run.costs[LOOP][-1] for _, _, run in chosen), default=math.nan)
+    ax.set(xlabel=LOOP, ylabel="held-out reward", xlim=(0, longest))
+    ax.set_title("thin: every point on the tuning seed", fontsize=9)
