@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -398,6 +399,35 @@ def test_a_setting_added_since_does_not_stop_reanalysis_but_a_changed_one_does(o
     provenance.write_manifest(out / "manifest.json", manifest)
     with pytest.raises(runner.FolderError, match=r"settings\.rates changed"):
         runner.reanalyse(toy.study(), out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    size: int
+    later: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Groups(toy.Settings):
+    groups: tuple[Group, ...] = (Group(1), Group(2))
+
+
+def test_a_setting_added_to_groups_in_a_list_does_not_stop_reanalysis(out, console):
+    study = toy.study(settings=lambda size, seeds: Groups(num_seeds=2))
+    runner.run(toy.order(out, study), console)
+    manifest = runner.read_manifest(out)
+    for group in manifest["settings"]["groups"]:
+        del group["later"]
+    provenance.write_manifest(out / "manifest.json", manifest)
+    runner.reanalyse(study, out)
+    manifest["settings"]["groups"][1]["size"] = 3
+    provenance.write_manifest(out / "manifest.json", manifest)
+    with pytest.raises(runner.FolderError, match=r"settings\.groups\.1\.size changed"):
+        runner.reanalyse(study, out)
+    del manifest["settings"]["groups"][1]
+    provenance.write_manifest(out / "manifest.json", manifest)
+    with pytest.raises(runner.FolderError, match="another version"):
+        runner.reanalyse(study, out)
 
 
 def test_analysis_is_drawn_in_the_labs_style(out, console):

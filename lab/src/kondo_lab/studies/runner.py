@@ -429,7 +429,8 @@ def _differences(old: Manifest, new: Manifest, keys: Sequence[str]) -> list[str]
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
     """Return name, with dots -> value; of a list of groups each has its place in the name."""
     if isinstance(content, list) and content and all(isinstance(own, dict) for own in content):
-        content = {str(place): own for place, own in enumerate(content)}
+        # How many there are is a value: a group more is another run, a field more need not be.
+        content = {str(place): own for place, own in enumerate(content)} | {"number": len(content)}
     if not isinstance(content, dict):
         return {prefix: content}
     flat: dict[str, Any] = {}
