@@ -118,5 +118,5 @@ def by_step(
             plotting.band(ax, several[0][0], mean, errors, colour=colour)
         ax.set(xlabel="steps", title=title)
     axes[0, 0].set_ylabel(label)
-    plotting.legend_below(figure, axes[0, 0], columns=4)
+    plotting.legend_below(figure, axes[0, 0], columns=2 * len(panels), size=7)
     return figure

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
 from kondo_lab.studies import plotting
 from kondo_lab.studies.lm_rl import runs
@@ -16,8 +17,8 @@ from kondo_lab.studies.lm_rl.settings import Point, Role
 
 COLOURS = {"dense": "#000000", "gated": "#0072b2", "PODS": "#009e73"}
 """By role."""
-MARKERS = "o^sDvP"
-"""By rate, the lowest first."""
+MARKERS = {0.01: "o", 0.03: "^", 0.1: "s", 0.3: "D", 1.0: "v"}
+"""By rate, the same in all figures."""
 
 
 def plane(
@@ -28,10 +29,10 @@ def plane(
     chosen = _best_by_point(tried, target)
     for ax, axis in zip(axes[0], (LOOP, LEARNER), strict=False):
         _draw_times(ax, chosen, target, axis)
-        ax.set_title(f"{name}: {axis} to {target:g}, tuning seed", fontsize=9)
+        ax.set_title(f"{name}: {axis} to {target:g}", fontsize=9)
     _draw_frontier(axes[0, 2], chosen, reported)
     axes[0, 2].axhline(target, color="#999999", linewidth=0.8, linestyle=":")
-    axes[0, 0].legend(fontsize=7)
+    axes[0, 0].legend(fontsize=7, title="tuning seed; empty: not reached", title_fontsize=7)
     if reported:
         axes[0, 2].legend(fontsize=7)
     return figure
@@ -53,11 +54,8 @@ def _family(point: Point) -> tuple[str, float]:
     return point.role, point.rate
 
 
-def _look(point: Point, rates: Sequence[float]) -> dict[str, Any]:
-    return {
-        "color": COLOURS[point.role],
-        "marker": MARKERS[rates.index(point.rate) % len(MARKERS)],
-    }
+def _look(point: Point) -> dict[str, Any]:
+    return {"color": COLOURS[point.role], "marker": MARKERS.get(point.rate, "P")}
 
 
 def _label(point: Point) -> str:
@@ -66,22 +64,25 @@ def _label(point: Point) -> str:
 
 def _draw_times(ax: Axes, chosen: Sequence[Trial], target: float, axis: str) -> None:
     """Draw a line for every rate; an empty marker is a bound: the run never got there."""
-    rates = sorted({trial.point.rate for trial in chosen})
     for family in sorted({_family(trial.point) for trial in chosen}):
         own = [trial for trial in chosen if _family(trial.point) == family]
         own.sort(key=lambda trial: trial.point.num_rows)
         reaches = [runs.reach([trial.run], target, axis) for trial in own]
         heights, places = [each.paid[0] for each in reaches], [each.point.num_rows for each in own]
-        look = _look(own[0].point, rates)
+        look = _look(own[0].point)
         ax.plot(places, heights, linewidth=1, label=_label(own[0].point), **look)
         never = [number for number, each in enumerate(reaches) if not each.reached]
         for number in never:
             ax.plot(places[number], heights[number], markerfacecolor="white", zorder=3, **look)
     ax.set(xscale="log", yscale="log", xlabel="rows sampled a step (log scale)")
-    ax.set_ylabel(f"{axis} (log scale); empty: not reached")
+    ax.set_ylabel(f"{axis} (log scale)")
     places = sorted({trial.point.num_rows for trial in chosen})
     ax.set_xticks(places, [str(place) for place in places], fontsize=7)
-    ax.minorticks_off()
+    ax.xaxis.set_minor_locator(NullLocator())
+    # A decade has at most one label of its own: those between say where a point stands.
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _draw_frontier(
