@@ -41,7 +41,7 @@ MODULES = {
         "oracle",
         "zero",
     ],
-    "losses": ["awr", "dg", "is_pg", "pg", "pmpo", "ppo", "sequence_is_pg"],
+    "losses": ["awr", "dg", "is_pg", "pg", "pmpo", "ppo", "sequence_dg", "sequence_is_pg"],
     "signals": [
         "abs_advantage",
         "abs_delight",

@@ -9,7 +9,7 @@ import torch
 import kondo
 from kondo import losses
 from oracles import core as oracle
-from oracles.sequences import sequence_weights
+from oracles.sequences import delight_weights, sequence_weights
 from tolerances import assert_close
 
 # name -> (loss, oracle with the same options); every loss is called (log_probs, advantages, old).
@@ -267,6 +267,36 @@ def test_sequence_is_pg_stays_finite_where_the_ratio_overflows():
     assert bool((loss == 0).all())  # an infinite weight times an advantage of 0 would be NaN
     losses.sequence_is_pg(log_probs, torch.ones(1), log_probs.detach() - 1.4).sum().backward()
     assert_close(log_probs.grad, torch.full((1, 400), -2.0))
+
+
+def test_sequence_dg_literal():
+    # Delight 2 * (1 + 3) = 8, and -1 * (0.5 + 0.25) = -0.75; eta 2.
+    log_probs = torch.tensor([[-1.0, -3.0], [-0.5, -0.25]], dtype=torch.float64)
+    advantages = torch.tensor([2.0, -1.0], dtype=torch.float64)
+    weight = 1 / (1 + torch.tensor([[-4.0], [0.375]], dtype=torch.float64).exp())
+    found = losses.sequence_dg(log_probs, advantages, eta=2.0)
+    assert_close(found, -weight * advantages[:, None] * log_probs)
+
+
+def test_sequence_dg_of_single_decisions_is_dg():
+    log_probs, advantages, _ = batch(shape=(7,))
+    found = losses.sequence_dg(log_probs, advantages, sequence_index=torch.arange(7), eta=0.7)
+    assert_close(found, losses.dg(log_probs, advantages, eta=0.7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_sequence_dg_differentiates_log_probs_alone(dtype):
+    log_probs, by_token, _ = batch(dtype)
+    log_probs, advantages = log_probs.requires_grad_(), by_token[:, 0].clone().requires_grad_()
+    index = torch.arange(7)[:, None].expand(7, 5).clone()
+    index[:, 4] = -1
+    loss = losses.sequence_dg(log_probs, advantages, sequence_index=index, eta=0.7)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    loss.sum().backward()
+    rows = advantages.detach().double()
+    weight = delight_weights(log_probs, rows, index >= 0, 0.7)[:, None]
+    assert_close(log_probs.grad, torch.where(index >= 0, -weight * rows[:, None], 0.0))
+    assert advantages.grad is None
 
 
 def test_is_pg_stays_finite_where_the_ratio_overflows():

@@ -1,4 +1,4 @@
-"""`kondo.losses.sequence_is_pg` of language models: one weight per answer in any packing."""
+"""Losses of whole answers for language models: one weight per answer in any packing."""
 
 import functools
 
@@ -13,7 +13,7 @@ from kondo.lm import CausalLM
 from lm import models
 from oracles import causal
 from oracles import engine as oracle
-from oracles.sequences import sequence_loss, sequence_weights
+from oracles.sequences import delight_weights, sequence_loss, sequence_weights, weighted_loss
 from steps import run_step
 from tolerances import assert_close
 
@@ -86,6 +86,29 @@ def test_any_packing_has_the_weights_of_whole_answers(
     rows = torch.tensor([bool(kept >> row & 1) for row in range(len(made[2]))])
     lm = {"attention": attention, "max_tokens": max_tokens}
     assert_step(made, rows, lm=lm, micro_batch=micro_batch)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 25, 16_384])
+@pytest.mark.parametrize("kept", [0b111111, 0b010110])
+def test_any_packing_has_the_delight_of_whole_answers(max_tokens, kept):
+    model, rows, advantages, _ = problem("left", 2)
+    kept_rows = torch.tensor([bool(kept >> row & 1) for row in range(len(advantages))])
+    mask = rows.completion_mask
+    log_probs = causal.padded(model, *models.inside(rows))
+    weights = delight_weights(log_probs, advantages, mask, 2.0).to(log_probs.dtype)
+    keep = kept_rows[:, None] & mask
+    loss = weighted_loss(log_probs, advantages, weights, keep, mask.sum())
+    wanted = oracle.gradients(model, loss)
+    model.zero_grad()
+    run_step(
+        CausalLM(model, max_tokens=max_tokens),
+        rows,
+        advantages,
+        gate=None if bool(kept_rows.all()) else Prechosen(kept_rows),
+        loss=functools.partial(kondo.losses.sequence_dg, eta=2.0),
+    )
+    for name, parameter in model.named_parameters():
+        assert_close(parameter.grad, wanted[name])
 
 
 @pytest.mark.parametrize("padding", ["left", "none"])

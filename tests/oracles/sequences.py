@@ -1,4 +1,4 @@
-"""Capped importance weights of whole sequences, with plain numbers and loops."""
+"""Weights of whole sequences, by importance or by delight, with plain numbers and loops."""
 
 import math
 
@@ -20,8 +20,24 @@ def sequence_weights(log_probs, behaviour, mask, cap):
     return torch.tensor(found, dtype=torch.float64)
 
 
+def delight_weights(log_probs, advantages, mask, eta):
+    """sigmoid(sum over a row's tokens that count of -U log pi / eta), [N], as constants."""
+    found = []
+    for ours, advantage, counts in zip(
+        log_probs.detach().double().tolist(), advantages.tolist(), mask.tolist(), strict=True
+    ):
+        total = sum(-advantage * our for our, count in zip(ours, counts, strict=True) if count)
+        found.append(1 / (1 + math.exp(-total / eta)))
+    return torch.tensor(found, dtype=torch.float64)
+
+
 def sequence_loss(log_probs, advantages, behaviour, mask, cap, keep, denominator):
     """-sum over kept tokens of weight * U * log pi / denominator, on the whole batch."""
     weights = sequence_weights(log_probs, behaviour, mask, cap).to(log_probs.dtype)
+    return weighted_loss(log_probs, advantages, weights, keep, denominator)
+
+
+def weighted_loss(log_probs, advantages, weights, keep, denominator):
+    """The same with given weights, [N]."""
     terms = -(weights * advantages)[:, None] * torch.where(keep, log_probs, 0.0)
     return terms.sum() / denominator

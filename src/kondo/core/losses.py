@@ -1,9 +1,9 @@
 """Policy-gradient losses per unit, unreduced: the caller masks, weights and divides.
 
-Every function takes log_probs [N] or [N, T] and returns the same shape. `sequence_is_pg` weighs
-whole sequences; in all others a unit's loss depends on nothing but that unit. Only `log_probs` is
-differentiated; advantages, other log-probs and weights are detached inside. Half precision is
-upcast to float32. Advantages may be [N] for [N, T] log-probs.
+Every function takes log_probs [N] or [N, T] and returns the same shape. `sequence_is_pg` and
+`sequence_dg` weigh whole sequences; in all others a unit's loss depends on that unit alone. Only
+`log_probs` is differentiated; advantages, other log-probs and weights are detached inside. Half
+precision is upcast to float32. Advantages may be [N] for [N, T] log-probs.
 """
 
 import math
@@ -14,6 +14,7 @@ from torch import Tensor
 from kondo.core._checks import at_least_float32, check_float, expand_rows
 from kondo.core.delight import delight
 from kondo.core.ratios import capped_ratio, sequence_ratio
+from kondo.core.sequences import sequence_sum
 
 
 def _pair(log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,6 +81,42 @@ def dg(
     gate = torch.sigmoid(chi / eta)
     log_probs, advantages = _pair(log_probs, advantages)
     return -gate * advantages * log_probs
+
+
+def sequence_dg(
+    log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    sequence_index: Tensor | None = None,
+    eta: float = 1.0,
+) -> Tensor:
+    """Return DG with one weight per sequence, -w * U * log pi, w = sigmoid(sum of chi / eta).
+
+    The sum is over the tokens of the sequence: its delight. Gradient: -w U grad log pi; w is not
+    differentiated. It needs no log-probs of whoever acted. For language models it ends higher than
+    `dg`, whose weight is the token's own, under every friction that was tried; docs/corrections.md
+    says when to use either.
+
+    Args:
+        log_probs: [N, T] or [K] float, differentiated.
+        advantages: like log_probs, or [N] for [N, T]; centred only.
+        sequence_index: as for `sequence_is_pg`; `kondo.backward` gives it.
+        eta: temperature > 0.
+
+    Example:
+        >>> import torch, kondo
+        >>> log_probs = torch.tensor([[-1.0, -2.0]])
+        >>> -kondo.losses.sequence_dg(log_probs, torch.ones(1)) / log_probs  # sigmoid(3)
+        tensor([[0.9526, 0.9526]])
+
+    Reference: by token, https://arxiv.org/abs/2603.14608, Algorithm 1
+    """
+    _positive("eta", eta)
+    chi = delight(log_probs, advantages)
+    log_probs, advantages = _pair(log_probs, advantages)
+    _check_sequences(sequence_index, log_probs)
+    gate = torch.sigmoid(sequence_sum(chi, sequence_index) / eta)
+    return _inside(-gate * advantages * log_probs, sequence_index)
 
 
 def ppo(
@@ -259,8 +296,7 @@ def sequence_is_pg(
     behaviour_log_probs = _other("behaviour_log_probs", behaviour_log_probs, log_probs)
     _check_sequences(sequence_index, log_probs)
     ratio = sequence_ratio(log_probs, behaviour_log_probs, sequence_index, max_weight=max_weight)
-    terms = -ratio * advantages * log_probs
-    return terms if sequence_index is None else torch.where(sequence_index >= 0, terms, 0.0)
+    return _inside(-ratio * advantages * log_probs, sequence_index)
 
 
 def awr(
@@ -290,6 +326,11 @@ def awr(
     return -torch.exp(advantages / beta).clamp_max(max_weight) * log_probs
 
 
+def _inside(terms: Tensor, sequence_index: Tensor | None) -> Tensor:
+    """Return the terms, 0 for elements of no sequence."""
+    return terms if sequence_index is None else torch.where(sequence_index >= 0, terms, 0.0)
+
+
 def _check_sequences(sequence_index: Tensor | None, log_probs: Tensor) -> None:
     """Raise a ValueError unless it is known which sequence each element belongs to."""
     if sequence_index is None:
@@ -297,7 +338,7 @@ def _check_sequences(sequence_index: Tensor | None, log_probs: Tensor) -> None:
             raise ValueError(
                 f"sequence_index must say which sequence each element belongs to, got None for "
                 f"log_probs of shape {list(log_probs.shape)}; give it, give log_probs [N, T] with "
-                f"one sequence per row, or use is_pg for single decisions."
+                f"one sequence per row, or use is_pg or dg for single decisions."
             )
         return
     if sequence_index.shape != log_probs.shape or sequence_index.dtype != torch.int64:

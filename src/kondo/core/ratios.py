@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from kondo.core.sequences import sequence_sum
+
 
 def capped_ratio(log_ratio: Tensor, max_weight: float) -> Tensor:
     """Return min(exp(log_ratio), max_weight).
@@ -47,11 +49,5 @@ def sequence_ratio(
         tensor([2.5000, 2.5000, 1.0000])
     """
     log_ratio = log_probs.detach() - behaviour_log_probs.detach()
-    if sequence_index is None:
-        return capped_ratio(log_ratio.sum(dim=1, keepdim=True), max_weight).expand_as(log_probs)
-    inside, size = sequence_index >= 0, log_probs.numel()
-    # As many slots as elements, whatever the number of sequences; the last is for no sequence.
-    slot = torch.where(inside, sequence_index, size).reshape(-1)
-    total = log_ratio.new_zeros(size + 1).index_add(0, slot, log_ratio.reshape(-1))
-    ratio = capped_ratio(total, max_weight).index_select(0, slot).view_as(log_probs)
-    return torch.where(inside, ratio, 0.0)
+    ratio = capped_ratio(sequence_sum(log_ratio, sequence_index), max_weight)
+    return ratio if sequence_index is None else torch.where(sequence_index >= 0, ratio, 0.0)

@@ -97,6 +97,11 @@ def test_dg_is_that_of_the_library():
     new, _, advantages, mask = batch()
     ours = Delightful(0.3)(new[0], advantages[0], mask=mask[0], members=1)
     assert_close(ours, kondo.losses.dg(new[0], advantages[0], eta=0.3))
+    ours = Delightful(0.3, unit="sequence")(new[0], advantages[0], mask=mask[0], members=1)
+    rows = torch.arange(len(new[0]))[:, None].expand_as(mask[0])
+    index = torch.where(mask[0], rows, -1)
+    wanted = kondo.losses.sequence_dg(new[0], advantages[0], sequence_index=index, eta=0.3)
+    assert_close(torch.where(mask[0], ours, 0.0), wanted)
 
 
 def test_who_needs_the_log_probs_of_the_actors():
