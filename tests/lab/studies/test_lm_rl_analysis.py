@@ -1,6 +1,8 @@
 import math
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +19,14 @@ from kondo_lab.studies.lm_rl import (
     drawing,
     failures,
     findings,
+    page,
     plane,
     runs,
     tuning,
 )
 from kondo_lab.studies.lm_rl.comparisons import Statement
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, TOKENS, Arena, Reach, Run, SpeedUp
-from kondo_lab.studies.lm_rl.settings import SMALL
+from kondo_lab.studies.lm_rl.settings import FULL, SMALL
 from kondo_lab.studies.study import Estimate
 from tolerances import assert_close
 
@@ -491,3 +494,12 @@ def test_a_family_has_one_colour_and_a_dash_for_each_rate():
     looks = {name: drawing.look(name, among) for name in among}
     assert looks["DG-K 3%"][0] == looks["DG-K 10%"][0] != looks["DG, eta 1"][0]
     assert looks["DG-K 3%"][1] != looks["DG-K 10%"][1]
+
+
+def test_the_page_has_the_tables_of_the_committed_headline():
+    root = Path(__file__).parents[3]
+    headline = pd.read_csv(root / "results/lm-rl-v2/headline.csv")
+    text = (root / "docs/studies/lm-rl.md").read_text(encoding="utf-8")
+    made = page.tables(headline, FULL)
+    assert {"crossed", "variants", "points, sorting-3-300m"} <= set(made)
+    assert [name for name, markdown in made.items() if markdown not in text] == []

@@ -1,7 +1,7 @@
-"""Tables of studies for the terminal: the headline of a run, and the studies there are."""
+"""Tables of studies: for the terminal the headline of a run and the studies, and for pages."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
@@ -34,6 +34,23 @@ def headline(lines: Sequence[Headline]) -> Table:
         numbers = [_number(line.x), _number(line.paper), _with_error(line), str(line.seeds)]
         table.add_row(*names, *numbers, line.verdict, style=_COLOURS[line.verdict])
     return table
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as pages have it.
+
+    Example:
+        >>> from kondo_lab.studies.table import markdown
+        >>> print(markdown(["", "a"], [["b", "1"]]))
+        | | a |
+        |---|---|
+        | b | 1 |
+    """
+
+    def line(cells: Sequence[str]) -> str:
+        return "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|"
+
+    return "\n".join([line(columns), "|---" * len(columns) + "|", *map(line, rows)])
 
 
 def _by_series(lines: Sequence[Headline], metrics: Sequence[str]) -> Table:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, outcomes
 from kondo_lab.studies.lm_frictions.settings import CLAIMED, FIRST, Settings
+from kondo_lab.studies.table import markdown
 
 RARE_CELLS = ("no friction", "combined", "discovered 1%", "discovered 5%")
 ONE_SEED_CELLS = (
@@ -50,10 +51,8 @@ def tables(records: pd.DataFrame, settings: Settings) -> dict[str, str]:
 
 def table(found: Outcomes, cells: Sequence[str], names: Sequence[str]) -> str:
     """Return contenders by frictions, mean ± standard error; of one seed the reward alone."""
-    lines = [f"| | {' | '.join(cells)} |", "|---" * (len(cells) + 1) + "|"]
-    for name in names:
-        lines.append(f"| {name} | {' | '.join(_told(found, cell, name) for cell in cells)} |")
-    return "\n".join(lines)
+    rows = [[name, *(_told(found, cell, name) for cell in cells)] for name in names]
+    return markdown(["", *cells], rows)
 
 
 def _told(found: Outcomes, cell: str, name: str) -> str:
