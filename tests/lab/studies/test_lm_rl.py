@@ -11,6 +11,7 @@ from kondo_lab import progress
 from kondo_lab.language import loop
 from kondo_lab.language.contenders import CLIPPED, Contender
 from kondo_lab.part import Context, Record, Stopped
+from kondo_lab.population import run as population_run
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.lm_rl import (
     STUDY,
@@ -198,6 +199,22 @@ def test_a_part_by_the_clock_stops_between_its_runs(tmp_path, monkeypatch):
     with pytest.raises(Stopped):
         part.run(context(tmp_path, stopped=stopped))
     assert len(asked) == 2
+
+
+def test_no_run_by_the_clock_goes_on_from_the_checkpoint_of_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "WARM_UP_CALLS", 1)
+    long = dataclasses.replace(TINY, target=2.0)  # nobody gets there: every run is a whole one
+    place = training.Place(long, TINY_PLANE, "best", context(tmp_path))
+
+    def entropies():
+        found = run._by_clock(place, long, TINY_PLANE.points[0], [(1e-3, 0), (1e-3, 1)], 4)
+        return [(own.seed, own.step, own.value) for own in found if own.metric == "entropy"]
+
+    expected = entropies()
+    monkeypatch.setattr(population_run, "CHECKPOINT_SECONDS", -1.0)  # one at every logged step
+    assert entropies() == expected
+    assert place.context.checkpoint.exists()
+    assert entropies() == expected  # a part that is killed leaves one behind
 
 
 def test_a_best_part_asks_for_the_points_of_its_role_first(tmp_path):

@@ -152,6 +152,8 @@ def _by_clock(
             learner = training.make_learner(place, own, path=path, num_prompts=num_prompts)
         else:
             learner.restart(starts.load(settings, place.field, context).of([seed]), own)
+        # A checkpoint of a long run, or of one that was killed, is none of this run's.
+        context.checkpoint.unlink(missing_ok=True)
         done = train(
             learner,
             context,
