@@ -14,6 +14,7 @@ from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders, selections, step_seconds, timed_step
 from kondo_lab.language.contenders import Batch, Contender
+from kondo_lab.language.frictions import Friction
 from kondo_lab.language.loop import Learner
 from kondo_lab.language.population import Member, Population, Shape
 from kondo_lab.language.sampler import sample
@@ -419,6 +420,19 @@ def test_a_restarted_learner_makes_the_run_of_a_fresh_one():
 def test_a_learner_restarts_with_its_own_contender_only():
     with pytest.raises(ValueError, match="learner's contender, 'DG-K 30%', got 'PG'"):
         learner().restart(tiny()[1], member(DENSE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"friction": Friction(refresh=2)}, "no friction"), ({"decay_steps": 3}, "decay_steps=0")],
+)
+def test_what_only_populations_do_is_refused(changes, told):
+    own = dataclasses.replace(member(KEPT), **changes)
+    model, parameters = tiny()
+    with pytest.raises(ValueError, match=told):
+        Learner(Echo(), model, parameters, own, shape=Shape(num_prompts=8, repeats=GROUP))
+    with pytest.raises(ValueError, match=told):
+        learner().restart(parameters, own)
 
 
 def test_a_run_ends_where_it_is_enough(tmp_path):

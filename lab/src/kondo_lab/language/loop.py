@@ -92,16 +92,7 @@ class Learner:
                 f"parameters must be those of one member, [1, ...], got {given} members; "
                 f"kondo_lab.language.population trains several."
             )
-        if not member.friction.is_none:
-            raise ValueError(
-                f"member must have no friction, got {member.friction}; "
-                f"kondo_lab.language.population trains with frictions."
-            )
-        if member.decay_steps:
-            raise ValueError(
-                f"member must have decay_steps=0, got {member.decay_steps}; "
-                f"kondo_lab.language.population decays learning rates."
-            )
+        _check_member(member)
         self.task, self.shape, self.members = task, shape, [member]
         self.contender, self.path = member.contender, path
         self.device = parameters["head"].device
@@ -169,6 +160,7 @@ class Learner:
                 f"member must have the learner's contender, {self.contender.name!r}, got "
                 f"{member.contender.name!r}; make another Learner."
             )
+        _check_member(member)
         for name, value in self._parameters.items():
             value.copy_(parameters[name])
         self.draws.keys.copy_(Draws([member.seed], self.device).keys)
@@ -288,3 +280,17 @@ class Learner:
         self._recent = list(state["recent"])
         self.module.load_state_dict(state["module"])
         self.optimiser.load_state_dict(state["optimiser"])
+
+
+def _check_member(member: Member) -> None:
+    """Raise a ValueError for what only populations do."""
+    if not member.friction.is_none:
+        raise ValueError(
+            f"member must have no friction, got {member.friction}; "
+            f"kondo_lab.language.population trains with frictions."
+        )
+    if member.decay_steps:
+        raise ValueError(
+            f"member must have decay_steps=0, got {member.decay_steps}; "
+            f"kondo_lab.language.population decays learning rates."
+        )
