@@ -299,6 +299,32 @@ def test_sequence_dg_differentiates_log_probs_alone(dtype):
     assert advantages.grad is None
 
 
+@pytest.mark.parametrize(
+    ("loss", "place"),
+    [
+        *((losses.sequence_is_pg, place) for place in range(3)),
+        *((losses.sequence_dg, place) for place in range(2)),
+    ],
+)
+def test_no_nan_leaves_elements_of_no_sequence(loss, place):
+    outside = torch.zeros(7, 5, dtype=torch.bool)
+    outside[:, 3] = True
+    index = torch.where(outside, -1, torch.arange(7)[:, None])
+    found = []
+    for broken in (False, True):
+        own = [part.clone() for part in batch()][: 3 if loss is losses.sequence_is_pg else 2]
+        if broken:
+            own[place][outside] = math.nan
+        log_probs = own[0].requires_grad_()
+        terms = loss(*own, sequence_index=index)
+        terms.sum().backward()
+        found.append((terms.detach(), log_probs.grad))
+    (expected, gradient), (terms, own) = found
+    assert_close(terms, expected)
+    assert_close(own, gradient)
+    assert bool((own[outside] == 0).all())
+
+
 def test_is_pg_stays_finite_where_the_ratio_overflows():
     loss = losses.is_pg(-ONES, 0 * ONES, -1000 * ONES, max_weight=2.0)
     assert bool((loss == 0).all())
