@@ -144,13 +144,17 @@ def test_a_state_goes_on_with_the_next_batch(start):
         for _ in range(TURNS + 3):
             own.step()
         own.close()
+        own._lags[-1] = 5  # whatever the clock made of it
         state = own.state_dict()
     with running(make(start, both(1))) as other:
         other.load_state_dict(state)
         for name, value in other.parameters.items():
             assert torch.equal(value, own.parameters[name])
-        for _ in range(TURNS + 2):
-            other.step()
+        steps(other, TURNS)  # which take turns: their lag is 0
+        before = own.read()[LAG][0] * own.num_steps
+        assert before >= 5
+        assert other.read()[LAG] == [before / other.num_steps] * 2
+        steps(other, 2)
         assert other.num_steps == 2 * TURNS + 5
 
 

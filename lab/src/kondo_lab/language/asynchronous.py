@@ -52,7 +52,8 @@ class AsynchronousPopulation(Population):
 
     Arguments are those of `Population`; the members have one queue, of at least one batch.
 
-    A state that is loaded goes on with an empty queue: what was in it is drawn again.
+    A state that is loaded goes on with an empty queue: what was in it is lost, and the actors go
+    on with the prompts after it.
     """
 
     overlaps = True
@@ -171,7 +172,11 @@ class AsynchronousPopulation(Population):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, but the queue."""
-        own = {"act_step": self._act_step.clone(), "version": self._version}
+        own = {
+            "act_step": self._act_step.clone(),
+            "version": self._version,
+            "lags": list(self._lags),
+        }
         return super().state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -179,7 +184,7 @@ class AsynchronousPopulation(Population):
         self.close()
         super().load_state_dict(state)
         self._act_step.copy_(state["act_step"])
-        self._version = state["version"]
+        self._version, self._lags = state["version"], list(state["lags"])
         for name, value in self._published.items():
             value.copy_(self.parameters[name])
 
