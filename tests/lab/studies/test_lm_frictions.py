@@ -127,6 +127,18 @@ def test_the_mean_over_frictions_decides():
     assert assignments.chosen_rates(table) == {"PPO": 1e-5}
 
 
+def test_further_rates_are_told_beside_the_best_that_was_not_lost_to_nan():
+    def table(part, **rewards):
+        lines = [("PPO under a", float(rate), reward) for rate, reward in rewards.items()]
+        made = pd.DataFrame(lines, columns=["series", "setting", "value"])
+        return made.assign(part=part, seed=1000, step=1, metric=tuning.QUALITY)
+
+    tuned = table(assignments.tune_names(TINY)[0], **{"1e-5": math.nan, "1e-4": 0.4, "1e-3": 0.6})
+    beyond = table(assignments.further_name(TINY), **{"3e-3": 0.1})
+    (told,) = analysis._further_tuning(pd.concat([tuned, beyond]), TINY)
+    assert told.endswith("0.003 0.100; with the constant rate 0.001 it is 0.600.")
+
+
 def test_the_analysis_tells_and_draws(tiny):
     found = tiny[0]
     main, rare = (field.name for field in TINY.fields)

@@ -11,6 +11,7 @@ from kondo_lab.studies.lm_frictions import assignments, drawing, verdicts
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
 from kondo_lab.studies.lm_frictions.settings import COMBINED, Settings
 from kondo_lab.studies.lm_rl import findings as lm_rl
+from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.assignments import slug
 from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.studies.statistics import estimate
@@ -73,7 +74,7 @@ def _further_tuning(records: pd.DataFrame, settings: Settings) -> Iterator[str]:
     for series, means in assignments.mean_rewards(own).items():
         told = ", ".join(f"{rate:g} {reward:.3f}" for rate, reward in means.items())
         before = constant[series.removesuffix(assignments.DECAYED)]
-        best = max(before, key=lambda rate: before[rate])
+        best = tuning.best_rate(before)
         yield (
             f"{settings.main.name}: {series}: mean reward over the frictions that tune, by "
             f"learning rate: {told}; with the constant rate {best:g} it is {before[best]:.3f}."

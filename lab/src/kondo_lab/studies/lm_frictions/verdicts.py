@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from kondo_lab.language.frictions import NONE, Friction
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes
 from kondo_lab.studies.lm_frictions.settings import COMBINED, COMBINED_WRONG
-from kondo_lab.studies.lm_gates.analysis import LEAST_SEEDS, Difference, Verdict
+from kondo_lab.studies.lm_gates.analysis import Difference
+from kondo_lab.studies.lm_rl import comparisons
+from kondo_lab.studies.lm_rl.comparisons import Verdict
 from kondo_lab.studies.statistics import estimate
 
 UNCORRECTED, PAPER, CORRECTED = "GRPO uncorrected", "DG, eta 1", "PPO clip 0.2"
@@ -49,12 +51,7 @@ def _alone(cell: Friction, strength: str) -> bool:
 
 def ahead(own: Difference) -> Verdict:
     """Return whether a difference is above 0 by more than chance makes it one time in twenty."""
-    mean, _, seeds = own.estimate
-    if seeds < LEAST_SEEDS:
-        return "open"
-    if own.largest_loss == 0 and mean > 0:
-        return "met"
-    return "missed" if mean <= 0 else "open"
+    return comparisons.verdict(own.estimate)
 
 
 def reached(own: Difference) -> Verdict:

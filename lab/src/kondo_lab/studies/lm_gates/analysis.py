@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -10,16 +10,13 @@ from kondo_lab.studies.lm_gates import drawing, equal_seconds
 from kondo_lab.studies.lm_gates.settings import Settings
 from kondo_lab.studies.lm_rl import assignments, runs, tuning
 from kondo_lab.studies.lm_rl import findings as lm_rl
+from kondo_lab.studies.lm_rl.comparisons import LEAST_SEEDS, Verdict
 from kondo_lab.studies.lm_rl.failures import FADE_ERRORS
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Arena, Run, SpeedUp
 from kondo_lab.studies.statistics import estimate
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
-LEAST_SEEDS = 3
-"""Below, a claim stays open."""
 _line = partial(headline, "beyond the papers")
-
-Verdict = Literal["met", "missed", "open"]
 
 
 class Difference(NamedTuple):

@@ -9,6 +9,7 @@ the end.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,10 +70,12 @@ def best(found: Sequence[Trial], role: Role, target: float) -> Trial:
     if not own:
         raise ValueError(f"role must be one of those tried, got {role!r}; run its points first.")
 
-    def rank(trial: Trial) -> tuple[float, float]:
-        return runs.time_to(trial.run, target, LOOP), -float(np.nan_to_num(trial.run.reward[-1]))
+    return min(own, key=partial(rank, target=target))
 
-    return min(own, key=rank)
+
+def rank(trial: Trial, target: float) -> tuple[float, float]:
+    """Return what trials are compared by, the best first: the rule above."""
+    return runs.time_to(trial.run, target, LOOP), -float(np.nan_to_num(trial.run.reward[-1]))
 
 
 def best_runs(records: pd.DataFrame, plane: Plane, role: Role) -> list[Run]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
 from kondo_lab.studies import plotting
 from kondo_lab.studies.lm_rl import runs
-from kondo_lab.studies.lm_rl.plane import Trial
+from kondo_lab.studies.lm_rl.plane import Trial, rank
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Run
 from kondo_lab.studies.lm_rl.settings import Point, Role
 
@@ -40,12 +41,8 @@ def plane(
 
 def _best_by_point(tried: Sequence[Trial], target: float) -> list[Trial]:
     """Return every point with its better learning rate."""
-
-    def rank(trial: Trial) -> tuple[float, float]:
-        return runs.time_to(trial.run, target, LOOP), -float(trial.run.reward[-1])
-
     found: dict[str, Trial] = {}
-    for trial in sorted(tried, key=rank):
+    for trial in sorted(tried, key=partial(rank, target=target)):
         found.setdefault(trial.point.name, trial)
     return list(found.values())
 
