@@ -18,7 +18,7 @@ from kondo_lab.language.frictions import Friction
 from kondo_lab.language.loop import Learner
 from kondo_lab.language.population import Member, Population, Shape
 from kondo_lab.language.sampler import sample
-from kondo_lab.language.step_seconds import prompts_for_seconds, seconds_per_step
+from kondo_lab.language.step_seconds import seconds_per_step
 from kondo_lab.language.supervised import Start
 from kondo_lab.language.transformer import Size, StackedLM
 from kondo_lab.part import Context, Stopped
@@ -327,42 +327,11 @@ def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
             low, middle, high = (metrics[name, f"seconds {stage} p{p}"] for p in (20, 50, 80))
             assert 0 <= low <= middle <= high
             assert middle == sorted(step.seconds[stage] for step in steps)[1]
-        assert metrics[name, "seconds loop p50"] == step_seconds.loop_seconds(steps) > 0
+        assert metrics[name, "seconds loop p50"] > 0
     assert_close(
         metrics["PG", "tokens differentiated"],
         sum(step.learned.tokens for step in found["PG"]) / 3,
     )
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"), [(5.0, 40), (0.5, 10), (1000.0, 100), (2.02, 10), (2.4, 14)]
-)
-def test_saved_seconds_buy_prompts_along_a_line(target, expected):
-    number = prompts_for_seconds(lambda n: 1 + 0.1 * n, target, fewest=10, most=100)
-    assert number == expected
-
-
-def test_saved_seconds_buy_prompts_along_a_curve_without_exceeding_the_target():
-    asked = []
-
-    def seconds(number):
-        asked.append(number)
-        return 0.1 + 1e-3 * number**1.3
-
-    number = prompts_for_seconds(seconds, 2.0, fewest=16, most=10_000)
-    assert len(asked) <= 5
-    assert number in asked
-    assert 1.8 < seconds(number) <= 2.0 * 1.02
-
-
-def test_a_last_try_that_took_too_long_does_not_count():
-    assert prompts_for_seconds(lambda n: n**2, 400.0, fewest=10, most=1000, tries=1) == 10
-    assert prompts_for_seconds(lambda n: n**2, 400.0, fewest=10, most=1000, tries=9) == 20
-
-
-def test_noise_does_not_lead_astray():
-    falling = {10: 1.0, 40: 0.9}
-    assert prompts_for_seconds(falling.__getitem__, 4.0, fewest=10, most=100) == 40
 
 
 def test_what_cannot_be_right_is_refused():
@@ -379,8 +348,6 @@ def test_what_cannot_be_right_is_refused():
         Shape(num_prompts=0)
     with pytest.raises(ValueError, match="max_norm must be > 0"):
         Shape(max_norm=0.0)
-    with pytest.raises(ValueError, match="fewest must lie between"):
-        prompts_for_seconds(lambda n: 1.0, 1.0, fewest=5, most=4)
 
 
 @pytest.mark.gpu

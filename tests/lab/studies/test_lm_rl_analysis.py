@@ -32,12 +32,13 @@ from tolerances import assert_close
 
 GRID, PLANE = SMALL.main, SMALL.planes[0]
 ROWS = GRID.num_rows
+AXES = (ROLLOUTS, TOKENS, LEARNER, LOOP, runs.ROWS)
 
 
 def made(rewards, *, series="PG", seed=0, per_step=2.0):
     """A run evaluated at every step that pays `per_step` on every axis."""
     steps = np.arange(len(rewards))
-    paid = {axis: per_step * steps.astype(float) for axis in (*runs.AXES, runs.ROWS)}
+    paid = {axis: per_step * steps.astype(float) for axis in AXES}
     return Run(series, seed, steps, np.array(rewards, dtype=float), paid)
 
 
@@ -151,25 +152,6 @@ def test_the_error_of_a_speed_up_is_that_of_paired_seeds():
     # Slow seeds are slow for both: no reason to doubt the ratio.
     assert_close(runs.speed_up(reach(4.0, 8.0), reach(1.0, 2.0)).se, 0.0)
     assert math.isnan(runs.speed_up(reach(8.0), reach(2.0)).se)  # one seed has none
-
-
-def test_the_fastest_is_whose_seeds_all_got_there():
-    known = {"a": reach(1.0, math.inf), "b": reach(8.0, 9.0), "c": reach(7.0, 9.5)}
-    assert runs.fastest(known, ["a", "b", "c", "d"]) == "c"
-    assert runs.fastest(known, ["d"]) is None
-
-
-def test_the_fastest_is_so_on_the_seeds_that_all_have():
-    # On seed 0 alone b is the faster; seed 1 is slow for b, and a does not have it.
-    known = {"a": reach(5.0), "b": reach(4.0, 9.0)}
-    assert runs.fastest(known, ["a", "b"]) == "b"
-    # Nor does a seed that b alone has, and never got there with, count against it.
-    assert runs.fastest(known | {"b": reach(4.0, math.inf)}, ["a", "b"]) == "b"
-    # Who is not among them takes no seeds away.
-    known = {"a": reach(5.0, 5.0), "b": reach(4.0, 9.0), "c": reach(1.0)}
-    assert runs.fastest(known, ["a", "b"]) == "a"
-    apart = {"a": reach(5.0), "b": Reach({1: 4.0}, {1: 9.0})}
-    assert runs.fastest(apart, ["a", "b"]) is None
 
 
 def test_runs_of_a_population_are_read_with_all_that_was_paid_and_no_seconds():

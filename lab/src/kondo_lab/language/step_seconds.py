@@ -1,4 +1,4 @@
-"""How long a step takes, stage by stage, and how many rollouts the saved time buys."""
+"""How long a step takes, stage by stage."""
 
 import math
 import statistics
@@ -11,8 +11,6 @@ from kondo_lab.language.loop import Learner, Path, Step
 from kondo_lab.language.timed_step import LEARNER, LOOP, STAGES
 from kondo_lab.part import Record
 
-EQUAL_TIME = 0.02
-"""Loop times this close, relatively, are equal."""
 PLAIN = " plain"
 """Behind a dense contender's name: the same update as somebody without a gate would write it."""
 
@@ -67,11 +65,6 @@ def seconds_per_step(
     return {name: steps[rounds:] for name, steps in found.items()}
 
 
-def loop_seconds(steps: Sequence[Step]) -> float:
-    """Return the median seconds of a whole step."""
-    return statistics.median(step.seconds[LOOP] for step in steps)
-
-
 def seconds_records(
     part: str, found: Mapping[str, Sequence[Step]], learner: Learner
 ) -> list[Record]:
@@ -89,44 +82,3 @@ def seconds_records(
         place = (math.nan, learner.members[0].seed, 0, learner.num_rows, 0)
         records += [Record(part, series, *place, *value) for value in values.items()]
     return records
-
-
-def prompts_for_seconds(
-    seconds_of: Callable[[int], float], target: float, *, fewest: int, most: int, tries: int = 4
-) -> int:
-    """Return how many prompts a step can hold so that it takes as long as `target`.
-
-    What a cheap learner saves can buy rollouts. Seconds are nearly a straight line in the number of
-    prompts: each try aims at where the line through the latest two measurements meets the target.
-
-    Args:
-        seconds_of: measures a step with so many prompts, e.g. the median of its loop.
-        target: seconds of the dense contender's step.
-        fewest: the dense contender's prompts; the answer where even these take longer.
-        most: what memory holds.
-        tries: measurements after the first.
-
-    Returns:
-        The largest number measured that took no longer than the target, within 2%.
-
-    Example:
-        >>> from kondo_lab.language.step_seconds import prompts_for_seconds
-        >>> prompts_for_seconds(lambda number: 1 + 0.1 * number, 5.0, fewest=10, most=1000)
-        40
-    """
-    if not 1 <= fewest <= most:
-        raise ValueError(f"fewest must lie between 1 and most ({most}), got {fewest}.")
-    measured = [(fewest, seconds_of(fewest))]
-    aim = fewest * target / measured[0][1]
-    for _ in range(tries):
-        number = min(max(round(aim), fewest), most)
-        if number in dict(measured):
-            break
-        measured.append((number, seconds_of(number)))
-        (a, seconds_a), (b, seconds_b) = measured[-2:]
-        slope = (seconds_b - seconds_a) / (b - a)
-        if slope <= 0:  # noise: the two cannot be told apart
-            break
-        aim = b + (target - seconds_b) / slope
-    fitting = [each for each, spent in measured if spent <= target * (1 + EQUAL_TIME)]
-    return max(fitting, default=fewest)

@@ -9,7 +9,7 @@ Only runs by the clock have seconds.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,9 +23,7 @@ from kondo_lab.studies.study import Estimate
 
 ROLLOUTS, TOKENS = "rollouts", "tokens differentiated"
 LEARNER, LOOP = "learner seconds", "loop seconds"
-AXES = (ROLLOUTS, TOKENS, LEARNER, LOOP)
 ROWS = "rows differentiated"
-"""Known beside the axes."""
 DENSE = "GRPO"
 """The baseline of every speed-up."""
 TARGETS = {"half way": 0.5, "90% of the way": 0.9}
@@ -236,22 +234,6 @@ def over_dense(arena: Arena, ours: str, level: float) -> tuple[SpeedUp, SpeedUp]
     both = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
     learner, loop = (speed_up(reached[arena.dense], reached[ours]) for reached in both)
     return learner, loop
-
-
-def fastest(reaches: Mapping[str, Reach], among: Iterable[str]) -> str | None:
-    """Return who paid least on average, among those with the most seeds that got there.
-
-    Only seeds that all of them have count: an easy seed that one has alone is no merit. None where
-    there is no such seed, or nobody.
-    """
-    there = [name for name in among if name in reaches]
-    if not there:
-        return None
-    common = set.intersection(*(set(reaches[name].times) for name in there))
-    if not common:
-        return None
-    fair = {name: reaches[name].of(common) for name in there}
-    return min(there, key=lambda name: (-fair[name].reached, fair[name].mean.mean))
 
 
 def end_rewards(runs: Sequence[Run]) -> Estimate:

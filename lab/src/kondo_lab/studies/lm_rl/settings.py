@@ -57,7 +57,7 @@ class Field:
     clocked_rates: tuple[float, ...] = ()
     """Rates of the contenders that are run by the clock; empty where none is."""
     only: tuple[str, ...] = ()
-    """Names of the only headliners that are timed and run here; all of them where it is empty."""
+    """Names of the only contenders that are run here; all of them where it is empty."""
     dense_paths: tuple[Path, ...] = ("product", "plain")
     """The ways dense GRPO is run by the clock."""
 

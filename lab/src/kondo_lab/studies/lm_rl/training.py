@@ -11,7 +11,7 @@ tuned rates are read from the records of the tuning parts.
 import dataclasses
 import gc
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,8 +37,8 @@ CURVES = (
     "seconds learner",
     "seconds loop",
 )
-"""Metrics that are kept of every evaluated step. Of diagnostics only those of the last step are,
-but for the headliners of a grid: results are kept under version control."""
+"""Metrics that are kept of every evaluated step. Of diagnostics only those of the last step are:
+results are kept under version control."""
 
 
 class Place(NamedTuple):
@@ -102,14 +102,10 @@ def wall_parts(settings: Training, field: Field, seeds: Iterable[int]) -> list[P
     return found
 
 
-def lean(records: Sequence[Record], *, but: Collection[str] = ()) -> list[Record]:
-    """Leave out the diagnostics of all steps but the last, not those of the series `but`."""
+def lean(records: Sequence[Record]) -> list[Record]:
+    """Leave out the diagnostics of all steps but the last."""
     last = max(record.step for record in records)
-    return [
-        record
-        for record in records
-        if record.metric in CURVES or record.step == last or record.series in but
-    ]
+    return [record for record in records if record.metric in CURVES or record.step == last]
 
 
 def _warm(place: Place) -> Iterable[Record]:
