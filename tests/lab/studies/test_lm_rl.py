@@ -404,6 +404,12 @@ def test_noisy_points_try_a_lower_learning_rate_and_others_a_higher_one():
     assert all(3e-5 in own for own in rates.values())
 
 
+def test_points_have_whole_groups():
+    uneven = dataclasses.replace(TINY_PLANE.points[0], num_rows=18)
+    with pytest.raises(ValueError, match="points must have whole groups of 4 rows, got dense 18"):
+        dataclasses.replace(TINY_PLANE, points=(uneven,))
+
+
 def test_points_say_what_they_keep():
     gated, pods = (
         Point(num_rows=2048, rate=0.1, num_steps=1, learning_rates=()),

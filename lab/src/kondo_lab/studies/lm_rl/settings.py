@@ -187,6 +187,14 @@ class Plane(Field):
 
     points: tuple[Point, ...] = ()
 
+    def __post_init__(self) -> None:
+        uneven = [point.name for point in self.points if point.num_rows % self.repeats]
+        if uneven:
+            raise ValueError(
+                f"points must have whole groups of {self.repeats} rows, got {', '.join(uneven)}; "
+                f"give multiples of repeats."
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(Training):
