@@ -119,6 +119,24 @@ def test_a_loss_of_one_s_own_gets_the_index_if_it_names_it():
     assert not takes_sequences(max)  # does not tell its parameters
 
 
+class Weighed(torch.nn.Module):
+    """A loss with an index of sequences, as a module."""
+
+    def forward(self, log_probs, advantages, behaviour_log_probs, *, sequence_index=None):
+        found = (log_probs, advantages, behaviour_log_probs)
+        return CAPPED(*found, sequence_index=sequence_index)
+
+
+def test_a_loss_that_is_a_module_is_asked_for_its_forward():
+    net, log_prob, batch, advantages, mask, behaviour = problem()
+    given = {"loss": Weighed(), "mask": mask, "unit": "sequence"}
+    hidden = {"behaviour_log_probs": torch.where(mask, behaviour, math.nan)}
+    run_step(log_prob, batch, advantages, loss_inputs=hidden, **given)
+    assert_gradient(net, log_prob(batch), advantages, behaviour, mask, mask)
+    with pytest.raises(ValueError, match=r"what Weighed.* takes .*'behaviour_log_probs'"):
+        run_step(log_prob, batch, advantages, **given)
+
+
 def flat(batch, advantages, selection, *, loss_inputs, size, row_of=True):
     """All kept elements in one micro-batch, [K]."""
     row, column = selection.keep.nonzero().unbind(1)

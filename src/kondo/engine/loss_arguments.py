@@ -109,6 +109,7 @@ def _has_index(signature: inspect.Signature) -> bool:
 def _signature(loss: Any) -> inspect.Signature | None:
     """Return the parameters of a callable; None where it does not tell, as some built-ins."""
     try:
-        return inspect.signature(loss)
+        # A module's own call takes anything and hands it on.
+        return inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
     except (TypeError, ValueError):
         return None
