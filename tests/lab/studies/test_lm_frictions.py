@@ -312,6 +312,14 @@ def made(ends, cells=MAIN_CELLS):
     return Outcomes(FULL.main, tuple(cells), by_seed, needing, floor=0.002)
 
 
+def test_the_highest_is_so_on_the_seeds_that_all_have():
+    found = made({"combined": {"PPO clip 0.2": [0.9, 0.1], "GSPO": [0.8], "DG, eta 1": [0.7, 0.7]}})
+    assert found.best("combined", lambda name: name in found.needing) == "PPO clip 0.2"
+    assert found.best("combined", lambda name: name != "GSPO") == "DG, eta 1"
+    assert found.best("combined", lambda name: False) is None
+    assert found.best("refresh 64", lambda name: True) is None
+
+
 def told(ends, tuned=None):
     return "\n".join(verdicts.findings(made(ends), tuned or {}))
 

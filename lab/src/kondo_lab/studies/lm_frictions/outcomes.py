@@ -62,13 +62,18 @@ class Outcomes(NamedTuple):
         return [one[seed] - other[seed] for seed in self.common(first, second)]
 
     def best(self, cell: str, wanted: Callable[[str], bool]) -> str | None:
-        """Return the contender of the highest mean reward among those wanted."""
-        means = {
-            name: found.mean
-            for name in self.ends.get(cell, {})
-            if wanted(name) and (found := self.reward(cell, name)) is not None
-        }
-        return max(means, key=lambda name: means[name]) if means else None
+        """Return the contender of the highest mean reward among those wanted.
+
+        Only seeds that all of them have count: starts differ from seed to seed, and an easy seed
+        that one has alone is no merit. None where there is no such seed, or nobody.
+        """
+        there = [name for name, by_seed in self.ends.get(cell, {}).items() if by_seed]
+        there = [name for name in there if wanted(name)]
+        seeds = self.common(*((cell, name) for name in there)) if there else []
+        if not seeds:
+            return None
+        ends = self.ends[cell]
+        return max(there, key=lambda name: sum(ends[name][seed] for seed in seeds))
 
 
 def base_of(cell: Friction, among: Sequence[Friction]) -> Friction | None:
