@@ -66,9 +66,11 @@ def test_a_forked_process_does_not_hold_the_folder(tmp_path):
     code = (
         "import os, sys; from pathlib import Path; from kondo.run_files import locked\n"
         "with locked(Path(sys.argv[1]) / '.lock', Path(sys.argv[1])):\n"
+        "    there, born = os.pipe()\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"
-        "        sys.stdin.read()\n"
+        "        os.write(born, b'x'); sys.stdin.read()\n"
+        "    os.read(there, 1)\n"  # a child that has not run yet has not let go
         "    print(child, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
     )
