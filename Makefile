@@ -12,7 +12,7 @@ demo: $(READY)
 	$(BIN)/kondo demo
 
 test: lint $(PEER) $(BROWSER)
-	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --cov --cov-report=term --cov-fail-under=95
 
 # One after another: they start clusters, kill processes and wait for them to come back.
 test-slow: $(READY)
