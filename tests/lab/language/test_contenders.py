@@ -12,8 +12,9 @@ from kondo.core.rules import most_variance
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
-from kondo_lab.language import contenders
-from kondo_lab.language.contenders import Batch, Chosen, Contender, decide, loss
+from kondo_lab.language import contenders, decisions
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.decisions import Batch, Chosen, decide, loss
 from kondo_lab.language.sampler import Sampled
 from no_reads import NoReads
 from oracles import contenders as oracle
@@ -280,7 +281,7 @@ def test_unbiased_contenders_have_the_loss_of_dense_grpo():
 
 
 def test_a_rate_fixes_the_number_of_rows_and_a_bound_of_the_noise_does_not():
-    found = {each.name: contenders.fixed_rows(each, ROWS, ANSWERS) for each in UNBIASED}
+    found = {each.name: decisions.fixed_rows(each, ROWS, ANSWERS) for each in UNBIASED}
     assert found == {
         "unbiased 30%": 5,
         "unbiased |delight| 30%": 5,
@@ -293,9 +294,9 @@ def test_a_rate_fixes_the_number_of_rows_and_a_bound_of_the_noise_does_not():
 def test_rows_hold_every_kept_row_once(contender):
     chosen = choose(contender, rewards="binary")
     if chosen.rows is None:
-        assert contenders.fixed_rows(contender, ROWS, ANSWERS) is None
+        assert decisions.fixed_rows(contender, ROWS, ANSWERS) is None
         return
-    assert chosen.rows.shape == (MEMBERS, contenders.fixed_rows(contender, ROWS, ANSWERS))
+    assert chosen.rows.shape == (MEMBERS, decisions.fixed_rows(contender, ROWS, ANSWERS))
     kept = (chosen.weight != 0).any(dim=2)
     for member in range(MEMBERS):
         listed = chosen.rows[member].tolist()
@@ -369,7 +370,7 @@ def test_the_loss_of_the_kept_rows_is_the_loss_of_all(contender):
     if rows is None:
         rows = torch.arange(ROWS).flip(0).expand(MEMBERS, ROWS)
     sampled = sample_of(log_probs, mask)
-    some = loss(contender, contenders.take_rows(new, rows), sampled, chosen, rows=rows)
+    some = loss(contender, decisions.take_rows(new, rows), sampled, chosen, rows=rows)
     everything = loss(contender, new, sample_of(log_probs, mask), chosen)
     assert_close(some, everything)
     (of_some,) = torch.autograd.grad(some.sum(), new)

@@ -6,7 +6,6 @@ import torch
 import kondo
 from kondo_lab.draws import Draws
 from kondo_lab.language import contenders
-from kondo_lab.language.contenders import Chosen, loss
 from kondo_lab.language.corrections import (
     Delightful,
     DelightfulClip,
@@ -15,6 +14,7 @@ from kondo_lab.language.corrections import (
     corrections,
     needs_behaviour,
 )
+from kondo_lab.language.decisions import Chosen, loss
 from kondo_lab.language.sampler import Sampled
 from oracles import corrections as oracle
 from tolerances import assert_close

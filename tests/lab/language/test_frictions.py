@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kondo_lab.draws import Draws
-from kondo_lab.language import contenders, frictions
+from kondo_lab.language import decisions, frictions
 from kondo_lab.language.corrections import corrections
 from kondo_lab.language.frictions import NONE, Friction, Frictions
 from kondo_lab.language.loop import Learner
@@ -380,7 +380,7 @@ def test_the_effective_share_counts_equal_weights_as_one():
     sampled = Sampled(zeros, zeros, zeros, mask)
     advantages = torch.tensor([[2.0, -1.0, 0.0]])
     none = torch.zeros(1, dtype=torch.int64)
-    chosen = contenders.Chosen(advantages, zeros, None, none, none, none)
+    chosen = decisions.Chosen(advantages, zeros, None, none, none, none)
     equal = torch.tensor([[[-2.0, 2.0], [1.0, 0.0], [0.0, 0.0]]])
     assert_close(effective_share(equal, sampled, chosen), torch.tensor([1.0]).double())
     single = torch.tensor([[[-2.0, 0.0], [0.0, 0.0], [0.0, 0.0]]])

@@ -12,8 +12,9 @@ from kondo.core import signals
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
-from kondo_lab.language import contenders, selections, step_seconds, timed_step
-from kondo_lab.language.contenders import Batch, Contender
+from kondo_lab.language import contenders, decisions, selections, step_seconds, timed_step
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.decisions import Batch
 from kondo_lab.language.frictions import Friction
 from kondo_lab.language.loop import Learner
 from kondo_lab.language.population import Member, Population, Shape
@@ -104,9 +105,9 @@ def stacked_gradient(contender, model, parameters):
     """By the population's way: decide and loss, all rows in one graph."""
     batch = rolled(model, parameters)
     leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    chosen = contenders.decide(contender, batch)
+    chosen = decisions.decide(contender, batch)
     new = model.log_prob(leaves, batch.sampled.tokens)
-    total = contenders.loss(contender, new, batch.sampled, chosen).sum()
+    total = decisions.loss(contender, new, batch.sampled, chosen).sum()
     found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
     gradient = dict(zip(leaves, (each[0] for each in found), strict=True))
     return chosen, total.detach(), gradient

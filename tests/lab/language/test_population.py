@@ -10,8 +10,9 @@ from kondo.core import signals
 from kondo.lm.budget import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
-from kondo_lab.language import contenders, population
-from kondo_lab.language.contenders import Batch, Contender
+from kondo_lab.language import contenders, decisions, population
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.decisions import Batch
 from kondo_lab.language.population import MEANS, TOTALS, Member, Population, Shape
 from kondo_lab.language.sampler import sample
 from kondo_lab.language.supervised import Start, mean_reward, warm_start
@@ -106,10 +107,10 @@ def by_hand(own, num_steps, *, max_norm=1.0):
         prompts = task.prompts(draws, "prompts", step, 6)
         sampled = sample(model, leaves, prompts, repeats=4, draws=draws, step=step)
         rewards = task.reward(prompts.repeat_interleave(4, 1), sampled.completions)
-        chosen = contenders.decide(own.contender, Batch(sampled, rewards, draws, step, 4))
+        chosen = decisions.decide(own.contender, Batch(sampled, rewards, draws, step, 4))
         new = model.log_prob(leaves, sampled.tokens)
         adam.zero_grad()
-        found = contenders.loss(own.contender, new, sampled, chosen)
+        found = decisions.loss(own.contender, new, sampled, chosen)
         found.sum().backward()
         torch.nn.utils.clip_grad_norm_(leaves.values(), max_norm)
         adam.step()

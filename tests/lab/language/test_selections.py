@@ -8,7 +8,8 @@ from kondo.core import signals
 from kondo_lab.draws import Draws
 from kondo_lab.gates import WeightedGate
 from kondo_lab.language import selections
-from kondo_lab.language.contenders import Batch, Contender, PartialDelight, decide, fixed_rows, loss
+from kondo_lab.language.contenders import Contender, PartialDelight
+from kondo_lab.language.decisions import Batch, decide, fixed_rows, loss
 from kondo_lab.language.sampler import Sampled
 from kondo_lab.text.alphabet import encode
 from no_reads import NoReads

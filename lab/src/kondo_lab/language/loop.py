@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kondo import lm
 from kondo_lab.draws import Draws
-from kondo_lab.language.contenders import Batch
+from kondo_lab.language.decisions import Batch
 from kondo_lab.language.population import Member, Shape, experience
 from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut

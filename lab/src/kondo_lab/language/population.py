@@ -26,15 +26,8 @@ from kondo.core.advantage import group_mean
 from kondo.core.delight import delight
 from kondo_lab.draws import Draws
 from kondo_lab.gates import unchecked
-from kondo_lab.language.contenders import (
-    Batch,
-    Chosen,
-    Contender,
-    decide,
-    fixed_rows,
-    loss,
-    take_rows,
-)
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.decisions import Batch, Chosen, decide, fixed_rows, loss, take_rows
 from kondo_lab.language.frictions import NONE, Friction, Frictions
 from kondo_lab.language.sampler import Sampled, sample
 from kondo_lab.language.supervised import HeldOut, StackedAdam, Start

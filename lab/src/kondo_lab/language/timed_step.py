@@ -28,8 +28,9 @@ from kondo.core.contract import BaseGate, Signal, needs_log_probs
 from kondo.core.prechosen import Prechosen
 from kondo.lm.budget import BudgetGate
 from kondo_lab.gates import DrawnVarianceGate, WithDraws
-from kondo_lab.language import contenders
-from kondo_lab.language.contenders import Batch, Contender
+from kondo_lab.language import contenders, decisions
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.decisions import Batch
 from kondo_lab.population.losses import inputs_of
 
 STAGES = ("generate", "reward", "screen", "select", "train", "optimiser")
@@ -55,7 +56,7 @@ class Learned(NamedTuple):
 def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) -> Learned:
     """Add to `.grad` the gradient of the contender's loss, through `kondo.backward`.
 
-    The choices are those of `contenders.decide`; the batch is that of one member.
+    The choices are those of `decisions.decide`; the batch is that of one member.
     """
     tokens, log_probs, _, mask = (part[0] for part in batch.sampled)
     prompt_length = tokens.shape[1] - mask.shape[1]
@@ -106,16 +107,16 @@ def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) ->
 def _gate(contender: Contender, rows: lm.TokenRows, batch: Batch) -> tuple[BaseGate | None, Tensor]:
     """Return a copy of the contender's gate for these rows, and the advantages [N] of its loss."""
     gate, (_, rewards, _, _, group) = copy.copy(contender.gate), batch
-    advantages = contenders.loss_advantages(contender, rewards, group)
+    advantages = decisions.loss_advantages(contender, rewards, group)
     if isinstance(gate, BudgetGate):
         gate = gate.for_rows(rows)
     if isinstance(gate, DrawnVarianceGate):
-        keep = contenders.choose_rows(gate, group_mean(rewards, group), batch).keep
+        keep = decisions.choose_rows(gate, group_mean(rewards, group), batch).keep
         if gate.group is not None:
-            advantages = contenders.loss_advantages(contender, rewards, group, among=keep)
+            advantages = decisions.loss_advantages(contender, rewards, group, among=keep)
         gate = Prechosen(keep[0])
     elif gate is not None and gate.draws:
-        draws = contenders.draws_of(gate, batch.draws, batch.step, rewards.shape[1])
+        draws = decisions.draws_of(gate, batch.draws, batch.step, rewards.shape[1])
         gate = WithDraws(gate, draws[0])
     return gate, advantages[0]
 
@@ -127,7 +128,7 @@ def _signal(contender: Contender, gate: BaseGate, batch: Batch) -> Signal:
     given |= isinstance(gate.signal, contenders.PartialDelight)
     if not given and (needs_log_probs(gate.signal) or not by_row):
         return gate.signal
-    (values,) = contenders.values_of(contender, gate, batch, batch.sampled.log_probs)
+    (values,) = decisions.values_of(contender, gate, batch, batch.sampled.log_probs)
 
     def known(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
         return values if by_row else pad(values, (prompt_length, 0)).where(mask, 0.0)
@@ -150,7 +151,7 @@ def plain_backward(
     clock, total = Clock(tokens.device), batch.rewards.new_zeros(())
     num_rows, num_columns = tokens.shape
     with clock.stage("select"):
-        chosen = contenders.decide(contender, batch)
+        chosen = decisions.decide(contender, batch)
     with clock.stage("train"):
         size = max(1, max_tokens // num_columns)
         for start in range(0, num_rows, size):
@@ -159,7 +160,7 @@ def plain_backward(
             of_tokens = tokens[some, prompt_length:].unsqueeze(2)
             rows = some.unsqueeze(0)
             new = logits.log_softmax(dim=2).gather(2, of_tokens).squeeze(2).unsqueeze(0)
-            part = contenders.loss(contender, new, batch.sampled, chosen, rows=rows).sum()
+            part = decisions.loss(contender, new, batch.sampled, chosen, rows=rows).sum()
             part.backward()  # type: ignore[no-untyped-call]
             total = total + part.detach()
     return Learned(

@@ -7,7 +7,8 @@ step also takes the launching of its kernels, which no population or batch makes
 import dataclasses
 from collections.abc import Sequence
 
-from kondo_lab.language.contenders import Contender, fixed_rows
+from kondo_lab.language.contenders import Contender
+from kondo_lab.language.decisions import fixed_rows
 from kondo_lab.language.population import Member
 from kondo_lab.language.transformer import SIZES
 from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Training
