@@ -93,9 +93,8 @@ def sequence_dg(
     """Return DG with one weight per sequence, -w * U * log pi, w = sigmoid(sum of chi / eta).
 
     The sum is over the tokens of the sequence: its delight. Gradient: -w U grad log pi; w is not
-    differentiated. It needs no log-probs of whoever acted. In lm-frictions, with eta 1, it ends
-    higher than `dg` with eta 1, whose weight is the token's own, in 28 of 29 cells, and lower than
-    `dg` with eta 10 in 20 of them; docs/corrections.md says when to use either.
+    differentiated. It needs no log-probs of whoever acted. In `dg` the weight is the token's own;
+    docs/corrections.md says when to use either.
 
     Args:
         log_probs: [N, T] or [K] float, differentiated.
