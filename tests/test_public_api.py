@@ -26,6 +26,7 @@ PUBLIC = [
     "delight",
     "diagnostics",
     "losses",
+    "parse_gate",
     "plan",
     "signals",
     "surprisal",

@@ -5,6 +5,7 @@ from kondo.core.contract import BaseGate, Choice
 from kondo.core.delight import delight, surprisal
 from kondo.core.diagnostics import diagnostics
 from kondo.core.gates import Gate
+from kondo.core.specs import parse_gate
 from kondo.core.unbiased import UnbiasedGate
 from kondo.core.variance import VarianceGate
 from kondo.engine.distribution import DistributionPolicy
@@ -30,6 +31,7 @@ __all__ = [
     "delight",
     "diagnostics",
     "losses",
+    "parse_gate",
     "plan",
     "signals",
     "surprisal",

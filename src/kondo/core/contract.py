@@ -269,7 +269,8 @@ def as_gate(gate: Any) -> BaseGate:
         return CallableGate(gate)
     raise ValueError(
         f"gate must be a kondo.BaseGate, such as kondo.Gate(rate=0.03), a callable (values, mask, "
-        f"generator) -> kondo.Choice, or None for dense, got {gate!r}."
+        f"generator) -> kondo.Choice, or None for dense, got {gate!r}. kondo.parse_gate reads a "
+        f"short text such as 'unbiased:0.1'."
     )
 
 

@@ -1,0 +1,160 @@
+"""Gates as short text, for configuration files and command lines: "unbiased:0.1" -> a gate.
+
+rule:number[,option=value,...]      a rule of this package
+package.module:name                 a gate, or a function that returns one, of your own
+dense                               None: everything is trained
+"""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kondo.core import signals
+from kondo.core.contract import BaseGate, Signal
+from kondo.core.delight import delight
+from kondo.core.gates import Gate
+from kondo.core.unbiased import UnbiasedGate
+from kondo.core.variance import VarianceGate
+
+
+class Rule(NamedTuple):
+    """What a word of a spec stands for."""
+
+    gate: Callable[..., BaseGate]
+    number: str
+    """The argument that the number is."""
+
+
+RULES = {
+    "unbiased": Rule(UnbiasedGate, "rate"),
+    "noise": Rule(UnbiasedGate, "noise"),
+    "variance": Rule(VarianceGate, "rate"),
+    "delight": Rule(Gate, "rate"),
+    "price": Rule(Gate, "price"),
+}
+SIGNALS: dict[str, Signal] = {
+    "delight": delight,
+    "advantage": signals.unit_advantage,
+    "abs_advantage": signals.abs_advantage,
+    "abs_delight": signals.abs_delight,
+    "gradient_norm": signals.gradient_norm,
+    "surprisal": signals.surprisal,
+}
+DENSE = "dense"
+
+_GRAMMAR = (
+    "write 'unbiased:0.1', 'noise:1.5', 'variance:0.1', 'delight:0.03', 'price:0' or 'dense', with "
+    "options as in 'delight:0.1,negative_quota=0.3', or 'package.module:name' for a gate of your "
+    "own"
+)
+
+
+def parse_gate(spec: str) -> BaseGate | None:
+    """Return the gate that a short text describes; None, which trains everything, for "dense".
+
+    | spec             | gate                                                                      |
+    |------------------|---------------------------------------------------------------------------|
+    | `unbiased:0.1`   | `kondo.UnbiasedGate(rate=0.1)`                                            |
+    | `noise:1.5`      | `kondo.UnbiasedGate(noise=1.5)`                                           |
+    | `variance:0.1`   | `kondo.VarianceGate(rate=0.1)`                                            |
+    | `delight:0.03`   | `kondo.Gate(rate=0.03)`                                                   |
+    | `price:0`        | `kondo.Gate(price=0.0)`                                                   |
+    | `dense`          | None                                                                      |
+    | `my.gates:Mine`  | what `Mine` of the module `my.gates` is, or what it returns when called   |
+
+    Further options of the gate follow, separated by commas: `delight:0.1,negative_quota=0.3`,
+    `unbiased:0.1,signal=advantage`. A signal goes by its name in `kondo.signals`; "advantage" is
+    `kondo.signals.unit_advantage`.
+
+    A new gate is returned each time. Gates may remember past steps, so parse once, not per step.
+
+    Args:
+        spec: the text.
+
+    Raises:
+        ValueError: the text is no spec, or the gate refuses its options.
+
+    Example:
+        >>> import kondo
+        >>> kondo.parse_gate("unbiased:0.1")
+        UnbiasedGate(rate=0.1)
+        >>> kondo.parse_gate("delight:0.1,negative_quota=0.3")
+        Gate(rate=0.1, negative_quota=0.3)
+    """
+    if not isinstance(spec, str):
+        raise ValueError(f"gate spec must be text, got {spec!r}; {_GRAMMAR}.")
+    text = spec.strip()
+    if text == DENSE:
+        return None
+    word, colon, rest = text.partition(":")
+    if colon and word in RULES:
+        return _of_rule(spec, RULES[word], rest)
+    if colon and "." in word and rest.isidentifier():
+        return _imported(spec, word, rest)
+    raise ValueError(f"gate spec must name a known rule, got {spec!r}; {_GRAMMAR}.")
+
+
+def _of_rule(spec: str, rule: Rule, rest: str) -> BaseGate:
+    number, *options = (part.strip() for part in rest.split(","))
+    arguments: dict[str, Any] = {rule.number: _number(spec, number)}
+    allowed = [name for name in inspect.signature(rule.gate).parameters if name not in arguments]
+    for option in options:
+        name, equals, value = (part.strip() for part in option.partition("="))
+        if not equals or name not in allowed:
+            raise ValueError(
+                f"options in a gate spec must be name=value with a name of {allowed}, got "
+                f"{option!r} in {spec!r}."
+            )
+        if name in arguments:
+            raise ValueError(f"options in a gate spec must differ, got {name} twice in {spec!r}.")
+        arguments[name] = _signal(spec, value) if name == "signal" else _literal(value)
+    try:
+        return rule.gate(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"gate spec {spec!r} is refused: {error}") from error
+
+
+def _number(spec: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"gate spec must have a number after the colon, got {text!r} in {spec!r}; {_GRAMMAR}."
+        ) from None
+
+
+def _signal(spec: str, name: str) -> Signal:
+    if name not in SIGNALS:
+        raise ValueError(f"signal must be one of {sorted(SIGNALS)}, got {name!r} in {spec!r}.")
+    return SIGNALS[name]
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _imported(spec: str, module: str, name: str) -> BaseGate:
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"gate spec {spec!r} names what cannot be imported: {error}; the module must be on "
+            f"Python's path of every process."
+        ) from error
+    if isinstance(found, BaseGate):
+        return found
+    try:
+        made = found() if callable(found) else found
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"gate spec {spec!r} is refused: {error}") from error
+    if isinstance(made, BaseGate):
+        return made
+    raise ValueError(
+        f"gate spec {spec!r} must name a kondo.BaseGate, or a class or function without arguments "
+        f"that returns one, got {made!r}."
+    )
