@@ -260,15 +260,16 @@ def _plot(options: argparse.Namespace) -> int:
 
 def _newest(study: "Study") -> Path:
     from kondo_lab.studies import runner
+    from kondo_lab.studies.part_files import RECORDS
 
     places = [RUNS / study.name, RESULTS / f"{study.name}-v{study.version}"]
-    found = [path for path in places if (path / runner.RECORDS).exists()]
+    found = [path for path in places if (path / RECORDS).exists()]
     if not found:
         raise runner.FolderError(
             f"no records in {places[0]} or {places[1]}. Run the study first, or name a folder "
             "with --from."
         )
-    return max(found, key=lambda path: (path / runner.RECORDS).stat().st_mtime)
+    return max(found, key=lambda path: (path / RECORDS).stat().st_mtime)
 
 
 def _add_report(commands: Commands) -> None:

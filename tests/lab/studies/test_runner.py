@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from kondo.run_files import FolderInUseError
+from kondo.run_files import DamagedFileError, FolderInUseError
 from kondo_lab import provenance
 from kondo_lab.part import Part, Record, Stopped
 from kondo_lab.studies import plotting, records, runner
@@ -570,3 +571,45 @@ def test_no_part_is_started_when_the_minutes_are_over(out, console, monkeypatch)
     assert outcome.analysis is not None
     assert not runner.run(toy.order(out, chosen, minutes=2), console).stopped
     assert starts[2:] == [("third", 0)]
+
+
+def test_a_run_without_its_parts_goes_on_from_its_records(out, console):
+    stopped_run(out, console)
+    assert runner.read_manifest(out)["finished_parts"] == ["first"]
+    shutil.rmtree(out / "parts")  # as of a run that was committed
+    starts = []
+    outcome = runner.run(toy.order(out, toy.study(starts=starts)), console)
+    assert starts == [("second", 0), ("third", 0)]
+    assert not outcome.stopped
+    whole = out.with_name("whole")
+    runner.run(toy.order(whole), console)
+    for name in ("records.csv.gz", "headline.csv", "curves.csv.gz"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    assert runner.read_manifest(out)["finished_parts"] == ["first", "second", "third"]
+
+
+def test_records_of_a_stopped_part_are_not_taken_for_finished_ones(out, console):
+    def parts(settings):
+        def run(context):
+            made = [Record("first", "PG", math.nan, 0, 1, 100, 3, "error", 0.5)]
+            if stopping:
+                raise Stopped("first", made)
+            return [made[0]._replace(value=0.25)]
+
+        return [Part(name="first", run=run)]
+
+    stopping = True
+    runner.run(toy.order(out, toy.study(parts=parts)), console)
+    shutil.rmtree(out / "parts")
+    stopping = False
+    runner.run(toy.order(out, toy.study(parts=parts)), console)
+    assert records.read(out / "records.csv.gz")["value"].tolist() == [0.25]
+
+
+def test_finished_parts_without_records_are_refused(out, console):
+    stopped_run(out, console)
+    shutil.rmtree(out / "parts")
+    manifest = runner.read_manifest(out) | {"finished_parts": ["first", "second"]}
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamagedFileError, match=r"has no records of part 'second'"):
+        runner.run(toy.order(out), console)

@@ -27,13 +27,12 @@ from rich.console import Console
 from kondo.run_files import LOCK, DamagedFileError, locked, set_aside
 from kondo_lab import progress, provenance
 from kondo_lab.part import Context, DamagedCheckpointError, Part, Stopped
-from kondo_lab.studies import plotting, records, statistics
+from kondo_lab.studies import part_files, plotting, records, statistics
+from kondo_lab.studies.part_files import PARTS, RECORDS, path_of
 from kondo_lab.studies.result_folder import CURVES, FRONTIER, HEADLINE, MANIFEST
 from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, Size, Study
 from kondo_lab.worker_pool import stop_on_interrupt
 
-RECORDS = "records.csv.gz"
-PARTS = "parts"
 # What must be the same for a run to be resumed.
 _IDENTITY = ("study", "version", "size", "settings", "device")
 # What is read of a manifest that was found.
@@ -94,9 +93,14 @@ def run(order: Order, console: Console) -> Outcome:
     settings = order.settings()
     parts = order.study.parts(settings)
     _check_names(parts)
-    files = [_file(order, part, partial) for part in parts for partial in (False, True)]
+    files = [
+        path_of(order.out, part.name, partial=partial)
+        for part in parts
+        for partial in (False, True)
+    ]
     with _claimed(order, settings) as manifest:
-        _check_records(files)
+        part_files.restore(order.out, manifest["finished_parts"])
+        part_files.check(files)
         stopped = _run_parts(order, parts, manifest, console)
         tables = [records.read(path) for path in files if path.exists()]
         manifest |= {"finished": not stopped, "interrupted": stopped}
@@ -158,8 +162,7 @@ def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
         study, manifest["size"], manifest["num_seeds"], manifest.get("first_seed", 0)
     )
     now = {"study": study.name, "version": study.version, "settings": _plain(settings)}
-    # A setting that came later is no difference: the run was made as if it had its default.
-    changed = [key for key in _differences(manifest, now, tuple(now)) if key in _flat(manifest)]
+    changed = _differences(manifest, now, tuple(now))
     if changed:
         raise FolderError(
             f"{folder} was made by another version of this study: {', '.join(changed)} changed. "
@@ -200,21 +203,9 @@ def _damaged(path: Path, reason: str) -> FolderError:
     )
 
 
-def _check_records(files: Sequence[Path]) -> None:
-    """Raise if records of finished parts are damaged: now, and not after hours of training."""
-    for path in files:
-        try:
-            if path.exists():
-                records.read(path)
-        except DamagedFileError as error:
-            raise DamagedFileError(
-                f"{error} Delete it; the same command then makes that part again."
-            ) from error
-
-
 def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console: Console) -> bool:
     """Run the parts that are not finished; return whether it ended before the last of them."""
-    todo = [part for part in parts if not _file(order, part).exists()]
+    todo = [part for part in parts if not path_of(order.out, part.name).exists()]
     if len(todo) < len(parts):
         finished = f"{len(parts) - len(todo)} of {len(parts)} parts done"
         console.print(f"Resuming {order.out}: {finished}.", soft_wrap=True, highlight=False)
@@ -233,17 +224,19 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
                 device=order.device,
                 progress=report,
                 stopped=stop.is_set,
-                checkpoint=_file(order, part).with_name(f"{part.name}.checkpoint"),
+                checkpoint=order.out / PARTS / f"{part.name}.checkpoint",
             )
             started = time.monotonic()
-            _file(order, part, partial=True).unlink(missing_ok=True)
+            partial = path_of(order.out, part.name, partial=True)
+            partial.unlink(missing_ok=True)
             try:
                 report(0.0, "")
-                records.write(_file(order, part), _made(part, context, console))
+                records.write(path_of(order.out, part.name), _made(part, context, console))
+                manifest["finished_parts"].append(part.name)
             except Stopped as stopped:
                 if stopped.records:
                     table = records.frame(stopped.records, part=part.name)
-                    records.write(_file(order, part, partial=True), table)
+                    records.write(partial, table)
                 return True
             except Exception as error:
                 error.add_note(
@@ -345,6 +338,7 @@ def _found(order: Order, fresh: Manifest) -> Manifest:
         "resumed": old["resumed"] + 1,
         "seconds": old["seconds"],
         "seconds_by_part": old["seconds_by_part"],
+        "finished_parts": old.get("finished_parts", []),
         "figures": old["figures"],
     }
 
@@ -373,6 +367,7 @@ def _new_manifest(order: Order, settings: Any) -> Manifest:
         "resumed": 0,
         "seconds": 0.0,
         "seconds_by_part": {},
+        "finished_parts": [],
         "findings": [],
         "figures": [],
         "analysis_commit": None,
@@ -388,11 +383,6 @@ def _add_seconds(folder: Path, manifest: Manifest, part: str, seconds: float) ->
 
 def _save(folder: Path, manifest: Manifest) -> None:
     provenance.write_manifest(folder / MANIFEST, manifest)
-
-
-def _file(order: Order, part: Part, partial: bool = False) -> Path:
-    """Return where a part's records go: all of them, or those of a part that was stopped."""
-    return order.out / PARTS / f"{part.name}{'.partial' if partial else ''}.csv.gz"
 
 
 def _check_names(parts: Sequence[Part]) -> None:
@@ -419,11 +409,17 @@ def _plain(value: Any) -> Any:
 
 
 def _differences(old: Manifest, new: Manifest, keys: Sequence[str]) -> list[str]:
-    """Return the names, with dots, of what is not the same in both."""
+    """Return the names, with dots, of what an old run had and a new one has not.
+
+    A setting that came later is no difference: the old run was made as if it had its default.
+    """
     before, now = ({name: each[name] for name in keys} for each in (old, new))
-    flat_before, flat_now = _flat(before), _flat(now)
-    names = dict.fromkeys([*flat_before, *flat_now])
-    return [name for name in names if flat_before.get(name, names) != flat_now.get(name, names)]
+    flat_now = _flat(now)
+    return [name for name, value in _flat(before).items() if flat_now.get(name, _Gone) != value]
+
+
+class _Gone:
+    """What a setting is that a study no longer has."""
 
 
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""Records of single parts, which a run keeps until its last part is finished.
+
+    out/parts/<part>.csv.gz             of a finished part
+    out/parts/<part>.partial.csv.gz     of a part that was stopped
+
+`records.csv.gz` holds them all, by the name of their part. So a run whose `parts` are not there,
+such as a committed one, can go on too.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kondo.run_files import DamagedFileError
+from kondo_lab.studies import records
+
+RECORDS = "records.csv.gz"
+PARTS = "parts"
+
+
+def path_of(out: Path, part: str, *, partial: bool = False) -> Path:
+    """Return where a part's records go: all of them, or those of a part that was stopped."""
+    return out / PARTS / f"{part}{'.partial' if partial else ''}.csv.gz"
+
+
+def check(files: Sequence[Path]) -> None:
+    """Raise if records of finished parts are damaged: now, and not after hours of training."""
+    for path in files:
+        try:
+            if path.exists():
+                records.read(path)
+        except DamagedFileError as error:
+            raise DamagedFileError(
+                f"{error} Delete it; the same command then makes that part again."
+            ) from error
+
+
+def restore(out: Path, finished: Sequence[str]) -> None:
+    """Write the files of finished parts that are missing, from the records of the whole run.
+
+    Args:
+        out: the run's folder.
+        finished: names of the parts whose records are complete.
+
+    Raises:
+        DamagedFileError: the records cannot be read, or lack a part.
+    """
+    missing = [name for name in finished if not path_of(out, name).exists()]
+    if not missing or not (out / RECORDS).exists():
+        return
+    table = records.read(out / RECORDS)
+    for name in missing:
+        own = table[table["part"] == name]
+        if own.empty:
+            raise DamagedFileError(
+                f"{out / RECORDS} has no records of part {name!r}, which the manifest calls "
+                f"finished. Put a good copy in its place, or run the study into another folder."
+            )
+        records.write(path_of(out, name), own)
