@@ -330,6 +330,17 @@ def test_is_pg_stays_finite_where_the_ratio_overflows():
     assert bool((loss == 0).all())
 
 
+@pytest.mark.parametrize("index", [None, torch.zeros(1, 2, dtype=torch.int64)])
+def test_no_advantage_is_no_loss_even_where_an_uncapped_ratio_is_infinite(index):
+    log_probs = -ONES.unsqueeze(0).requires_grad_()
+    given = (log_probs, torch.zeros(1), -1000 * ONES.unsqueeze(0))
+    sequence = losses.sequence_is_pg(*given, sequence_index=index, max_weight=math.inf)
+    for loss in (sequence, losses.is_pg(*given)):
+        (gradient,) = torch.autograd.grad(loss.sum(), log_probs)
+        assert bool((loss == 0).all())
+        assert bool((gradient == 0).all())
+
+
 ONES = torch.ones(2)
 
 

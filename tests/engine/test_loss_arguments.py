@@ -137,6 +137,39 @@ def test_a_loss_that_is_a_module_is_asked_for_its_forward():
         run_step(log_prob, batch, advantages, **given)
 
 
+class Capped(Weighed):
+    def forward(self, *args, cap=2.0, behaviour_log_probs=None, sequence_index=None):
+        found = {"behaviour_log_probs": behaviour_log_probs, "sequence_index": sequence_index}
+        return kondo.losses.sequence_is_pg(*args, max_weight=cap, **found)
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (functools.partial(Capped(), cap=1.5), True),
+        (torch.compile(Weighed(), backend="eager"), True),
+        (functools.partial(torch.compile(Capped(), backend="eager"), cap=1.5), True),
+        (torch.compile(CAPPED.func, backend="eager"), True),
+        (lambda log_probs, advantages, **others: CAPPED(log_probs, advantages, **others), False),
+    ],
+    ids=["bound module", "compiled module", "bound compiled module", "compiled", "wrapper"],
+)
+def test_a_loss_behind_a_wrapper_leaves_masked_tokens_out_of_the_product(loss, told):
+    net, log_prob, batch, advantages, mask, behaviour = problem()
+    assert takes_sequences(loss) == told
+    if getattr(loss, "__name__", "") == "sequence_is_pg":
+        loss = functools.partial(loss, max_weight=1.5)
+    hidden = {"behaviour_log_probs": torch.where(mask, behaviour, math.nan)}
+    run_step(
+        *(log_prob, batch, advantages),
+        loss=loss,
+        loss_inputs=hidden,
+        mask=mask,
+        unit="sequence",
+    )
+    assert_gradient(net, log_prob(batch), advantages, behaviour, mask, mask)
+
+
 def flat(batch, advantages, selection, *, loss_inputs, size, row_of=True):
     """All kept elements in one micro-batch, [K]."""
     row, column = selection.keep.nonzero().unbind(1)
@@ -179,6 +212,12 @@ def test_numbers_of_flat_elements_read_nothing_and_start_at_zero():
     with NoReads():
         number = sequence_index(torch.zeros(5), micro, None)
     assert number.tolist() == [0, 0, 1, 2, 2]
+
+
+def test_a_filler_has_a_row_of_its_own_though_it_counts_none():
+    micro = MicroBatch(None, torch.zeros(1), {}, None, None, 0, 0, filler=True)
+    keep = torch.zeros(1, 3, dtype=torch.bool)
+    assert sequence_index(torch.zeros(1, 3), micro, keep).tolist() == [[-1, -1, -1]]
 
 
 @pytest.mark.parametrize(

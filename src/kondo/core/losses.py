@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kondo.core._checks import at_least_float32, check_float, expand_rows
 from kondo.core.delight import delight
-from kondo.core.ratios import capped_ratio, sequence_ratio
+from kondo.core.ratios import capped_ratio, sequence_ratio, weighted
 from kondo.core.sequences import sequence_sum
 
 
@@ -244,7 +244,7 @@ def is_pg(
     log_probs, advantages = _pair(log_probs, advantages)
     behaviour_log_probs = _other("behaviour_log_probs", behaviour_log_probs, log_probs)
     ratio = capped_ratio(log_probs.detach() - behaviour_log_probs, most)
-    return -ratio * advantages * log_probs
+    return -weighted(ratio, advantages) * log_probs
 
 
 def sequence_is_pg(
@@ -268,7 +268,7 @@ def sequence_is_pg(
             number of elements; negative for elements of no sequence, whose loss is 0. All elements
             of a sequence must be there. None: each row of [N, T] is one, with every element.
             `kondo.backward` gives it to losses with a parameter of this name; one of your own that
-            calls this one must take it and pass it on, or masked elements enter the product.
+            calls this one must take it and pass it on where rows are packed.
         max_weight: the cap; infinite for none.
 
     Example:
@@ -296,7 +296,7 @@ def sequence_is_pg(
     behaviour_log_probs = _other("behaviour_log_probs", behaviour_log_probs, log_probs)
     _check_sequences(sequence_index, log_probs)
     ratio = sequence_ratio(log_probs, behaviour_log_probs, sequence_index, max_weight=max_weight)
-    return _terms(-ratio * advantages, log_probs, sequence_index)
+    return _terms(-weighted(ratio, advantages), log_probs, sequence_index)
 
 
 def awr(

@@ -9,9 +9,7 @@ from kondo.core.sequences import sequence_sum
 
 
 def capped_ratio(log_ratio: Tensor, max_weight: float) -> Tensor:
-    """Return min(exp(log_ratio), max_weight).
-
-    The cap comes before the exponential: an answer of many tokens may have a ratio that overflows.
+    """Return min(exp(log_ratio), max_weight); finite where max_weight is.
 
     Example:
         >>> import torch
@@ -19,6 +17,17 @@ def capped_ratio(log_ratio: Tensor, max_weight: float) -> Tensor:
         tensor([1., 2.])
     """
     return log_ratio.clamp_max(math.log(max_weight)).exp()
+
+
+def weighted(ratio: Tensor, advantages: Tensor) -> Tensor:
+    """Return ratio * advantages, 0 where the advantage is, even if the ratio is infinite.
+
+    Example:
+        >>> import torch
+        >>> weighted(torch.tensor([2.0, torch.inf]), torch.tensor([-1.0, 0.0]))
+        tensor([-2.,  0.])
+    """
+    return torch.where(advantages == 0, 0.0, ratio * advantages)
 
 
 def sequence_ratio(

@@ -54,12 +54,12 @@ def differentiate(
     """
     total: Tensor | None = None
     elements = 0
-    whole = takes_sequences(loss)
+    sequences = takes_sequences(loss)
     for micro in micro_batches:
         with clock.stage("forward"):
             log_probs = _graph_log_probs(log_prob, micro)
             divide = denominator(log_probs) if callable(denominator) else denominator
-            parts = gate_losses(log_probs, micro, loss, sequences=whole)
+            parts = gate_losses(log_probs, micro, loss, sequences=sequences)
             gated = parts.losses.sum() / divide
             hidden = False
             if check is not None:  # after the loss is launched: the device has work to do
@@ -95,6 +95,12 @@ def gate_losses(
     if keep is not None:
         # where() lets no gradient out of what is not kept, whatever the loss makes of it.
         log_probs = torch.where(keep, log_probs, 0.0)
+        # A loss that multiplies ratios over a row then finds ratios of 1 there.
+        skipped = ~keep
+        inputs = {
+            name: value.masked_fill(skipped, 0) if value.shape == keep.shape else value
+            for name, value in inputs.items()
+        }
     if sequences:
         inputs[SEQUENCE_INDEX] = sequence_index(log_probs, micro, keep)
     losses = loss(log_probs, advantages, **inputs)

@@ -5,6 +5,7 @@ sequence_index    by the step, for losses that have a parameter of this name: in
                   the sequence of each element, -1 for elements that do not count
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -109,7 +110,15 @@ def _has_index(signature: inspect.Signature) -> bool:
 def _signature(loss: Any) -> inspect.Signature | None:
     """Return the parameters of a callable; None where it does not tell, as some built-ins."""
     try:
-        # A module's own call takes anything and hands it on.
-        return inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
+        return inspect.signature(_spelled_out(loss))
     except (TypeError, ValueError):
         return None
+
+
+def _spelled_out(loss: Any) -> Any:
+    """Return what a callable hands its arguments on to: a module's own call takes anything."""
+    if isinstance(loss, functools.partial):
+        return functools.partial(_spelled_out(loss.func), *loss.args, **loss.keywords)
+    if isinstance(loss, torch.nn.Module):
+        return getattr(loss, "_orig_mod", loss).forward  # of a module that torch.compile wraps
+    return loss

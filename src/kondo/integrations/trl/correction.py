@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kondo.core._checks import at_least_float32
-from kondo.core.ratios import sequence_ratio
+from kondo.core.ratios import sequence_ratio, weighted
 from kondo.integrations.trl.grpo_inputs import loss_mask
 
 _SAMPLED_BY = ("sampling_per_token_logps", "old_per_token_logps")
@@ -108,4 +108,4 @@ def weighted_advantages(
     index = torch.where(loss_mask(inputs), rows, -1)
     ratio = sequence_ratio(ours, theirs, index, max_weight=cap)
     advantages: Tensor = inputs["advantages"]
-    return ratio * (advantages if advantages.ndim == 2 else advantages.unsqueeze(1))
+    return weighted(ratio, advantages if advantages.ndim == 2 else advantages.unsqueeze(1))

@@ -84,7 +84,7 @@ def _further_tuning(records: pd.DataFrame, settings: Settings) -> Iterator[str]:
 def _lags(found: Outcomes, records: pd.DataFrame, settings: Settings) -> Iterator[str]:
     """Yield how stale batches were where actors and learner ran at the same time."""
     own = records[records["part"].isin(assignments.names(settings, found.field))]
-    own = own[(own["metric"] == LAG) & (own["step"] > own["step"].min())]
+    own = own[own["metric"] == LAG]
     cells = own["series"].map(lambda series: assignments.split(series)[1])
     for cell, late in own.groupby(cells, sort=False)["value"]:
         yield (
