@@ -30,7 +30,8 @@ def check(files: Sequence[Path]) -> None:
                 records.read(path)
         except DamagedFileError as error:
             raise DamagedFileError(
-                f"{error} Delete it; the same command then makes that part again."
+                f"{error} Delete it; the same command then takes that part from {RECORDS}, or "
+                f"makes it again."
             ) from error
 
 
