@@ -8,7 +8,10 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-HEADLINE = ("figure", "series", "metric", "x", "paper", "ours", "se", "seeds", "verdict")
+HEADLINE = (
+    *("figure", "series", "metric", "x", "expected", "ours", "se", "seeds"),
+    *("against", "verdict"),
+)
 CURVES = (
     *("part", "series", "setting", "step", "metric"),
     *("mean", "se", "seeds", "forward", "backward"),
@@ -19,8 +22,30 @@ FRONTIER = (
 )
 
 MNIST_LINES = [
-    ("Kondo Fig 1", "PG", "online error", "1e+06", "0.037", "0.0391", "0.0006", "30", "matches"),
-    ("Kondo Fig 1", "DG", "online error", "1e+06", "0.0163", "0.0161", "0.0002", "30", "matches"),
+    (
+        "Kondo Fig 1",
+        "PG",
+        "online error",
+        "1e+06",
+        "0.037",
+        "0.0391",
+        "0.0006",
+        "30",
+        "paper",
+        "matches",
+    ),
+    (
+        "Kondo Fig 1",
+        "DG",
+        "online error",
+        "1e+06",
+        "0.0163",
+        "0.0161",
+        "0.0002",
+        "30",
+        "paper",
+        "matches",
+    ),
     (
         "Kondo Fig 1",
         "DG-K 3%",
@@ -30,6 +55,7 @@ MNIST_LINES = [
         "0.0312",
         "4e-4",
         "30",
+        "paper",
         "differs",
     ),
     (
@@ -41,6 +67,7 @@ MNIST_LINES = [
         "1",
         "",
         "1",
+        "paper",
         "matches",
     ),
     (
@@ -52,6 +79,7 @@ MNIST_LINES = [
         "2.31",
         "0.08",
         "30",
+        "paper",
         "matches",
     ),
     (
@@ -63,9 +91,11 @@ MNIST_LINES = [
         "2.9",
         "",
         "30",
+        "paper",
         "differs",
     ),
-    ("beyond the paper", "DG-K 10%", "test error", "", "", "0.0204", "0.0003", "30", ""),
+    ("DG Prop 1", "DG / PG", "cosine gap", "", "2", "2.02", "0.1", "30", "formula", "matches"),
+    ("beyond the paper", "DG-K 10%", "test error", "", "", "0.0204", "0.0003", "30", "", ""),
 ]
 REVERSAL_LINES = [
     (
@@ -77,10 +107,34 @@ REVERSAL_LINES = [
         "25.9",
         "0.7",
         "10",
+        "paper",
         "matches",
     ),
-    ("Kondo Fig 10", "PPO", "longest length solved", "1e+06", "16.7", "", "", "10", "differs"),
-    ("Kondo Fig 8", "PG", "sequence error", "at the end", "0.31", "0.3", "0.02", "10", "matches"),
+    (
+        "Kondo Fig 10",
+        "PPO",
+        "longest length solved",
+        "1e+06",
+        "16.7",
+        "",
+        "",
+        "10",
+        "paper",
+        "differs",
+    ),
+    ("Kondo Fig 8", "DG", "sequence error", "", "0.01", "0.013", "0.006", "10", "paper", "noisy"),
+    (
+        "Kondo Fig 8",
+        "PG",
+        "sequence error",
+        "at the end",
+        "0.31",
+        "0.3",
+        "0.02",
+        "10",
+        "paper",
+        "matches",
+    ),
 ]
 # Cheapest is DG where c is small, then DG-K 10%, then DG-K 3%; never PG.
 MNIST_FRONTIER = [

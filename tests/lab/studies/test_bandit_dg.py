@@ -47,8 +47,8 @@ def test_the_cosine_gap_shrinks_as_the_paper_says(small, error, quoted):
         if line.metric == "cosine-gap ratio, K=100, B=1000" and line.x == error
     ]
     assert round(gap_ratio(error), 4) == quoted
-    assert_close(line.paper, gap_ratio(error))
-    assert abs(line.ours - line.paper) < 0.1 * line.paper
+    assert_close(line.expected, gap_ratio(error))
+    assert abs(line.ours - line.expected) < 0.1 * line.expected
     assert line.verdict == "matches"
 
 
@@ -60,20 +60,21 @@ def test_moments_match_proposition_1(small, metric):
         success = sigmoid(0.5 * math.log(1 / (1 - line.x)))
         failure = sigmoid(-0.5 * math.log(99 / line.x))
         expected = (success + failure) / 2 if metric == "c" else failure**2
-        assert_close(line.paper, expected)
+        assert_close(line.expected, expected)
         assert line.verdict == "matches"
 
 
 def test_dg_leads_pg_in_figure_5_and_ce_leads_both_in_figure_6_at_the_end(small):
     orders = {
-        (line.figure, line.metric, line.x): line.verdict
+        (line.figure, line.metric, line.x): line
         for line in small[0].headline
         if line.metric.startswith("order of")
     }
-    assert orders["DG Fig 5", "order of error", 150] == "matches"
-    assert orders["DG Fig 5", "order of 1 - cosine", 150] == "matches"
-    assert orders["DG Fig 6", "order of error", 300] == "matches"
-    assert orders["DG Fig 6", "order of 1 - cosine", 300] == "matches"
+    for figure, step in (("DG Fig 5", 150), ("DG Fig 6", 300)):
+        for metric in ("order of error", "order of 1 - cosine"):
+            line = orders[figure, metric, step]
+            assert line.ours == 1
+            assert line.verdict in ("matches", "noisy")  # few seeds
 
 
 def test_above_a_half_dg_is_always_closer_to_ce_and_far_below_it_is_not(small):

@@ -37,7 +37,7 @@ def test_a_number_of_the_paper_stands_beside_ours_at_its_place():
     first, second = comparison.against_paper(
         table, "curves", "Fig", "online error", points, by="forward"
     )
-    assert (first.x, first.paper, first.ours, first.seeds) == (1000, 0.5, 0.5, 2)
+    assert (first.x, first.expected, first.ours, first.seeds) == (1000, 0.5, 0.5, 2)
     assert_close(first.se, 0.1)
     assert (first.verdict, second.verdict) == ("matches", "differs")
 

@@ -152,7 +152,7 @@ def test_coefficients_of_the_losses_are_weight_times_advantage():
 
 
 def test_sampled_numbers_match_the_closed_forms(small):
-    lines = [line for line in small[0].headline if line.paper is not None]
+    lines = [line for line in small[0].headline if line.expected is not None]
     exact = [line for line in lines if not line.metric.startswith("order of cosine")]
     assert len(exact) > 60
     assert {line.verdict for line in exact} == {"matches"}

@@ -123,13 +123,13 @@ def test_the_analysis_compares_with_the_papers_numbers(full_records):
     fig3 = lines["Kondo Fig 3", "DG-K 3%", "speed-up over PG to 5% test error", "c = 4"]
     # PG needs twice the samples: 2 (1 + 4) / (1 + 0.03 x 4).
     assert fig3.ours == pytest.approx(2 * 5 / 1.12)
-    assert fig3.paper == 6.30
+    assert fig3.expected == 6.30
     fig1 = lines["Kondo Fig 1", "PG", "online error", "1M forward passes"]
-    assert (fig1.paper, fig1.ours) == (0.037, pytest.approx(0.5**10))
+    assert (fig1.expected, fig1.ours) == (0.037, pytest.approx(0.5**10))
     fig8 = lines["Kondo Fig 8", "PG", "online error", "step 2000"]
-    assert (fig8.paper, fig8.seeds) == (0.23, 2)
+    assert (fig8.expected, fig8.seeds) == (0.23, 2)
     end = lines["beyond the paper", "PG", "mnist: test error at the end", ""]
-    assert (end.paper, end.verdict) == (None, "")
+    assert (end.expected, end.verdict) == (None, "")
     paid = lines["beyond the paper", "top 10%", "mnist: backward passes of the run", ""]
     assert paid.ours == 100_000
 
@@ -186,6 +186,6 @@ def test_a_small_run_has_both_tasks_and_no_paper_to_match(folder):
     last = statistics.curve(table, "digits", "top 10%", "test error").iloc[-1]
     assert (last["forward"], last["backward"]) == (2000, 200)
     with (folder / runner.HEADLINE).open() as file:
-        assert all(row["paper"] == "" for row in csv.DictReader(file))
+        assert all(row["expected"] == "" for row in csv.DictReader(file))
     with (folder / runner.FRONTIER).open() as file:
         assert len(list(csv.DictReader(file))) == 2 * len(names)

@@ -52,7 +52,7 @@ def test_luck_is_as_frequent_as_the_closed_form_says(small):
     for line in found:
         p = float(line.series.removeprefix("p="))
         expected = phi(-p / line.x) if line.x else 0.0
-        assert_close(line.paper, expected)
+        assert_close(line.expected, expected)
         assert abs(line.ours - expected) < 0.03
 
 

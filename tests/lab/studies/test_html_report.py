@@ -98,28 +98,48 @@ def test_headings_leave_out_no_level(page):
 
 
 def test_summary_counts_the_verdicts_of_all_studies(page):
-    counts = dict(re.findall(r'data-verdict="(\w*)">(\d+)<', page))
-    assert counts == {"matches": "6", "differs": "3", "": "1"}
-    assert len(MNIST_LINES + REVERSAL_LINES) == 6 + 3 + 1
+    counts = dict(re.findall(r'data-verdict="(\w*)">([^<]+)<', page))
+    assert counts == {"matches": "6", "noisy": "1", "differs": "3", "other": "1 of 1", "": "1"}
+    assert len(MNIST_LINES + REVERSAL_LINES) == 6 + 1 + 3 + 1 + 1
 
 
 def test_table_has_paper_ours_and_verdict_in_the_order_of_the_figures(page):
     assert rows(study(page, "study-mnist-kondo")) == [
-        ("matches", ["PG", "1,000,000", "0.037", "0.03910 ± 0.00060", "+6%", "matches", "30"]),
-        ("matches", ["DG", "1,000,000", "0.0163", "0.01610 ± 0.00020", "-1%", "matches", "30"]),
+        (
+            "matches",
+            ["PG", "1,000,000", "0.037", "paper", "0.03910 ± 0.00060", "+6%", "matches", "30"],
+        ),
+        (
+            "matches",
+            ["DG", "1,000,000", "0.0163", "paper", "0.01610 ± 0.00020", "-1%", "matches", "30"],
+        ),
         (
             "differs",
-            ["DG-K 3%", "1,000,000", "0.0236", "0.03120 ± 0.00040", "+32%", "differs", "30"],
+            [
+                "DG-K 3%",
+                "1,000,000",
+                "0.0236",
+                "paper",
+                "0.03120 ± 0.00040",
+                "+32%",
+                "differs",
+                "30",
+            ],
         ),
-        ("matches", ["DG < DG-K 3% < PG", "1,000,000", "1", "1", "0%", "matches", "1"]),
-        ("matches", ["DG", "2", "2.25", "2.310 ± 0.080", "+3%", "matches", "30"]),
-        ("differs", ["DG-K 3%", "2", "3.98", "2.9", "-27%", "differs", "30"]),
-        ("none", ["DG-K 10%", "", "", "0.02040 ± 0.00030", "", "no paper number", "30"]),
+        ("matches", ["DG < DG-K 3% < PG", "1,000,000", "1", "paper", "1", "0%", "matches", "1"]),
+        ("matches", ["DG", "2", "2.25", "paper", "2.310 ± 0.080", "+3%", "matches", "30"]),
+        ("differs", ["DG-K 3%", "2", "3.98", "paper", "2.9", "-27%", "differs", "30"]),
+        ("matches", ["DG / PG", "", "2", "formula", "2.02 ± 0.10", "+1%", "matches", "30"]),
+        ("none", ["DG-K 10%", "", "", "", "0.02040 ± 0.00030", "", "no expected number", "30"]),
     ]
     # A number that is missing is said to be, and a place can be a word.
     assert rows(study(page, "study-reversal-kondo"))[1:] == [
-        ("differs", ["PPO", "1,000,000", "16.7", "none", "", "differs", "10"]),
-        ("matches", ["PG", "at the end", "0.31", "0.300 ± 0.020", "-3%", "matches", "10"]),
+        ("differs", ["PPO", "1,000,000", "16.7", "paper", "none", "", "differs", "10"]),
+        (
+            "noisy",
+            ["DG", "", "0.01", "paper", "0.0130 ± 0.0060", "+30%", "too noisy to tell", "10"],
+        ),
+        ("matches", ["PG", "at the end", "0.31", "paper", "0.300 ± 0.020", "-3%", "matches", "10"]),
     ]
 
 
@@ -136,9 +156,9 @@ def test_lines_of_a_figure_stand_together_wherever_they_are_in_the_file(tmp_path
 
 
 def test_a_number_without_bound_is_shown_and_not_compared(tmp_path):
-    line = ("Fig 4", "DG", "noise borne", "", "0.5", "inf", "", "10", "differs")
+    line = ("Fig 4", "DG", "noise borne", "", "0.5", "inf", "", "10", "paper", "differs")
     page = written([write_folder(tmp_path / "a", manifest(), [line])], tmp_path)
-    assert "<td>0.5</td><td>∞</td><td></td>" in page
+    assert "<td>0.5</td><td>paper</td><td>∞</td><td></td>" in page
 
 
 def test_study_shows_claim_findings_differences_and_manifest(page):
@@ -218,7 +238,7 @@ def test_nothing_from_a_file_becomes_markup(tmp_path):
         environment={evil: evil},
         further=evil,
     )
-    lines = [(evil, evil, evil, evil, "1", "1", "", "3", "matches")]
+    lines = [(evil, evil, evil, evil, "1", "1", "", "3", "paper", "matches")]
     frontier = [(evil, evil, "", evil, "1", "1", "1", "1", "0.1")]
     name = "<b>'&"
     folder = write_folder(tmp_path / "a", facts, lines, frontier, figures=(name,))
@@ -291,10 +311,24 @@ def test_a_broken_manifest_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("name", "header", "lines", "message"),
     [
-        ("headline.csv", HEADLINE[:-1], [], "has columns figure.*seeds; expected figure.*verdict"),
+        (
+            "headline.csv",
+            HEADLINE[:-1],
+            [],
+            "has columns figure.*against; expected figure.*verdict",
+        ),
         ("headline.csv", HEADLINE, [(*MNIST_LINES[0][:-1], "close")], "line 2: verdict is 'close'"),
-        ("headline.csv", HEADLINE, [("", "", "", "", "x", "1", "", "1", "")], "paper is 'x'"),
-        ("headline.csv", HEADLINE, [("", "", "", "", "", "1", "", "", "")], "seeds is ''"),
+        (
+            *("headline.csv", HEADLINE, [(*MNIST_LINES[0][:-2], "rumour", "matches")]),
+            "line 2: against is 'rumour'",
+        ),
+        (
+            "headline.csv",
+            HEADLINE,
+            [("", "", "", "", "x", "1", "", "1", "", "")],
+            "expected is 'x'",
+        ),
+        ("headline.csv", HEADLINE, [("", "", "", "", "", "1", "", "", "", "")], "seeds is ''"),
         ("frontier.csv", FRONTIER[1:], [], "has columns series"),
         ("frontier.csv", FRONTIER, [(*MNIST_FRONTIER[0][:-1], "low")], "final_error is 'low'"),
     ],
@@ -346,8 +380,14 @@ def test_a_link_to_a_whole_folder_may_be_named(tmp_path):
     [
         (MNIST_LINES[0][:-1], "line 2 does not have a cell for each column"),
         ((*MNIST_LINES[0], "more"), "line 2 does not have a cell for each column"),
-        ((*MNIST_LINES[0][:-2], "nan", "matches"), "line 2: seeds is 'nan'; expected a number"),
-        ((*MNIST_LINES[0][:-2], "inf", "matches"), "line 2: seeds is 'inf'; expected a number"),
+        (
+            (*MNIST_LINES[0][:-3], "nan", "paper", "matches"),
+            "line 2: seeds is 'nan'; expected a number",
+        ),
+        (
+            (*MNIST_LINES[0][:-3], "inf", "paper", "matches"),
+            "line 2: seeds is 'inf'; expected a number",
+        ),
     ],
 )
 def test_a_line_that_is_cut_or_makes_no_sense_is_named(cells, message, tmp_path):

@@ -273,7 +273,7 @@ def test_table_sorts_by_each_column_both_ways(page):
 
 def test_filter_leaves_only_what_differs(page):
     lines = page.locator(".comparison tr.line")
-    assert len([line for line in lines.all() if line.is_visible()]) == 10
+    assert len([line for line in lines.all() if line.is_visible()]) == 12
     page.get_by_label("only what differs").check()
     shown = [line.locator("th").inner_text() for line in lines.all() if line.is_visible()]
     assert shown == ["DG-K 3%", "DG-K 3%", "PPO"]
@@ -383,7 +383,7 @@ def test_without_script_tables_figures_and_filter_still_work(visit, address):
 def test_names_from_files_stay_text(visit, tmp_path):
     evil = "</script><img src=x onerror=console.log(1)>"
     frontier = [(evil, evil, "", evil, "1", "1", "1", "1", "0.1")]
-    lines = [(evil, evil, evil, evil, "1", "1", "", "3", "differs")]
+    lines = [(evil, evil, evil, evil, "1", "1", "", "3", "paper", "differs")]
     folder = write_folder(tmp_path / "a", manifest(title=evil), lines, frontier)
     html_report.write([folder], tmp_path / "report.html")
     page = visit((tmp_path / "report.html").as_uri())

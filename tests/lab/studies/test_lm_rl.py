@@ -242,7 +242,7 @@ def test_the_analysis_draws_and_tells(tiny):
         "plane-sorting-2-toy",
     }
     assert {line.series for line in analysis.headline} >= {each.name for each in TINY.everyone()}
-    assert all(line.paper is None for line in analysis.headline)
+    assert all(line.expected is None for line in analysis.headline)
     told = " ".join(analysis.findings)
     assert "supervised starts of 3 seeds" in told
     assert "delight by PG has a higher reward at the end than random by PG: open" in told

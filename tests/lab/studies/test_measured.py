@@ -177,9 +177,9 @@ def test_headline_has_medians_beside_the_papers_curve(made_up):
     line = found[EXACT, to_quality, fast.name]
     assert (line.figure, line.seeds, line.verdict) == ("Kondo Fig 3", 5, "differs")
     assert line.ours == pytest.approx(1.41 * 2.0)
-    assert line.paper == pytest.approx(1.41 * 5 / 1.12)
+    assert line.expected == pytest.approx(1.41 * 5 / 1.12)
     assert found[DG, to_quality, slow.name].verdict == "matches"
-    assert found[FREE, to_quality, fast.name].paper is None
+    assert found[FREE, to_quality, fast.name].expected is None
     assert found[FREE, f"{run.LOOP} over PG to 5% test error", fast.name].ours == 1.41 * 1.5
 
 

@@ -50,7 +50,7 @@ def test_every_figure_is_drawn_and_every_part_feeds_the_table(small):
 
 def test_the_papers_numbers_are_not_compared_with_another_data_set(small):
     found, _ = small
-    assert all(line.paper is None or line.metric.startswith("order") for line in found.headline)
+    assert all(line.expected is None or line.metric.startswith("order") for line in found.headline)
 
 
 def test_the_gate_pays_for_its_rate_and_dense_updates_for_everything(small):

@@ -95,7 +95,7 @@ def test_late_reinforce_forgets_what_dg_learns(small):
 def test_every_figure_is_drawn_and_no_number_of_the_paper_is_compared_with_digits(small):
     assert list(small[0].figures) == ["error-by-delay", "learning-curves"]
     for line in small[0].headline:
-        assert line.paper is None or line.metric.startswith("order of")
+        assert line.expected is None or line.metric.startswith("order of")
 
 
 def test_the_papers_numbers_stand_at_a_delay_of_1000_alone():
@@ -107,11 +107,11 @@ def test_the_papers_numbers_stand_at_a_delay_of_1000_alone():
         for seed in range(2)
     }
     lines = analysis.analyse(table(errors), full).headline
-    known = {(line.series, line.x): line for line in lines if line.paper not in (None, 1.0)}
+    known = {(line.series, line.x): line for line in lines if line.expected not in (None, 1.0)}
     assert set(known) == {("DG", 1000), ("IS-PG", 1000), ("IS-PG / DG", 1000)}
     factor = (0.09 + 1e-3 + 0.5e-3) / (0.02 + 1e-3 + 0.5e-3)
     assert_close(known["IS-PG / DG", 1000].ours, factor)
-    assert known["IS-PG / DG", 1000].paper == 4
+    assert known["IS-PG / DG", 1000].expected == 4
     orders = [line for line in lines if line.metric.startswith("order of")]
     assert {line.verdict for line in orders} == {"matches"}
     assert len(orders) == 6

@@ -104,11 +104,11 @@ def test_curves_are_means_over_seeds(tmp_path):
 
 
 def test_headline_and_frontier_leave_empty_what_there_is_none_of(tmp_path):
-    lines = [Headline("Fig 1, left", "PG", "error", "", None, 0.12345678, None, 3, "")]
+    lines = [Headline("Fig 1, left", "PG", "error", "", None, 0.12345678, None, 3, "", "")]
     records.write_rows(tmp_path / "headline.csv", Headline, lines)
     assert (tmp_path / "headline.csv").read_text() == (
-        "figure,series,metric,x,paper,ours,se,seeds,verdict\n"
-        '"Fig 1, left",PG,error,,,0.123457,,3,\n'
+        "figure,series,metric,x,expected,ours,se,seeds,against,verdict\n"
+        '"Fig 1, left",PG,error,,,0.123457,,3,,\n'
     )
     points = [FrontierPoint("digits", "DG", math.nan, "5% error", math.nan, math.nan, 0, 3, 0.5)]
     records.write_rows(tmp_path / "frontier.csv", FrontierPoint, points)

@@ -98,7 +98,7 @@ def test_the_whole_study_runs_and_draws(small):
     assert {"DG < PG", "DG < PMPO", "DG / PPO"} <= series
     assert len(found.findings) == 5
     for line in found.headline:
-        assert line.paper is None or line.metric.startswith("order of")
+        assert line.expected is None or line.metric.startswith("order of")
 
 
 def test_the_end_is_the_mean_of_the_last_tenth():
@@ -128,12 +128,14 @@ def test_the_papers_factors_are_compared_at_full_size():
     found = analysis.analyse(records.frame(rows, part="together"), full)
     by_name = {(line.series, line.metric): line for line in found.headline}
     best = by_name["PMPO / DG, the best of the others", "learner error, all frictions, by H"]
-    assert best.paper == 10
+    assert best.expected == 10
     assert_close(best.ours, 0.2 * 500 * 3 * 10)  # DG made no mistake that could be seen
     metric = "longest length with error below 25%, all frictions"
     assert by_name["DG / PMPO", metric].ours == 1
     assert by_name["DG / PG", metric].ours == math.inf
-    assert by_name["DG / PG", metric].paper == 2.5
+    assert by_name["DG / PG", metric].expected == 2
+    assert by_name["DG / PG", metric].verdict == best.verdict == "matches"  # more than claimed
+    assert by_name["DG / PMPO", metric].verdict == "differs"
 
 
 @pytest.mark.parametrize(

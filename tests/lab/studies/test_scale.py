@@ -448,7 +448,7 @@ def test_costs_come_back_from_the_records(made_up):
 def test_the_headline_has_the_simulated_pace_beside_the_measured(found):
     lines = {(x.series, x.metric, x.x): x for x in found.headline}
     line = lines["digits, at source", run.PACE, 2]
-    assert (line.paper, line.ours, line.seeds) == (pytest.approx(18.05), pytest.approx(20.05), 2)
+    assert (line.expected, line.ours, line.seeds) == (pytest.approx(18.05), pytest.approx(20.05), 2)
     assert line.verdict == "matches"
     ratio = lines["digits, send all", "simulated / measured pace", 1]
     assert ratio.ours == pytest.approx(10.05 / 9.05)

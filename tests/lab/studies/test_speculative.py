@@ -186,12 +186,12 @@ def test_the_analysis_tells_agreement_error_and_cost(full_records):
     assert lines["PG", cost, 1.0].ours == pytest.approx(2 * needed * 3, rel=1e-3)
     assert not any(series.startswith("noise") and metric == cost for series, metric, _ in lines)
     paper = lines["DG-K 3%", "online error", "1M forward passes"]
-    assert (paper.figure, paper.paper, paper.ours) == (
+    assert (paper.figure, paper.expected, paper.ours) == (
         "Kondo Fig 1",
         0.0236,
         pytest.approx(0.5**10),
     )
-    assert sum(h.paper is not None for h in found.headline) == 1
+    assert sum(h.expected is not None for h in found.headline) == 1
     assert "exact 55% / 0.0977%, noise 0.3 55% / 0.0977%" in found.findings[0]
     least = "mnist, rate 3%: advantage only gets every seed to 5% test error for the least"
     assert found.findings[1].startswith(least)
@@ -211,4 +211,4 @@ def test_a_small_run_records_agreement_of_every_screen(folder):
     assert set(last["backward"]) == {200}
     assert (folder / "digits-10.png").stat().st_size > 1000
     with (folder / runner.HEADLINE).open() as file:
-        assert all(row["paper"] == "" for row in csv.DictReader(file))
+        assert all(row["expected"] == "" for row in csv.DictReader(file))

@@ -22,15 +22,22 @@ def test_the_headline_fits_and_loses_no_number():
             "speed-up to 5% test error at cost ratio 4",
             1_000_000,
             Estimate(0.0241987, 0.000678, 30),
-            paper=0.0236123,
+            expected=0.0236123,
         ),
         headline("Fig 3", "PG", "error", "all", math.nan),
     ]
     text = printed(table.headline(lines))
     assert max(map(len, text.splitlines())) <= 100
-    assert "1e+06  0.02361  0.0242 ±0.00068     30  matches" in text
+    assert "1e+06   0.02361  0.0242 ±0.00068     30  matches" in text
     assert "[soft]" in text
     assert text.splitlines()[-1].split() == ["Fig", "3", "PG", "error", "all", "-", "-", "1"]
+
+
+def test_a_verdict_says_whose_number_it_is_about():
+    formula = headline("Prop 1", "PG", "c", "", 1.0, expected=1.0, against="formula")
+    paper = headline("Fig 1", "PG", "c", "", 1.0, expected=1.0)
+    rows = printed(table.headline([formula, paper])).splitlines()[-2:]
+    assert [row.split("1  ")[-1].strip() for row in rows] == ["matches (formula)", "matches"]
 
 
 def test_numbers_without_a_paper_stand_side_by_side():

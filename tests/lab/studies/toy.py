@@ -60,7 +60,9 @@ def analyse(records, chosen):
     error = statistics.final(records, "first", "PG", "error")
     figure, axes = plotting.grid(1, 1)
     plotting.line(axes[0, 0], statistics.curve(records, "first", "PG", "error"), "PG", ["PG"])
-    lines = [line("Toy Fig 1", "PG", "error", 1e3, Estimate(error.mean, error.se, 2), paper=0.03)]
+    lines = [
+        line("Toy Fig 1", "PG", "error", 1e3, Estimate(error.mean, error.se, 2), expected=0.03)
+    ]
     points = []
     if "second" in set(records["part"]):
         lines.append(line("beyond the paper", "PG", "parts", "", 2.0))

@@ -29,7 +29,7 @@ def against_paper(
     for series, points in paper.items():
         for x, value in points.items():
             found = statistics.at(records, part, series, metric, x, by=by)
-            lines.append(headline(figure, series, metric, x, found, paper=value))
+            lines.append(headline(figure, series, metric, x, found, expected=value))
     return lines
 
 
@@ -43,7 +43,7 @@ def beats(
 ) -> list[Headline]:
     """Return whether each winner of the paper is below each of the others, as `ordering` lines."""
     pairs = itertools.product(others, winners)
-    return [ordering(figure, metric, x, paper=[w, other], ours=ours) for other, w in pairs]
+    return [ordering(figure, metric, x, order=[w, other], ours=ours) for other, w in pairs]
 
 
 def ends(

@@ -23,8 +23,9 @@ from kondo_lab.studies.study import Headline
 
 VERDICTS = {
     "matches": ("matches", "match"),
+    "noisy": ("too noisy to tell", "too noisy to tell"),
     "differs": ("differs", "differ"),
-    "": ("no paper number", "no paper number"),
+    "": ("no expected number", "no expected number"),
 }
 """Verdict -> what the page says of one line and of several."""
 _SHOWN_ELSEWHERE = ("title", "paper", "claim", "findings", "differences", "settings", "environment")
@@ -92,16 +93,22 @@ def _small_note(results: Sequence[Result]) -> str:
 
 
 def _tiles(results: Sequence[Result]) -> str:
-    counts: Counter[str] = Counter(line.verdict for result in results for line in result.headline)
-    labels = {
-        "matches": "match the paper",
-        "differs": "differ from the paper",
-        "": "have no paper number",
+    """Return how many numbers agree with a paper, and apart from them with anything else."""
+    lines = [line for result in results for line in result.headline]
+    papers: Counter[str] = Counter(line.verdict for line in lines if line.against == "paper")
+    others: Counter[str] = Counter(line.verdict for line in lines if line.against != "paper")
+    checks = sum(others.values()) - others[""]
+    tiles = {
+        "matches": (str(papers["matches"]), "match the paper"),
+        "noisy": (str(papers["noisy"]), "are compatible with it, too noisy to tell"),
+        "differs": (str(papers["differs"]), "differ from the paper"),
+        "other": (f"{others['matches']} of {checks}", "match a formula, simulation or third party"),
+        "": (str(others[""]), "have no expected number"),
     }
     return "\n".join(
         f'<div class="tile {verdict or "none"}"><span class="count" data-verdict="{verdict}">'
-        f"{counts[verdict]}</span> <span>{label}</span></div>"
-        for verdict, label in labels.items()
+        f"{count}</span> <span>{label}</span></div>"
+        for verdict, (count, label) in tiles.items()
     )
 
 
@@ -222,7 +229,7 @@ def _table(lines: Sequence[Headline]) -> str:
     )
 
 
-_HEADERS = ("series", "at", "paper", "ours ± se", "difference", "verdict", "seeds")
+_HEADERS = ("series", "at", "expected", "against", "ours ± se", "difference", "verdict", "seeds")
 
 
 def _body(figure: str, metric: str, lines: Sequence[Headline]) -> str:
@@ -237,7 +244,8 @@ def _row(line: Headline) -> str:
     kind = line.verdict or "none"
     cells = (
         _place(line.x),
-        "" if line.paper is None else _number(line.paper),
+        "" if line.expected is None else _number(line.expected),
+        line.against,
         _with_error(line.ours, line.se),
         _relative(line),
         f'<span class="verdict {kind}">{VERDICTS[line.verdict][0]}</span>',
@@ -309,7 +317,7 @@ def _with_error(value: float, se: float | None) -> str:
 
 
 def _relative(line: Headline) -> str:
-    if not line.paper or not math.isfinite(line.ours):
+    if not line.expected or not math.isfinite(line.ours):
         return ""
-    percent = round(100 * (line.ours - line.paper) / abs(line.paper))
+    percent = round(100 * (line.ours - line.expected) / abs(line.expected))
     return f"{percent:+d}%" if percent else "0%"

@@ -11,7 +11,8 @@ import zlib
 from pathlib import Path
 from typing import Any, get_args
 
-from kondo_lab.studies.study import FrontierPoint, Headline, Verdict
+from kondo_lab.studies.agreement import Against, Verdict
+from kondo_lab.studies.study import FrontierPoint, Headline
 
 MANIFEST, HEADLINE, FRONTIER = "manifest.json", "headline.csv", "frontier.csv"
 CURVES = "curves.csv.gz"
@@ -142,7 +143,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 _COLUMNS = {HEADLINE: Headline._fields, FRONTIER: FrontierPoint._fields}
-_COUNTS, _OPTIONAL = ("seeds", "reached"), ("paper", "se")
+_COUNTS, _OPTIONAL = ("seeds", "reached"), ("expected", "se")
 _NUMBERS = ("rate", "forward", "backward", "final_error", "ours", *_COUNTS, *_OPTIONAL)
 
 
@@ -170,11 +171,13 @@ def _row(made: Any, where: str, line: dict[str, str]) -> Any:
         raise ValueError(
             f"folders: {where} does not have a cell for each column. Run the study again."
         )
-    if line.get("verdict", "") not in get_args(Verdict):
-        raise ValueError(
-            f"folders: {where}: verdict is {line['verdict']!r}; expected matches, differs or "
-            "nothing. Run the study again."
-        )
+    for name, kind in (("verdict", Verdict), ("against", Against)):
+        if line.get(name, "") not in get_args(kind):
+            known = ", ".join(word for word in get_args(kind) if word)
+            raise ValueError(
+                f"folders: {where}: {name} is {line[name]!r}; expected {known} or nothing. Run the "
+                "study again."
+            )
     values: dict[str, Any] = dict(line)
     for name in (name for name in _NUMBERS if name in line):
         if line[name] == "" and name not in _COUNTS:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from kondo_lab.part import Part
+from kondo_lab.studies.agreement import Against, Rule, judge, judge_order
+from kondo_lab.studies.agreement import Estimate as Estimate
+from kondo_lab.studies.agreement import Verdict as Verdict
 
 if TYPE_CHECKING:
     import pandas
@@ -29,11 +32,8 @@ def sized(size: Size, full: SettingsT, small: SettingsT, **seeds: int | None) ->
     return dataclasses.replace(chosen, **given)
 
 
-Verdict = Literal["matches", "differs", ""]
-
-
 class Headline(NamedTuple):
-    """One line of headline.csv: a number of the paper beside ours."""
+    """One line of headline.csv: an expected number beside ours."""
 
     figure: str
     """As the paper counts, e.g. "Kondo Fig 1"; "beyond the paper" where it has none."""
@@ -41,21 +41,14 @@ class Headline(NamedTuple):
     metric: str
     x: float | str
     """Where on the figure's axis; "" if nowhere."""
-    paper: float | None
+    expected: float | None
     ours: float
     se: float | None
     """Standard error over seeds; None where there is none."""
     seeds: int
+    against: Against
+    """Whose number `expected` is."""
     verdict: Verdict
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds."""
-
-    mean: float
-    se: float = math.nan
-    """Standard error; NaN where there is none, as for a single seed."""
-    seeds: int = 1
 
 
 def headline(
@@ -65,23 +58,28 @@ def headline(
     x: float | str,
     ours: Estimate | float,
     *,
-    paper: float | None = None,
+    expected: float | None = None,
+    against: Against = "paper",
+    rule: Rule = "equals",
 ) -> Headline:
-    """Return a line with its verdict: within 20% of the paper's number, or 2 standard errors.
+    """Return a line with its verdict, by the rules of `agreement`.
+
+    Args:
+        expected: what ours should be; None where nobody says.
+        against: whose number that is.
+        rule: how it should be.
 
     Example:
         >>> from kondo_lab.studies.study import headline
-        >>> headline("Kondo Fig 1", "DG", "online error", 1e6, 0.0171, paper=0.0163).verdict
+        >>> headline("Kondo Fig 1", "DG", "online error", 1e6, 0.0171, expected=0.0163).verdict
         'matches'
     """
     found = ours if isinstance(ours, Estimate) else Estimate(ours)
     se = None if math.isnan(found.se) else found.se
-    verdict: Verdict = ""
-    if paper is not None:
-        distance = abs(found.mean - paper)
-        close = distance <= 0.2 * abs(paper) or (se is not None and distance <= 2 * se)
-        verdict = "matches" if close else "differs"
-    return Headline(figure, series, metric, x, paper, found.mean, se, found.seeds, verdict)
+    verdict: Verdict = "" if expected is None else judge(found, expected, against, rule)
+    source: Against = "" if expected is None else against
+    at = (figure, series, metric, x)
+    return Headline(*at, expected, found.mean, se, found.seeds, source, verdict)
 
 
 def ordering(
@@ -89,19 +87,22 @@ def ordering(
     metric: str,
     x: float | str,
     *,
-    paper: Sequence[str],
+    order: Sequence[str],
     ours: Mapping[str, Estimate] | Mapping[str, float],
+    against: Against = "paper",
 ) -> Headline:
-    """Return a line that says whether `ours` rises in the order of the paper's series, best first.
+    """Return a line that says whether `ours` rises in an expected order of series, lowest first.
 
-    The share of pairs in the paper's order stands where a number does: 1 is the same order.
+    The share of pairs in that order stands where a number does: 1 is the same order. The verdict
+    is that of `agreement.judge_order`.
     """
-    means = {n: v.mean if isinstance(v, Estimate) else v for n, v in ours.items()}
-    pairs = [(a, b) for i, a in enumerate(paper) for b in paper[i + 1 :]]
-    same = sum(means[a] <= means[b] for a, b in pairs) / len(pairs)
-    verdict: Verdict = "matches" if same == 1.0 else "differs"
-    name = " < ".join(paper)
-    return Headline(figure, name, f"order of {metric}", x, 1.0, same, None, 1, verdict)
+    found = {n: v if isinstance(v, Estimate) else Estimate(v) for n, v in ours.items()}
+    pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
+    same = sum(found[a].mean <= found[b].mean for a, b in pairs) / len(pairs)
+    name, what = " < ".join(order), f"order of {metric}"
+    seeds = min(found[series].seeds for series in order)
+    verdict = judge_order(order, found)
+    return Headline(figure, name, what, x, 1.0, same, None, seeds, against, verdict)
 
 
 class FrontierPoint(NamedTuple):

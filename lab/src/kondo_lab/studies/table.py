@@ -11,7 +11,7 @@ from rich.table import Table
 from kondo_lab.studies.study import Headline, Study
 
 WIDTH = 100
-_COLOURS = {"matches": "green", "differs": "yellow", "": ""}
+_COLOURS = {"matches": "green", "differs": "yellow", "noisy": "dim", "": ""}
 
 
 MOST_METRICS = 6
@@ -19,20 +19,20 @@ MOST_METRICS = 6
 
 
 def headline(lines: Sequence[Headline]) -> Table:
-    """Return the paper's numbers beside ours; without any, one line per series if they fit."""
+    """Return expected numbers beside ours; without any, one line per series if they fit."""
     metrics = list(dict.fromkeys(line.metric for line in lines))
-    if len(metrics) <= MOST_METRICS and all(line.paper is None for line in lines):
+    if len(metrics) <= MOST_METRICS and all(line.expected is None for line in lines):
         return _by_series(lines, metrics)
     table = _table()
     for name in ("figure", "series", "metric"):
         table.add_column(name, overflow="fold")
-    for name in ("x", "paper", "ours", "seeds"):
+    for name in ("x", "expected", "ours", "seeds"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
     for line in lines:
         names = [escape(name) for name in (line.figure, line.series, line.metric)]
-        numbers = [_number(line.x), _number(line.paper), _with_error(line), str(line.seeds)]
-        table.add_row(*names, *numbers, line.verdict, style=_COLOURS[line.verdict])
+        numbers = [_number(line.x), _number(line.expected), _with_error(line), str(line.seeds)]
+        table.add_row(*names, *numbers, _verdict(line), style=_COLOURS[line.verdict])
     return table
 
 
@@ -92,6 +92,11 @@ def _table() -> Table:
 def _with_error(line: Headline) -> str:
     ours = _number(line.ours)
     return ours if line.se is None else f"{ours} ±{line.se:.2g}"
+
+
+def _verdict(line: Headline) -> str:
+    """Return the verdict, and whose number it is about where that is not a paper's."""
+    return line.verdict if line.against in ("", "paper") else f"{line.verdict} ({line.against})"
 
 
 def _number(value: Any) -> str:

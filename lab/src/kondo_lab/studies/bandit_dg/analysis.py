@@ -87,7 +87,11 @@ def _gap_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         for error in settings.gap_errors:
             found = ratio(records, metric, error)
             known = theory(settings, error)[metric]
-            lines.append(headline("DG Prop 1", "DG/PG", name, error, found, paper=known))
+            lines.append(
+                headline(
+                    "DG Prop 1", "DG/PG", name, error, found, expected=known, against="formula"
+                )
+            )
     return lines
 
 
@@ -106,7 +110,7 @@ def _figure_lines(
         for step in steps:
             found = {name: at(name, metric, step) for name in order}
             lines += [headline(figure, name, metric, step, value) for name, value in found.items()]
-        lines.append(ordering(figure, metric, steps[-1], paper=order, ours=found))
+        lines.append(ordering(figure, metric, steps[-1], order=order, ours=found))
     return lines
 
 
@@ -137,7 +141,11 @@ def _search_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     for eta in settings.search_etas:
         figure, known = ("DG Prop 2", 0.0) if eta > 0.5 else ("beyond the paper", None)
         ours = Estimate(_largest_share(records, eta), seeds=settings.search_seeds)
-        lines.append(headline(figure, "DG, PG", metric, f"eta={eta:g}", ours, paper=known))
+        lines.append(
+            headline(
+                figure, "DG, PG", metric, f"eta={eta:g}", ours, expected=known, against="formula"
+            )
+        )
     return lines
 
 

@@ -52,11 +52,17 @@ def _ranking_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 continue  # any alpha ranks successes first: there is nothing to search
             found = statistics.final(records, "ranking", f"K={num_arms}", "alpha*", setting=p)
             name, known = f"additive, K={num_arms}", round(theory, 3)
-            lines.append(headline("Kondo Prop 2", name, "alpha*", p, found, paper=known))
+            lines.append(
+                headline(
+                    "Kondo Prop 2", name, "alpha*", p, found, expected=known, against="formula"
+                )
+            )
     kept = records[records["metric"] == "failures delight keeps"]["value"]
     metric = "failures kept before a success, most in any batch"
     ours = Estimate(float(kept.max()), seeds=settings.ranking_seeds)
-    lines.append(headline("Kondo Prop 2", "delight", metric, "", ours, paper=0.0))
+    lines.append(
+        headline("Kondo Prop 2", "delight", metric, "", ours, expected=0.0, against="formula")
+    )
     return lines
 
 
@@ -83,7 +89,9 @@ def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         largest = float(gated[gated["metric"] == metric]["value"].abs().max())
         what = f"{metric}, largest of any p, K and seed, {ROUNDING} decimals"
         ours = Estimate(round(largest, ROUNDING), seeds=settings.seeds)
-        lines.append(headline("Kondo Prop 1", GATE, what, "", ours, paper=0.0))
+        lines.append(
+            headline("Kondo Prop 1", GATE, what, "", ours, expected=0.0, against="formula")
+        )
     for p in settings.moment_probs:
         series = f"{GATE}, K={settings.moment_arms[0]}"
         share = statistics.final(records, "moments", series, "kept share", setting=p)
@@ -93,7 +101,7 @@ def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
 
 
 def _line(series: str, metric: str, p: float, theory: float, found: Estimate) -> Headline:
-    return headline("Kondo Prop 1", series, metric, p, found, paper=theory)
+    return headline("Kondo Prop 1", series, metric, p, found, expected=theory, against="formula")
 
 
 def _success_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
@@ -155,7 +163,7 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         ("beyond the paper", PG_FITTED, None),
     ):
         ours = Estimate(_exponent(records, name, settings), seeds=settings.cosine_seeds)
-        lines.append(headline(figure, name, metric, "", ours, paper=expected))
+        lines.append(headline(figure, name, metric, "", ours, expected=expected, against="formula"))
     return lines
 
 

@@ -126,7 +126,9 @@ def _gate_lines(numbers: _Numbers) -> Iterator[Headline]:
         gates, bounds = (_over_errors(numbers, name, metric) for metric in (run.GATE, run.BOUND))
         ratios = [gate / bound for gate, bound in zip(gates, bounds, strict=True)]
         above = float(sum(ratio > 1 + ROUNDING for ratio in ratios))
-        yield headline("Distributed Lemma 1", name, what, "", above, paper=0.0)
+        yield headline(
+            "Distributed Lemma 1", name, what, "", above, expected=0.0, against="formula"
+        )
         yield beyond(name, "gate over its bound, delta", numbers.last, ratios[-1])
 
 
@@ -139,10 +141,12 @@ def _over_errors(
 def _corollary_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Corollary 1 as a cosine and as signal over contamination, and the exponents of the latter."""
     where, last, errors = numbers.where, numbers.last, numbers.settings.errors
-    corollary = partial(headline, "Distributed Cor 1")
+    corollary = partial(headline, "Distributed Cor 1", against="formula")
     limit = theory.limit_cosine(numbers.settings.arms)
     what = f"cosine as delta falls, sqrt(K / (2K - 2)), {where}"
-    yield beyond(PG, what, last, numbers.expected(PG, run.COSINE, last), paper=limit)
+    yield beyond(
+        PG, what, last, numbers.expected(PG, run.COSINE, last), expected=limit, against="formula"
+    )
     exponent = "exponent of delta, signal over contamination"
     for eta in numbers.settings.etas:
         name = f"{dg(eta)} / PG"
@@ -151,10 +155,24 @@ def _corollary_lines(numbers: _Numbers) -> Iterator[Headline]:
             ratios = {f"{e:g}": numbers.over_pg(dg(eta), metric, e) for e in errors}
             order = f"{metric}, {name}, as delta falls"
             yield beyond(name, f"{metric}, {where}", last, ratios[f"{last:g}"])
-            yield ordering("Distributed Cor 1", order, where, paper=list(ratios), ours=ratios)
-        yield corollary(name, exponent, where, numbers.slope(dg(eta)), paper=-1 / (2 * eta))
-    yield corollary(PG, exponent, where, numbers.slope(PG), paper=1.0)
-    yield beyond(IS, f"cosine, {where}", last, numbers.expected(IS, run.COSINE, last), paper=1.0)
+            yield ordering(
+                "Distributed Cor 1",
+                order,
+                where,
+                order=list(ratios),
+                ours=ratios,
+                against="formula",
+            )
+        yield corollary(name, exponent, where, numbers.slope(dg(eta)), expected=-1 / (2 * eta))
+    yield corollary(PG, exponent, where, numbers.slope(PG), expected=1.0)
+    yield beyond(
+        IS,
+        f"cosine, {where}",
+        last,
+        numbers.expected(IS, run.COSINE, last),
+        expected=1.0,
+        against="formula",
+    )
 
 
 def _closed(numbers: _Numbers, name: str, error: float, kind: Source) -> float:
@@ -178,7 +196,15 @@ def _sampled_lines(numbers: _Numbers) -> Iterator[Headline]:
                 single = numbers.sampled(name, run.BATCH_COSINE, kind, error)
                 closed = _closed(numbers, name, error, kind)
                 what = f"cosine, {samples:,} samples, {where}"
-                yield headline("Distributed section 4", name, what, error, pooled, paper=closed)
+                yield headline(
+                    "Distributed section 4",
+                    name,
+                    what,
+                    error,
+                    pooled,
+                    expected=closed,
+                    against="formula",
+                )
                 yield beyond(name, f"cosine, {batch} samples, {where}", error, single)
 
 
@@ -197,7 +223,7 @@ def _moment_lines(numbers: _Numbers) -> Iterator[Headline]:
             found, bound = numbers.moment_ratio(eta, error), _overlap(numbers, eta, error)
             share = Estimate(found.mean / bound, found.se / bound, found.seeds)
             name = f"{dg(eta)} / PG"
-            yield headline(figure, name, what, error, found, paper=own / pg)
+            yield headline(figure, name, what, error, found, expected=own / pg, against="formula")
             yield headline(f"{figure} (inferred)", name, over_bound, error, share)
 
 
@@ -210,18 +236,18 @@ def _world_lines(numbers: _Numbers) -> Iterator[Headline]:
     """Proposition 3: weights of a rare success and of a rare failure."""
     settings, error = numbers.settings, numbers.settings.rare_error
     what = "weight of a rare success over that of a rare failure"
-    proposition = partial(headline, "Distributed Prop 3")
+    proposition = partial(headline, "Distributed Prop 3", against="formula")
     for name in numbers.worlds:
         for metric in (run.FAILURE, run.SUCCESS):
             yield beyond(name, metric, error, numbers.world(name, metric))
         kept, passed = (numbers.world(name, m) for m in (run.KEPT_SUCCESS, run.KEPT_FAILURE))
         if name in run.sign_blind(settings) and passed > 0:
-            yield proposition(name, what, error, kept / passed, paper=1.0)
+            yield proposition(name, what, error, kept / passed, expected=1.0)
     probs, values = bandit.peaked(1 - error, settings.arms), theory.advantages(settings.arms)
     for eta in settings.etas:
         success, failure = (theory.dg_weight(probs, u, eta)[1] for u in (-values, values))
         expected = (error / (settings.arms - 1)) ** (-1 / (2 * eta))
-        yield proposition(dg(eta), what, error, float(success / failure), paper=expected)
+        yield proposition(dg(eta), what, error, float(success / failure), expected=expected)
 
 
 def _context_lines(numbers: _Numbers) -> Iterator[Headline]:

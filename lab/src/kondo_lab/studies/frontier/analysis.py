@@ -81,14 +81,14 @@ def _paper_mnist(records: pd.DataFrame, task: Task, points: Sequence[Point]) -> 
     found, seen = [], "1M forward passes"
     for series, paper in PAPER_ONLINE.items():
         ours = statistics.final(records, task.part, series, ONLINE)
-        found.append(headline("Kondo Fig 1", series, ONLINE, seen, ours, paper=paper))
+        found.append(headline("Kondo Fig 1", series, ONLINE, seen, ours, expected=paper))
     metric = f"speed-up over PG to {task.label}"
     for series, by_ratio in PAPER_SPEED_UP.items():
         for ratio, paper in by_ratio.items():
             gain = known["PG"].cost(ratio) / known[series].cost(ratio)
             if not math.isnan(gain):
                 own, at = Estimate(gain, seeds=known[series].reach.reached), f"c = {ratio}"
-                found.append(headline("Kondo Fig 3", series, metric, at, own, paper=paper))
+                found.append(headline("Kondo Fig 3", series, metric, at, own, expected=paper))
     return found
 
 
@@ -96,7 +96,7 @@ def _paper_reversal(records: pd.DataFrame) -> list[Headline]:
     found = []
     for (series, step), paper in PAPER_REVERSAL.items():
         ours = statistics.at(records, REVERSAL, series, ONLINE, step)
-        found.append(headline("Kondo Fig 8", series, ONLINE, f"step {step}", ours, paper=paper))
+        found.append(headline("Kondo Fig 8", series, ONLINE, f"step {step}", ours, expected=paper))
     return found
 
 

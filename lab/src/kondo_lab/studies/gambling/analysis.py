@@ -74,7 +74,11 @@ def _luck_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 continue
             name, metric = f"p={p:g}", "Pr(U > 0 | bad arm)"
             found = statistics.final(records, "luck", name, LUCKY, setting=ratio)
-            lines.append(headline("Kondo Prop 3", name, metric, ratio, found, paper=theory))
+            lines.append(
+                headline(
+                    "Kondo Prop 3", name, metric, ratio, found, expected=theory, against="formula"
+                )
+            )
     return lines
 
 
@@ -98,7 +102,7 @@ def _claim_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     lead = {ratio: _difference(records, "DG", "PG", ratio) for ratio in settings.ratios}
     worst = max(lead, key=lambda ratio: lead[ratio].mean)
     what = f"{FINAL}, equal-noise, largest of the sweep"
-    return [*lines, headline("Kondo Prop 3", "DG - PG", what, worst, lead[worst], paper=0.0)]
+    return [*lines, headline("Kondo Prop 3", "DG - PG", what, worst, lead[worst], expected=0.0)]
 
 
 def _difference(records: pd.DataFrame, one: str, other: str, ratio: float) -> Estimate:

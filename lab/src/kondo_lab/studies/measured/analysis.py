@@ -80,7 +80,7 @@ def _lines(records: pd.DataFrame, shape: Shape, gain: StepGain) -> list[Headline
         found = spread(records, shape, series, metric).times(steps)
         figure = BEYOND if paper is None else FIG_3
         ours = Estimate(found.p50, found.se, found.rounds)
-        return headline(figure, series, metric + suffix, shape.name, ours, paper=paper)
+        return headline(figure, series, metric + suffix, shape.name, ours, expected=paper)
 
     lines = [line(PG, run.COST_RATIO), line(PG, "seconds learner")]
     lines += [line(series, metric) for metric in (LEARNER, LOOP) for series in (FREE, EXACT)]

@@ -57,7 +57,7 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         lines += against_paper(records, part_name(1), "DG Fig 2", ONLINE, paper.FIG_2, by="step")
     found = {name: _end(records, settings, name, 1) for name in CURVES}
     order, end = CURVES[::-1], settings.num_steps
-    return [*lines, ordering("DG Fig 2", ONLINE, end, paper=order, ours=found)]
+    return [*lines, ordering("DG Fig 2", ONLINE, end, order=order, ours=found)]
 
 
 def _sample_lines(records: pd.DataFrame, settings: Settings, there: list[int]) -> list[Headline]:
@@ -68,14 +68,14 @@ def _sample_lines(records: pd.DataFrame, settings: Settings, there: list[int]) -
             for name in (series("PG", baseline), series("DG", baseline)):
                 found[name] = _end(records, settings, name, samples)
                 known = paper.FIG_3[name].get(samples) if _full(settings) else None
-                line = headline("DG Fig 3", name, metric, samples, found[name], paper=known)
+                line = headline("DG Fig 3", name, metric, samples, found[name], expected=known)
                 lines.append(line)
             pair = list(found)[::-1]
-            lines.append(ordering("DG Fig 3", ONLINE, samples, paper=pair, ours=found))
+            lines.append(ordering("DG Fig 3", ONLINE, samples, order=pair, ours=found))
     if 1 in there:
         exact = _end(records, settings, "exact PG", 1)
         known = paper.EXACT_PG if _full(settings) else None
-        lines.append(headline("DG Fig 3", "exact PG", metric, "", exact, paper=known))
+        lines.append(headline("DG Fig 3", "exact PG", metric, "", exact, expected=known))
     return lines
 
 
@@ -87,7 +87,7 @@ def _cosine_lines(records: pd.DataFrame, settings: Settings, probed: list[int]) 
             for step in points if _full(settings) else [settings.num_steps]:
                 found = statistics.at(records, part_name(samples), name, metric, step)
                 titled, theirs = f"{method} S={samples}", points.get(step)
-                lines.append(headline(figure, titled, metric, step, found, paper=theirs))
+                lines.append(headline(figure, titled, metric, step, found, expected=theirs))
     return lines
 
 

@@ -61,7 +61,7 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         lines += against_paper(records, "curves", "Kondo Fig 1", ONLINE, paper.FIG_1, by="forward")
     pg, dg, gated = names
     order, found = [dg, gated, pg], ends(records, "curves", names)
-    lines.append(ordering("Kondo Fig 1", ONLINE, end, paper=order, ours=found))
+    lines.append(ordering("Kondo Fig 1", ONLINE, end, order=order, ours=found))
     tests = ends(records, "curves", names, TEST)
     return lines + [headline("Kondo Fig 1", name, TEST, end, tests[name]) for name in names]
 
@@ -107,7 +107,7 @@ def _speed_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 continue
             known = paper.FIG_3[series][ratio] if _full(settings) else None
             metric = "speed-up over PG to 5% test error"
-            lines.append(headline("Kondo Fig 3", series, metric, ratio, found, paper=known))
+            lines.append(headline("Kondo Fig 3", series, metric, ratio, found, expected=known))
     return lines
 
 
@@ -188,7 +188,7 @@ def _rate_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         chosen = best_learning_rate(records, series, settings)
         found = statistics.final(reported, "rates", series, ONLINE, setting=chosen)
         metric = f"{seen}, learning rate {chosen:g}"
-        lines.append(headline("Kondo Fig 2", series, metric, rate, found, paper=known))
+        lines.append(headline("Kondo Fig 2", series, metric, rate, found, expected=known))
     return lines
 
 
@@ -248,9 +248,9 @@ def _noise_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             metric = f"noise at which the error is {BEARS:g}x"
             ours = Estimate(borne[series], seeds=settings.sweep_seeds)
             known = paper.FIG_4_TOLERATED[way] if is_dg and _full(settings) else None
-            lines.append(headline(figure, series, metric, "", ours, paper=known))
+            lines.append(headline(figure, series, metric, "", ours, expected=known))
         gated, dense = _noise_series(settings, way)[::-1]
-        lines.append(ordering(figure, "noise borne", "", paper=[gated, dense], ours=borne))
+        lines.append(ordering(figure, "noise borne", "", order=[gated, dense], ours=borne))
     return lines
 
 
@@ -281,7 +281,7 @@ def _priority_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]
     lines += [line(ONLINE, mix, found) for mix, found in mixes.items()]
     ours = Estimate(tolerated(mixes, 2.0), seeds=settings.sweep_seeds)
     known = paper.FIG_5_COLLAPSE if _full(settings) else None
-    lines.append(line("weight of surprisal at which the error is 2x", "", ours, paper=known))
+    lines.append(line("weight of surprisal at which the error is 2x", "", ours, expected=known))
     for rate in settings.priority_rates:
         errors = ends(records, "priorities", ("delight", "surprisal"), setting=rate)
         lines += beats("Kondo Fig 5a", ONLINE, rate, ["delight"], ["surprisal"], errors)

@@ -52,7 +52,11 @@ def _error_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[H
             for delay, found in finals(records, part, name, metric).items():
                 at_paper = _full(settings) and (part, metric, delay) == papers
                 known = PAPER.get(name) if at_paper else None
-                lines.append(headline(FIGURE, name, what, delay, found, paper=known))
+                lines.append(
+                    headline(
+                        FIGURE, name, what, delay, found, expected=known, against="third party"
+                    )
+                )
     return lines
 
 
@@ -69,7 +73,7 @@ def _factor_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[
             at_paper = _full(settings) and (part, name, delay) == (OLDEST, EXACT, PAPER_DELAY)
             ours = found[name].mean / found["DG"].mean
             known = PAPER_FACTOR if at_paper else None
-            lines.append(line(f"{name} / DG", ours=ours, paper=known))
+            lines.append(line(f"{name} / DG", ours=ours, expected=known, rule="about"))
         others = (EXACT, capped(settings.cap), REINFORCE)
         lines += beats(FIGURE, metric, delay, ["DG"], others, found)
     return lines

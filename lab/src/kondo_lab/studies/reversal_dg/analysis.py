@@ -88,7 +88,7 @@ def _sweep_lines(
         known = _known(settings, part).get(name, {})
         for setting, value in found[series].items():
             theirs = known.get(setting)
-            lines.append(headline(figure, series, metric, setting, value, paper=theirs))
+            lines.append(headline(figure, series, metric, setting, value, expected=theirs))
     dg, others = names["DG"], [names[name] for name in OTHERS]
     hardest = max(found[dg])
     at_hardest = {series: values[hardest] for series, values in found.items()}

@@ -86,7 +86,7 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     for series in (*list(best)[1:], exact):
         known = paper.FIG_8_BACKWARD.get(series) if _full(settings) else None
         metric, paid = "backward passes at the end", _paid(records, series)
-        lines.append(headline("Kondo Fig 8", series, metric, "", paid, paper=known))
+        lines.append(headline("Kondo Fig 8", series, metric, "", paid, expected=known))
     found = ends(records, "curves", [*_all_series(settings), exact])
     lines += beats("Kondo Fig 8", ONLINE, end, best, baselines(), found)
     return [*lines, headline("beyond the paper", exact, ONLINE, end, found[exact])]
@@ -185,14 +185,16 @@ def _length_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
                 if found is None:
                     continue
                 theirs = known.get(forward) if average else None
-                lines.append(headline("Kondo Fig 10", series, metric, forward, found, paper=theirs))
+                lines.append(
+                    headline("Kondo Fig 10", series, metric, forward, found, expected=theirs)
+                )
     solved = {
         name: -found.mean
         for name in _all_series(settings)
         if (found := longest(records, name, end, average=True)) is not None
     }
     lines += [
-        ordering("Kondo Fig 10", "- longest length", end, paper=[series, baseline], ours=solved)
+        ordering("Kondo Fig 10", "- longest length", end, order=[series, baseline], ours=solved)
         for series in delightful(settings)
         for baseline in baselines()
         if {series, baseline} <= set(solved)
@@ -211,7 +213,7 @@ def _slow_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             found = longest(records, series, forward, average=False, parts=["slow"])
             if found is not None:
                 theirs = known.get(forward)
-                line = headline("Kondo Fig 10", name, SOLVED_NOW, forward, found, paper=theirs)
+                line = headline("Kondo Fig 10", name, SOLVED_NOW, forward, found, expected=theirs)
                 lines.append(line)
     return lines
 

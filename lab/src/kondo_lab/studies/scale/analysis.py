@@ -159,7 +159,9 @@ def _check_lines(task: _Task) -> Iterator[Headline]:
             for actors in task.settings.real_actors:
                 (real, se, seeds), (twin, *_) = task.both(mode, metric, actors)
                 ours, figure = Estimate(twin, se, seeds), "measured on Ray / simulated"
-                yield headline(figure, series, metric, actors, ours, paper=real)
+                yield headline(
+                    figure, series, metric, actors, ours, expected=real, against="simulation"
+                )
                 if metric == PACE:
                     ratio = Estimate(twin / real, se * twin / real**2, seeds)
                     yield beyond(series, "simulated / measured pace", actors, ratio)

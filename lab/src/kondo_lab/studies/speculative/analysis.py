@@ -33,7 +33,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if part == "mnist":
         at = ("Kondo Fig 1", "DG-K 3%", ONLINE, "1M forward passes")
         lines += [
-            headline(*at, one.online, paper=PAPER_ONLINE)
+            headline(*at, one.online, expected=PAPER_ONLINE)
             for one in found
             if one.screen.series == EXACT and math.isclose(one.rate, PAPER_RATE)
         ]
