@@ -163,6 +163,16 @@ def test_an_unbiased_gate_weighs_by_one_over_its_probability():
 
 
 @pytest.mark.parametrize("kind", [*DISCRETE, *CONTINUOUS])
+def test_a_step_runs_the_actor_once_for_all_rows_and_once_for_the_kept(kind):
+    actor = make_actor(kind)
+    data = collect(actor)
+    seen = []
+    actor[0].module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    step("ppo", actor, data, gate=kondo.Gate(rate=KEPT / ROWS))
+    assert seen == [ROWS, KEPT]
+
+
+@pytest.mark.parametrize("kind", [*DISCRETE, *CONTINUOUS])
 def test_the_rollouts_screen_keeps_what_a_forward_keeps(kind):
     actor = make_actor(kind)
     data = collect(actor)

@@ -70,12 +70,12 @@ class ActorPolicy(DistributionPolicy):
         """
         observations, actions = self._pair(rows)
         found = self._distribution(observations)
-        if not isinstance(found, TransformedDistribution):
-            return super().screen((observations, actions))
-        for transform in reversed(found.transforms):
-            actions = transform.inv(actions)
-        before = DistributionPolicy(lambda _: found.base_dist)
-        return before.screen((observations, actions))
+        if isinstance(found, TransformedDistribution):
+            for transform in reversed(found.transforms):
+                actions = transform.inv(actions)
+            found = found.base_dist
+        # Of the distribution that was found: the actor is not run a second time.
+        return DistributionPolicy(lambda _: found).screen((observations, actions))
 
     def check(
         self,
