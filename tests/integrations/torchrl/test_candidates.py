@@ -4,13 +4,14 @@ import math
 import pickle
 
 import pytest
+import ray
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.data import LazyStackStorage, ReplayBuffer
 from torchrl.modules.distributions import LLMMaskedCategorical
-from torchrl.objectives.llm import GRPOLoss, MCAdvantage
+from torchrl.objectives.llm import GRPOLoss, MCAdvantage, RayMCAdvantage
 
 import kondo
 from kondo.integrations.torchrl import GateSelector, gated_advantage
@@ -226,6 +227,29 @@ def test_a_selector_can_be_sent_to_another_process():
     chosen = copy.select(group, group_size=4)
     assert chosen == selector.select(group, group_size=4)
     assert len(chosen) == 4
+
+
+@pytest.mark.slow
+def test_rays_transform_takes_the_selector():
+    transform = RayMCAdvantage(
+        KEPT,
+        advantage_key="kept_advantage",
+        trajectory_return="sum",
+        candidate_group_size=CANDIDATES,
+        candidate_selection_min_size=CANDIDATES,
+        candidate_selector=GateSelector(
+            "variance:0.5", candidates=CANDIDATES, advantage_key="advantage"
+        ),
+        ray_init_config={"num_cpus": 1, "include_dashboard": False},
+    )
+    try:
+        mine = stored(transform)
+    finally:
+        transform.close()
+        ray.shutdown()
+    wanted = stored(gated_advantage("variance:0.5", candidates=CANDIDATES))
+    assert torch.equal(mine["advantage"], wanted["advantage"])
+    assert mine["number"].tolist() == [0, 2, 5, 7]
 
 
 @pytest.mark.parametrize(
