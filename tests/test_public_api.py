@@ -55,7 +55,10 @@ MODULES = {
         "unit_advantage",
     ],
 }
-OPTIONAL = ["numpy", "transformers", "tensordict", "matplotlib", "sklearn", "rich", "trl", "ray"]
+OPTIONAL = [
+    *("numpy", "transformers", "tensordict", "matplotlib", "sklearn", "rich", "trl", "ray"),
+    *("torchrl", "accelerate", "lightning_fabric"),
+]
 
 
 def functions_of(module: types.ModuleType) -> dict[str, types.FunctionType]:

@@ -1,0 +1,123 @@
+"""PPO on CartPole with TorchRL's environment, collector, actor, GAE and losses, and a gate.
+
+    pip install 'kondo[torchrl]' gymnasium
+    python examples/torchrl_ppo.py [--gate unbiased:0.1] [--iterations 12]
+
+`ClipPPOLoss` still trains the critic, on all rows. Its actor part is replaced by `kondo.backward`,
+which differentiates the rows that the gate keeps: with `--gate dense` every row, and then the
+gradient is that of `ClipPPOLoss` bit for bit. Expect the return to rise from about 20 to above 100
+in 12 iterations, 15 s on one core, with 10% of the rows differentiated.
+"""
+
+import argparse
+from collections import deque
+from functools import partial
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.collectors import Collector
+from torchrl.envs import GymEnv, RewardSum, TransformedEnv
+from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+import kondo
+from kondo.integrations.torchrl import ActorPolicy
+
+FRAMES, EPOCHS, MINIBATCH, CLIP = 1024, 6, 256, 0.2
+
+
+def network(outputs: int) -> nn.Sequential:
+    """Return a small network over CartPole's four numbers."""
+    return nn.Sequential(
+        nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+    )
+
+
+class Learner:
+    """Actor, critic, and the step that trains them on a minibatch."""
+
+    def __init__(self, gate: str):
+        logits = TensorDictModule(network(2), ["observation"], ["logits"])
+        self.actor = ProbabilisticActor(
+            logits, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+        )
+        self.critic = ValueOperator(network(1), in_keys=["observation"])
+        self.advantage = GAE(gamma=0.99, lmbda=0.95, value_network=self.critic)
+        # An entropy bonus would need a forward and a backward of every row.
+        self.loss = ClipPPOLoss(self.actor, self.critic, clip_epsilon=CLIP, entropy_bonus=False)
+        self.optimiser = torch.optim.Adam(self.loss.parameters(), lr=1e-3)
+        self.policy, self.gate = ActorPolicy(self.actor), kondo.parse_gate(gate)
+        self.seen = self.trained = 0
+
+    def step(self, rows: TensorDict) -> None:
+        """Train on a minibatch: the critic on all rows, the actor on those that are kept."""
+        self.optimiser.zero_grad()
+        # Was: losses = self.loss(rows)
+        #      (losses["loss_objective"] + losses["loss_critic"]).backward()
+        self.loss.loss_critic(rows)[0].mean().backward()
+        report = kondo.backward(
+            self.policy,
+            rows,
+            rows["advantage"].squeeze(-1),
+            gate=self.gate,
+            # The collector's log-probs tell the gate what it needs: no forward of skipped rows.
+            screen=None if self.gate is None else rows["action_log_prob"],
+            loss=partial(kondo.losses.ppo, clip=CLIP),
+            loss_inputs={"old_log_probs": rows["action_log_prob"]},
+        )
+        nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
+        # The critic has a gradient on every minibatch. Without it: `if not report.empty:`.
+        self.optimiser.step()
+        self.seen, self.trained = self.seen + report.rows_seen, self.trained + report.rows_trained
+
+    def train(self, batch: TensorDict) -> None:
+        """Train on what was collected, for some epochs."""
+        for _ in range(EPOCHS):
+            with torch.no_grad():
+                self.advantage(batch)
+            rows = batch.reshape(-1)
+            # Centred only: a gate by delight must not see one divided by a standard deviation.
+            rows["advantage"] = rows["advantage"] - rows["advantage"].mean()
+            for chosen in torch.randperm(len(rows)).split(MINIBATCH):
+                self.step(rows[chosen])
+
+
+def main() -> None:
+    """Train, and tell what it cost."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--gate", default="unbiased:0.1", help="as for kondo.parse_gate")
+    options.add_argument("--iterations", type=int, default=12)
+    options.add_argument("--seed", type=int, default=0)
+    chosen = options.parse_args()
+
+    torch.manual_seed(chosen.seed)
+    torch.set_num_threads(1)  # networks this small gain nothing from more
+    learner = Learner(chosen.gate)
+    env = TransformedEnv(GymEnv("CartPole-v1", categorical_action_encoding=False), RewardSum())
+    env.set_seed(chosen.seed)
+    collector = Collector(
+        env,
+        learner.actor,
+        frames_per_batch=FRAMES,
+        total_frames=FRAMES * chosen.iterations,
+        auto_register_policy_transforms=False,  # for recurrent policies
+    )
+    returns: deque[float] = deque(maxlen=20)
+    for iteration, batch in enumerate(collector, 1):
+        ended = batch["next", "done"].squeeze(-1)
+        returns.extend(batch["next", "episode_reward"][ended].flatten().tolist())
+        learner.train(batch)
+        print(
+            f"iteration {iteration:3}  return {sum(returns) / max(1, len(returns)):6.1f}",
+            flush=True,
+        )
+    collector.shutdown()
+    share = learner.trained / learner.seen
+    print(f"in all differentiated {learner.trained:,} of {learner.seen:,} rows ({share:.1%})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""Gates that choose which candidates of a prompt TorchRL's GRPO stores and trains on.
+
+    candidates of a prompt -> returns, centred over all of them -> gate -> kept candidates
+                                                                -> their advantages, weighted
+
+TorchRL's `MCAdvantage` collects the candidates, and a selector says which to store. It then centres
+the returns again, over the stored ones alone. That is right for few gates, so that the selector
+here writes advantages that are centred over all candidates into the stored ones itself.
+"""
+
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.objectives.llm import MCAdvantage, MCAdvantageSelector
+
+from kondo.core.advantage import group_mean
+from kondo.core.contract import BaseGate, Choice, needs_log_probs
+from kondo.core.rules import count_for
+from kondo.core.specs import parse_gate
+from kondo.core.variance import VarianceGate
+from kondo.engine.select import select as select_units
+
+_LEAST_SCALE = 1e-6
+"""TorchRL's lower bound of the standard deviation that it divides by."""
+
+
+class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no types
+    """Keep the candidates of each prompt that a gate chooses.
+
+    With R the returns of the N candidates of one prompt, and K TorchRL's `grpo_size`:
+
+        the gate sees      U = R - mean(R)                           over all N
+        kept candidates    get  K / N * w * U / std(R)               in `advantage_key`
+
+    w is the gate's weight: 1, or 1 / probability for `kondo.UnbiasedGate`. U / std(R) is what
+    TorchRL computes for a group of all N. The factor K / N undoes that TorchRL's losses divide by
+    the rows they are given: with it the mean over the kept rows of `GRPOLoss(
+    aggregation="prompt_mean")` has the size of that over all candidates.
+
+    `MCAdvantage` writes an advantage of its own, in which kept candidates are centred among
+    themselves and not weighted. Without `advantage_key` that is the only one. Then only a
+    `kondo.VarianceGate` is accepted: it keeps the best and the worst, and was published so. Of
+    candidates by delight, mostly successes, the worse half would be trained against; weights
+    1 / probability would be lost, and the gradient biased.
+
+    `gated_advantage` makes the matching `MCAdvantage`; `RayMCAdvantage` takes the selector itself.
+
+    Args:
+        gate: a `kondo.BaseGate`, a text for `kondo.parse_gate`, or None, which keeps everything. It
+            chooses among the candidates of one prompt.
+        candidates: N. `candidate_group_size` and `candidate_selection_min_size` of `MCAdvantage`
+            must both be N, so that the gate is asked once per prompt.
+        advantage_key: where to write the advantages. The loss must read them:
+            `loss.set_keys(advantage=...)`, or another `advantage_key` of `MCAdvantage`.
+        rewards_key: as in `MCAdvantage`; advantages get the shape of the rewards.
+        log_probs_key: log-probs of the sampled actions or tokens, for gates whose signal reads
+            them. NaN is TorchRL's padding there and does not count. A gate sees the sum over the
+            trajectory, as for unit "sequence".
+        generator: for draws of the gate; the default generator if None.
+
+    Raises:
+        ValueError: settings that do not fit together; here or when a prompt's candidates come.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from kondo.integrations.torchrl import GateSelector
+        >>> selector = GateSelector("variance:0.5", candidates=4)
+        >>> returns = TensorDict({"return": torch.tensor([0.0, 0.4, 0.5, 1.0])}, [4])
+        >>> selector.select(returns, group_size=2)
+        [0, 3]
+    """
+
+    def __init__(
+        self,
+        gate: BaseGate | str | None,
+        *,
+        candidates: int,
+        advantage_key: Any = None,
+        rewards_key: Any = ("next", "reward"),
+        log_probs_key: Any = None,
+        generator: torch.Generator | None = None,
+    ):
+        self.gate = _gate_of(gate)
+        reads = self.gate is not None and needs_log_probs(self.gate.signal)
+        _check_keys(self.gate, reads, advantage_key, log_probs_key)
+        whole = reads or advantage_key is not None
+        super().__init__("first", in_keys=["return", "trajectories"] if whole else ["return"])
+        self.candidates, self.generator = candidates, generator
+        self.advantage_key, self.rewards_key = advantage_key, rewards_key
+        self.log_probs_key = log_probs_key if reads else None
+
+    def select(
+        self,
+        candidates: TensorDictBase,
+        *,
+        group_size: int,
+        keep_return_bounds: tuple[float, float] | None = None,
+    ) -> list[int] | None:
+        """Return the kept candidates; None, which drops the prompt, where nothing is kept.
+
+        That is where all returns are equal, and wherever the gate keeps nothing.
+        """
+        returns = candidates["return"].detach().reshape(-1)
+        self._check_call(len(returns), group_size, keep_return_bounds)
+        choice = self._choose(candidates, returns)
+        kept: list[int] = choice.keep.nonzero().flatten().tolist()
+        if not kept or not self._accepted(returns.tolist(), kept, keep_return_bounds):
+            return None
+        if self.advantage_key is not None:
+            self._write(candidates, returns, choice, kept, group_size)
+        elif len(kept) < 2:
+            raise ValueError(
+                f"advantage_key must be given where a gate may keep one candidate, got None and "
+                f"{len(kept)} of {len(returns)} kept by {self.gate!r}: TorchRL divides by the "
+                f"standard deviation of what is kept. Or raise the rate."
+            )
+        return kept
+
+    def _choose(self, candidates: TensorDictBase, returns: Tensor) -> Choice:
+        everything = torch.ones_like(returns, dtype=torch.bool)
+        centred = group_mean(returns, len(returns))
+        if self.gate is None:
+            varied = everything & bool((centred != 0).any())
+            return Choice.of(varied, everything, dtype=returns.dtype)
+        if self.log_probs_key is None:
+            log_probs, mask, unit = torch.zeros_like(centred), None, "sample"
+        else:
+            log_probs = _log_probs(candidates["trajectories"], self.log_probs_key)
+            mask, unit = ~log_probs.isnan(), "sequence"
+        chosen = select_units(
+            log_probs,
+            centred,
+            gate=self.gate,
+            unit=unit,  # type: ignore[arg-type]
+            mask=mask,
+            generator=self.generator,
+        )
+        return chosen.choice
+
+    def _write(
+        self,
+        candidates: TensorDictBase,
+        returns: Tensor,
+        choice: Choice,
+        kept: list[int],
+        group_size: int,
+    ) -> None:
+        """Write the advantages into the kept trajectories, which `MCAdvantage` stores as they are.
+
+        `MCAdvantage` sets its own advantage in the same way on the same objects.
+        """
+        scale = returns.std().clamp_min(_LEAST_SCALE)
+        advantages = (returns - returns.mean()) / scale
+        advantages = advantages * (choice.weight.to(returns) * (group_size / len(returns)))
+        trajectories = candidates["trajectories"].unbind(0)
+        for index in kept:
+            shape = trajectories[index].get(self.rewards_key).shape
+            trajectories[index].set(self.advantage_key, advantages[index].expand(shape).clone())
+
+    def _check_call(self, count: int, group_size: int, bounds: tuple[float, float] | None) -> None:
+        """Raise a ValueError for an `MCAdvantage` whose settings are not the selector's."""
+        if count != self.candidates:
+            raise ValueError(
+                f"candidates must be candidate_group_size and candidate_selection_min_size of "
+                f"MCAdvantage, got candidates={self.candidates} and a selection among {count}; a "
+                f"gate must see all candidates of a prompt at once. gated_advantage sets them."
+            )
+        if bounds is not None and self.advantage_key is not None:
+            raise ValueError(
+                f"keep_return_bounds must be None beside advantage_key, got {bounds}: TorchRL "
+                f"would drop prompts by the mean return of the kept candidates, which the gate "
+                f"changes. Prompts whose returns are all equal are dropped anyway."
+            )
+        rate = getattr(self.gate, "rate", None) if self.gate is not None else 1.0
+        if rate is not None and count_for(rate, count) != group_size:
+            raise ValueError(
+                f"grpo_size must be the number that the gate keeps, {count_for(rate, count)} of "
+                f"{count} by {self.gate!r}, got {group_size}."
+            )
+
+
+def gated_advantage(
+    gate: BaseGate | str | None,
+    *,
+    candidates: int,
+    kept: int | None = None,
+    centre: Literal["candidates", "kept"] = "candidates",
+    advantage_key: Any = "advantage",
+    rewards_key: Any = ("next", "reward"),
+    log_probs_key: Any = None,
+    trajectory_return: Literal["sum", "max", "mean"] = "sum",
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Any:
+    """Return TorchRL's `MCAdvantage` that stores the candidates a gate keeps, for a replay buffer.
+
+    Losses read the advantage where they always do. TorchRL's own, centred over the kept candidates,
+    is in "kept_advantage" and not used. See `GateSelector` for the equation.
+
+    Args:
+        gate: see `GateSelector`.
+        candidates: trajectories per prompt that are sampled, N.
+        kept: trajectories per prompt that are stored, K, `grpo_size`; at least 2. By default what
+            the gate's rate buys; the expected number must be given for a gate without a rate, and
+            sets the scale alone.
+        centre: "kept" leaves the advantage to TorchRL, which centres over the kept candidates; for
+            a `kondo.VarianceGate` only.
+        advantage_key, rewards_key, trajectory_return: as in `MCAdvantage`.
+        log_probs_key, generator: see `GateSelector`.
+        options: of `MCAdvantage`: `prompt_key`, `done_key`, `verbose`, and `keep_return_bounds`
+            with centre="kept".
+
+    Example:
+        >>> from kondo.integrations.torchrl import gated_advantage
+        >>> transform = gated_advantage("unbiased:0.25,signal=advantage", candidates=16)
+        >>> transform.grpo_size, transform.candidate_group_size
+        (4, 16)
+    """
+    if centre not in ("candidates", "kept"):
+        raise ValueError(f'centre must be "candidates" or "kept", got {centre!r}.')
+    own = advantage_key if centre == "candidates" else None
+    selector = GateSelector(
+        gate,
+        candidates=candidates,
+        advantage_key=own,
+        rewards_key=rewards_key,
+        log_probs_key=log_probs_key,
+        generator=generator,
+    )
+    return MCAdvantage(
+        _kept(selector.gate, candidates) if kept is None else kept,
+        rewards_key=rewards_key,
+        advantage_key=advantage_key if own is None else "kept_advantage",
+        trajectory_return=trajectory_return,
+        candidate_group_size=candidates,
+        candidate_selection_min_size=candidates,
+        candidate_selector=selector,
+        **options,
+    )
+
+
+def _kept(gate: BaseGate | None, candidates: int) -> int:
+    rate = 1.0 if gate is None else getattr(gate, "rate", None)
+    if rate is None:
+        raise ValueError(
+            f"kept must be given for a gate without a rate, got None for {gate!r}: the expected "
+            f"number of candidates per prompt."
+        )
+    return count_for(rate, candidates)
+
+
+def _gate_of(gate: Any) -> BaseGate | None:
+    found = parse_gate(gate) if isinstance(gate, str) else gate
+    if found is not None and not isinstance(found, BaseGate):
+        raise ValueError(
+            f"gate must be a kondo.BaseGate, a text for kondo.parse_gate such as 'variance:0.25', "
+            f"or None, got {gate!r}."
+        )
+    return found
+
+
+def _check_keys(gate: BaseGate | None, reads: bool, advantage_key: Any, log_probs_key: Any) -> None:
+    centred_again = gate is None or isinstance(gate, VarianceGate)
+    if advantage_key is None and not centred_again:
+        raise ValueError(
+            f"advantage_key must be given for {gate!r}, got None: TorchRL would centre the "
+            f"returns again over the kept candidates, and leave out weights. Only a "
+            f"kondo.VarianceGate allows for that."
+        )
+    if reads and log_probs_key is None:
+        raise ValueError(
+            f"log_probs_key must be given for {gate!r}, whose signal reads log-probs, got None; "
+            f"or choose by returns alone, as 'unbiased:0.25,signal=advantage' and 'variance:0.25' "
+            f"do."
+        )
+
+
+def _log_probs(trajectories: TensorDictBase, key: Any) -> Tensor:
+    """Return the log-probs of every trajectory, [N, T], NaN where there are none."""
+    found = []
+    for number, trajectory in enumerate(trajectories.unbind(0)):
+        # Step by step: the tokens of different steps need not be equally many.
+        steps = [step.get(key, None) for step in trajectory.unbind(0)]
+        if any(step is None for step in steps):
+            raise ValueError(
+                f"log_probs_key must name log-probs in every trajectory, got {key!r}, and "
+                f"trajectory {number} has the keys {sorted(map(str, trajectory.keys(True)))}."
+            )
+        found.append(torch.cat([step.detach().reshape(-1) for step in steps]))
+        if bool(found[-1].isnan().all()):
+            raise ValueError(
+                f"log_probs_key must name log-probs of sampled tokens, got only NaN under {key!r} "
+                f"in trajectory {number}."
+            )
+    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=torch.nan)
