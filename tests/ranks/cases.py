@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import random
 import time
@@ -494,6 +495,28 @@ def accumulated_steps(group, wrapping, how, spec, seeds):
         with context:
             step(group, model, spec | {"seed": seed}, **options)
     return gradients(model)
+
+
+def accumulated_to_nothing(group, wrapping, how, spec):
+    """Two calls before a step: the first holds its gradients back, the last keeps nothing."""
+    model = wrap(Policy(spec["unit"]), group, wrapping)
+    spec, nothing = spec | {"wrap": wrapping}, kondo.Gate(price=math.inf)
+    report = step(group, model, spec, gate=nothing)
+    untouched = all(grad is None for grad in gradients(model).values())
+    calls_before = report.calls
+    with model.no_sync() if how == "no_sync" else contextlib.nullcontext():
+        step(group, model, spec, **({"sync": "never"} if how == "never" else {}))
+        held = step(group, model, spec, gate=nothing, sync="never")
+    last = step(group, model, spec, gate=nothing)
+    found = gradients(model)
+    again = step(group, model, spec, gate=nothing)
+    return {
+        "grads": found,
+        "untouched": untouched,
+        "calls": [calls_before, held.calls, last.calls, again.calls],
+        "empty": last.empty,
+        "fillers": last.rank_fillers,
+    }
 
 
 def low_precision_step(group, kind, spec):

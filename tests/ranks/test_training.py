@@ -53,6 +53,20 @@ def test_several_calls_before_a_step_add_up(crew, wrapping, how):
             assert_close(found[name], grad)
 
 
+@pytest.mark.parametrize(
+    ("wrapping", "how"), [("ddp", "never"), ("ddp", "no_sync"), ("fsdp", "never")]
+)
+def test_gradients_held_back_are_exchanged_by_a_call_that_keeps_nothing(crew, wrapping, how):
+    expected, _ = accumulated(SPEC, (0,))
+    for found in crew.run(cases.accumulated_to_nothing, 2, wrapping, how, SPEC):
+        for name, grad in expected.items():
+            assert_close(found["grads"][name], grad)
+        assert found["untouched"]  # nothing was held back yet
+        assert found["empty"]
+        assert found["calls"] == [0, 0, 1, 0]
+        assert found["fillers"] == 1
+
+
 @pytest.mark.parametrize("kind", ["autocast", "fsdp"])
 def test_low_precision_is_close_to_one_process(crew, kind):
     spec = SPEC | {"gate": {"rate": 1.0}}

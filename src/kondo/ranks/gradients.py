@@ -8,6 +8,7 @@
 | plain             | nothing                  | nothing: each rank has its part of the sum      |
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -26,6 +27,9 @@ When = Literal["last", "each", "never"]
 
 # Elements summed over ranks in one message of our own.
 _BUCKET = 2**24
+
+# Wrapped modules whose gradients were added in a call without an exchange.
+_HELD: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Gradients:
@@ -111,6 +115,23 @@ class Gradients:
                 sharded.set_requires_gradient_sync(exchanged)
                 stack.callback(sharded.set_requires_gradient_sync, True)
             yield
+            for module in (*self._averaged, *self._sharded):
+                if exchanged and _exchanges(module):
+                    _HELD.discard(module)
+                else:
+                    _HELD.add(module)
+
+    def owes_exchange(self) -> bool:
+        """Return whether gradients of earlier calls wait for an exchange that this step makes.
+
+        Accumulation exchanges in its last call. If that one keeps nothing there is no backward to
+        do it in, and ranks would be left with different gradients.
+        """
+        if self._when == "never":
+            return False
+        # DDP holds them in `.grad`, which may have been zeroed since; FSDP2 inside itself.
+        averaged = (m for m in self._averaged if _exchanges(m) and _has_gradient(m))
+        return any(module in _HELD for module in (*averaged, *self._sharded))
 
     @contextmanager
     def step(self, clock: StageClock) -> Iterator[None]:
@@ -166,6 +187,15 @@ def _buckets(grads: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         bucket.append(grad)
     if bucket:
         yield bucket
+
+
+def _exchanges(module: nn.Module) -> bool:
+    """Return whether a backward exchanges gradients: not in DDP's own `no_sync`."""
+    return bool(getattr(module, "require_backward_grad_sync", True))
+
+
+def _has_gradient(module: nn.Module) -> bool:
+    return any(parameter.grad is not None for parameter in module.parameters())
 
 
 def _outermost(roots: Sequence[nn.Module], kind: type[Any]) -> Iterator[Any]:

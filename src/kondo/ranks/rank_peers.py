@@ -9,7 +9,7 @@ there, and every rank has made the same number of calls.
 import contextlib
 import dataclasses
 import struct
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from kondo.core.contract import BaseGate
 from kondo.engine import rows
 from kondo.engine.compact import MicroBatch
 from kondo.engine.differentiate import Differentiated, differentiate
+from kondo.engine.finite import FiniteCheck
 from kondo.engine.inputs import Inputs, Rows
 from kondo.engine.partial_screen import Forward, Screened
 from kondo.engine.peers import (
@@ -45,6 +46,8 @@ from kondo.ranks.gradients import Gradients
 from kondo.ranks.placement import Placed
 from kondo.ranks.rank_report import RankClock, RankReport
 from kondo.ranks.rebalance import structure
+
+Denominator = float | Callable[[Tensor], float]
 
 # Fields of `Counts` that are numbers of things, which are added up: all but the last three.
 _SUMMED = Counts._fields.index("price")
@@ -200,6 +203,8 @@ class RankPeers(Alone):
             self._done = self._train(inputs, chosen, counts, in_step, placed, clock)._replace(
                 rank_fillers=calls - own
             )
+        else:
+            self._exchange_held(inputs, chosen, clock)
         done = self._done
         return Trained(
             lambda: (done.tokens_trained, done.loss), done.rows_trained, done.calls, done.elements
@@ -217,16 +222,17 @@ class RankPeers(Alone):
         """Differentiate the micro-batches in step with all ranks, and add up what was done."""
         ranks, gradients = self._ranks, self._gradients
         assert gradients is not None
-
-        def agreed_backward(gated: Tensor) -> None:
-            with clock.stage("wait"):
-                ranks.say()  # nobody waits in a backward for one whose forward failed
-            inputs.options.backward_fn(gated)
-
+        scale, divide = gradients.scale, denominator(inputs, chosen, counts)
         with gradients.step(clock):
             with contextlib.closing(micros):
                 counted = Counted(micros)
-                done = self._differentiate(inputs, chosen, counts, counted, agreed_backward, clock)
+                done = self._differentiate(
+                    inputs,
+                    timed(counted, clock),
+                    (lambda lp: divide(lp) / scale) if callable(divide) else divide / scale,
+                    clock,
+                    finite_check(inputs, chosen, moved=True),
+                )
             own_elements = done.elements if chosen.whole else 0
             tokens, scaled = counted.read(done.loss, own_elements)
             own_loss = scaled / gradients.scale
@@ -247,25 +253,41 @@ class RankPeers(Alone):
             bytes_moved=placed.bytes_moved,
         )
 
+    def _exchange_held(self, inputs: Inputs, chosen: Selection, clock: StageClock) -> None:
+        """Run a filler on all ranks if earlier calls left gradients that wait for an exchange."""
+        gradients = self._gradients
+        assert gradients is not None
+        assert self._spare is not None
+        if not any(owed for (owed,) in self._ranks.say(int(gradients.owes_exchange()))):
+            return
+        fill = partial(placement.filler, inputs, self._spare, chosen)
+        with contextlib.closing(placement.in_step(iter(()), 1, fill, gradients)) as micros:
+            self._differentiate(inputs, micros, 1.0, clock, None)
+        self._done = _NOTHING._replace(calls=1, rank_fillers=1)
+
     def _differentiate(
         self,
         inputs: Inputs,
-        chosen: Selection,
-        counts: Counts,
-        counted: Counted,
-        agreed_backward: Any,
+        micros: Iterable[MicroBatch],
+        divide: Denominator,
         clock: StageClock,
+        check: FiniteCheck | None,
     ) -> Differentiated:
-        assert self._gradients is not None
-        scale, divide = self._gradients.scale, denominator(inputs, chosen, counts)
+        """Differentiate in step: nobody waits in a backward for one whose forward failed."""
+
+        def agreed_backward(gated: Tensor) -> None:
+            with clock.stage("wait"):
+                self._ranks.say()
+            inputs.options.backward_fn(gated)
+
         return differentiate(
             inputs.policy.log_prob,
-            timed(counted, clock),
+            micros,
             loss=inputs.loss,
-            denominator=(lambda lp: divide(lp) / scale) if callable(divide) else divide / scale,
+            denominator=divide,
             backward_fn=agreed_backward,
             clock=clock,
-            check=finite_check(inputs, chosen, moved=True),
+            check=check,
         )
 
     def report(
