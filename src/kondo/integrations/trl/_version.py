@@ -10,6 +10,7 @@ SUPPORTED = ">=1.16,<2"
 
 # Method of GRPOTrainer -> its first parameters. tests/integrations/trl/test_contract.py holds more.
 SEAMS = {
+    "__init__": ("self", "model", "reward_funcs", "args"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     "_compute_loss": ("self", "model", "inputs"),
     "_generate_and_score_completions": ("self", "inputs"),

@@ -1,28 +1,42 @@
 """Options of TRL that cannot be right together with a gate, each with its reason."""
 
+import dataclasses
+import logging
 from typing import Any
 
-import kondo
+from trl.trainer.grpo_config import GRPOConfig
+
+_logger = logging.getLogger(__name__)
+
+# What the config says where nobody asked: None, the model's own, or in older versions a number.
+_DEFAULT_ROUTER = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}[
+    "router_aux_loss_coef"
+]
+
+
+def turn_off_router_loss(trainer: Any) -> None:
+    """Switch an auxiliary loss of the router off, with a warning, where nobody asked for it.
+
+    Models with experts have one by default. One that the config asks for is left to
+    `check_trainer`, which refuses it.
+    """
+    if trainer.aux_loss_enabled and trainer.args.router_aux_loss_coef == _DEFAULT_ROUTER:
+        _logger.warning(
+            "The model's auxiliary loss of the router (router_aux_loss_coef %s) is switched off: "
+            "the load of the experts must be balanced over all tokens, and skipped ones never "
+            "reach the router. router_aux_loss_coef=0.0 says the same without this warning.",
+            trainer.router_aux_loss_coef,
+        )
+        trainer.aux_loss_enabled, trainer.router_aux_loss_coef = False, 0.0
 
 
 def check_trainer(trainer: Any) -> None:
     """Raise ValueError for the first option of a built trainer that does not fit a gate."""
-    check_gate(trainer.gate, trainer.args)
     for why, broken in (_contradictions(trainer) | _token_contradictions(trainer.args)).items():
         if broken:
             raise ValueError(
-                f"{why} kondo_rate=1.0 without delight_eta leaves TRL's trainer as it is."
+                f"{why} kondo_gate='dense' without delight_eta leaves TRL's trainer as it is."
             )
-
-
-def check_gate(gate: Any, args: Any) -> None:
-    """Raise ValueError for a gate that does not fit the options; `trainer.gate` may be replaced."""
-    if isinstance(gate, kondo.UnbiasedGate) and args.entropy_coef != 0.0:
-        raise ValueError(
-            f"entropy_coef must be 0.0 with kondo_by='unbiased' or another {gate!r}, got "
-            f"{args.entropy_coef}: completions without an advantage are never drawn, so that their "
-            f"entropy would be missing from the mean gradient."
-        )
 
 
 def _contradictions(trainer: Any) -> dict[str, bool]:
