@@ -6,12 +6,20 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
+from kondo.integrations.trl._version import older_than
+
 _logger = logging.getLogger(__name__)
 
 # What the config says where nobody asked: None, the model's own, or in older versions a number.
 _DEFAULT_ROUTER = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}[
     "router_aux_loss_coef"
 ]
+
+
+ROUTER = (
+    "router_aux_loss_coef must be 0.0: the load of the experts must be balanced over all tokens, "
+    "and skipped ones never reach the router."
+)
 
 
 def turn_off_router_loss(trainer: Any) -> None:
@@ -52,8 +60,18 @@ def _contradictions(trainer: Any) -> dict[str, bool]:
         ),
         "vision-language models do not fit a gate: pixel values are not one row per "
         "completion, so they cannot be regrouped with the rows.": trainer._is_vlm,
-        "router_aux_loss_coef must be 0.0: the load of the experts must be balanced over all "
-        "tokens, and skipped ones never reach the router.": trainer.aux_loss_enabled,
+        "use_liger_kernel must be False with this version of TRL: Liger's loss takes the place of "
+        "TRL's, and runs all rows. From trl 1.14 on the option is allowed.": (
+            args.use_liger_kernel and hasattr(trainer, "compute_liger_loss")
+        ),
+        "loss_type='luspo' needs importance_sampling_level='sequence', beta=0.0 and no vLLM with "
+        "this version of TRL: otherwise its loss counts padding, which has no log-probs here. "
+        "From trl 1.10 on it does not.": (
+            older_than(1, 10)
+            and args.loss_type == "luspo"
+            and (args.importance_sampling_level != "sequence" or args.beta or trainer.use_vllm)
+        ),
+        ROUTER: trainer.aux_loss_enabled,
         "top_entropy_quantile must be 1.0: its threshold needs the entropy of every token, "
         "and skipped ones have no forward. kondo_unit='token' selects tokens instead.": (
             args.top_entropy_quantile < 1.0
