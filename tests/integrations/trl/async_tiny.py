@@ -128,14 +128,14 @@ class NoTransfer:
         pass
 
 
-def trainer(tmp_path, kind, config, given, **options):
+def trainer(tmp_path, kind, config, given, *, out="out", **options):
     """A trainer on the tiny policy whose queue holds the given samples."""
     if not (tmp_path / "model").exists():
         policy().save_pretrained(tmp_path / "model")
     return kind(
         str(tmp_path / "model"),
         reward_funcs=lambda **kwargs: [0.0],
-        args=config(str(tmp_path / "out"), **(OPTIONS | options)),
+        args=config(str(tmp_path / out), **(OPTIONS | options)),
         train_dataset=prompts(),
         processing_class=tokenizer(),
         rollout_worker=Playback(given),

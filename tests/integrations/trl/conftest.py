@@ -12,7 +12,8 @@ collect_ignore_glob = ["*.py"] if MISSING else []
 
 # The asynchronous trainer of earlier versions packs samples in another way, and is refused.
 OLD = not MISSING and Version(importlib.metadata.version("trl")) < Version("1.16")
-collect_ignore = ["async_tiny.py", "async_processes.py", "test_async.py"] if OLD else []
+ASYNC = ["async_tiny.py", "async_processes.py", "test_async.py", "test_async_processes.py"]
+collect_ignore = ASYNC if OLD else []
 
 
 def pytest_report_header():

@@ -12,6 +12,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 
 import kondo
 from integrations.trl.async_tiny import OPTIONS, samples, trainer, use_cpu
+from integrations.trl.recording import AsyncRecorder
 from integrations.trl.test_experts import experts
 from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig, KondoAsyncGRPOTrainer
 from kondo.integrations.trl.sample_stream import (
@@ -34,38 +35,11 @@ def gated(tmp_path, given, **options):
     return trainer(tmp_path, KondoAsyncGRPOTrainer, KondoAsyncGRPOConfig, given, **options)
 
 
-class Recorder(TrainerCallback):
-    """Micro-batches with their weights, parameters before each step and its gradient."""
-
-    def __init__(self, trained):
-        self.micros, self.steps, self.forwarded = [], [], 0
-        weigh = trained._weigh
-
-        def noted(given):
-            weights = weigh(given)
-            self.micros.append(list(zip(given, weights, strict=True)))
-            return weights
-
-        trained._weigh = noted
-        trained.model.register_forward_pre_hook(self._count, with_kwargs=True)
-        trained.add_callback(self)
-
-    def _count(self, module, args, kwargs):
-        self.forwarded += kwargs["input_ids"].numel()
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        self.before = {k: v.detach().clone() for k, v in model.named_parameters()}
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        grads = {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
-        self.steps.append((self.before, grads))
-
-
 @pytest.mark.parametrize("budget", [0, 60], ids=["fixed count", "token budget"])
 @pytest.mark.parametrize("gate", ["unbiased:0.3", "noise:1.5", "delight:0.3", "variance:0.4"])
 def test_gradients_are_trl_s_with_the_skipped_left_out(tmp_path, gate, budget):
     trained = gated(tmp_path, samples(96), kondo_gate=gate, token_budget=budget)
-    recorder = Recorder(trained)
+    recorder = AsyncRecorder(trained)
     trained.train()
     model = trained.accelerator.unwrap_model(trained.model)
     model.config._attn_implementation = "eager"
@@ -96,7 +70,7 @@ def test_as_many_samples_are_taken_and_fewer_tokens_run(tmp_path, budget):
     options = {"token_budget": budget}
     theirs = trainer(tmp_path, AsyncGRPOTrainer, AsyncGRPOConfig, samples(96), **options)
     ours = gated(tmp_path, samples(96), kondo_gate="unbiased:0.1", **options)
-    recorder = Recorder(ours)
+    recorder = AsyncRecorder(ours)
     for each in (theirs, ours):
         each.train()
     assert ours.rollout_queue.qsize() == theirs.rollout_queue.qsize()
@@ -116,7 +90,7 @@ def test_a_step_that_keeps_nothing_leaves_the_weights_alone(tmp_path):
     given = samples(12) + samples(36, equal=True)
     options = {"weight_decay": 0.1, "max_steps": 3, "kondo_gate": "unbiased:0.9"}
     trained = gated(tmp_path, given, **options)
-    recorder = Recorder(trained)
+    recorder = AsyncRecorder(trained)
     trained.train()
     assert trained.empty_steps == 2
     after_first, after_second = (before for before, _ in recorder.steps[1:])
