@@ -56,7 +56,7 @@ def run(name, folder, rank):
         folder, KondoAsyncGRPOTrainer, KondoAsyncGRPOConfig, given, out=f"{name}.out", **options
     )
     if SCENARIOS[name] is not None:
-        trained.gate = kondo.core.contract.as_gate(rows_of(SCENARIOS[name]))
+        trained.gate = rows_of(SCENARIOS[name])
     recorder = AsyncRecorder(trained)
     trained.train()
     numbers = {sample.input_ids.tobytes(): number for number, sample in enumerate(given)}

@@ -35,6 +35,14 @@ def test_a_changed_method_is_refused_by_name(name):
         check_seams(changed)
 
 
+def test_the_method_of_trl_1_14_which_passes_on_what_it_is_given_is_known():
+    def forward(self, model, *args, batch_size=None, compute_aux_loss=False, **kwargs):
+        raise NotImplementedError
+
+    name = "_get_per_token_logps_and_entropies"
+    check_seams(type("Known", (GRPOTrainer,), {name: forward}))
+
+
 def test_the_loss_computes_log_probs_once_and_through_the_method_we_replace():
     source = inspect.getsource(GRPOTrainer._compute_loss)
     assert source.count("self._get_per_token_logps_and_entropies(") == 1

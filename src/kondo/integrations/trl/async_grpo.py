@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 import kondo
-from kondo.core.contract import value_name
+from kondo.core.contract import as_gate, value_name
 from kondo.engine.select import select
 from kondo.integrations.trl import _version, gate_state
 from kondo.integrations.trl.checks import ROUTER, turn_off_router_loss
@@ -102,7 +102,8 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
     out of the numerators, the gate's weights in them, and the denominators of all.
 
     Attributes:
-        gate: decides, on the main process; None for dense.
+        gate: decides, on the main process; None for dense. Another `kondo.BaseGate`, or a callable
+            (values, mask, generator) -> `kondo.Choice`, may replace it before `train()`.
         empty_steps: optimizer steps that kept nothing. Neither the optimizer nor the learning-rate
             schedule moved in them.
 
@@ -129,7 +130,7 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
         else:
             kwargs["args"] = config
         super().__init__(*given, **kwargs)
-        self.gate = self.args.make_gate()
+        self.gate: Any = self.args.make_gate()
         self.empty_steps = 0
         self._draws = torch.Generator().manual_seed(self.args.seed)
         self._kept: Tensor | int = 0  # samples of the present optimizer step, of all processes
@@ -163,8 +164,7 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
 
     def _weigh(self, samples: list[Sample]) -> list[float]:
         """Return the weight of each sample of a micro-batch; 0 for what is skipped."""
-        assert self.gate is not None
-        gate: kondo.BaseGate = self.gate
+        gate = as_gate(self.gate)
         rows, log_probs = token_rows(samples)
         unscored = log_probs.isnan() & rows.completion_mask
         log_probs = log_probs.masked_fill(log_probs.isnan(), 0.0)
