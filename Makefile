@@ -6,7 +6,9 @@ READY := $(VENV)/.ready
 BROWSER := $(VENV)/.browser
 PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 
-.PHONY: demo test test-slow attack lint bench bench-lab clean
+OLDEST ?= .venv-trl-oldest
+
+.PHONY: demo test test-slow test-trl-oldest attack lint bench bench-lab clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
@@ -17,6 +19,18 @@ test: lint $(PEER) $(BROWSER)
 # One after another: they start clusters, kill processes and wait for them to come back.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow tests
+
+# The TRL trainer with the oldest TRL that it supports, in an environment of its own; the newest is
+# what `make test` has.
+test-trl-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest tests/integrations/trl -m "not slow"
+
+$(OLDEST)/.ready: pyproject.toml constraints-trl-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints-trl-oldest.txt)"
+	$(OLDEST)/bin/python -m pip install --quiet --requirement constraints-trl-oldest.txt
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
 
 # Every fuzzer for SECONDS, and the chaos run of the actors. ATTACK='-k ranks' runs one of them.
 SECONDS ?= 75

@@ -1,6 +1,6 @@
 """GRPO with TRL, and the same with a Kondo gate: a tiny random-weight model learns to say "joy".
 
-    python examples/trl_grpo.py --rate 0.25 --steps 30
+    python examples/trl_grpo.py --gate unbiased:0.25 --steps 30
 
 Needs kondo[trl]; runs on a CPU in seconds, without a network. Compare the two lines it prints: the
 reward of both runs, and what the gated one paid for it. Only `make_trainer` knows of kondo.
@@ -51,8 +51,8 @@ def joy(completions: list[str], **kwargs: object) -> list[float]:
     return [text.split().count("joy") / 8 for text in completions]
 
 
-def make_trainer(folder: str, steps: int, rate: float | None) -> GRPOTrainer:
-    """TRL's trainer, or with a rate, ours: the class, the config and one option differ."""
+def make_trainer(folder: str, steps: int, gate: str | None) -> GRPOTrainer:
+    """TRL's trainer, or with a gate, ours: the class, the config and one option differ."""
     options = {
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 4,
@@ -69,10 +69,10 @@ def make_trainer(folder: str, steps: int, rate: float | None) -> GRPOTrainer:
         "bf16": False,
         "gradient_checkpointing": False,
     }
-    if rate is None:
+    if gate is None:
         trainer, args = GRPOTrainer, GRPOConfig(folder, **options)
     else:
-        trainer, args = KondoGRPOTrainer, KondoGRPOConfig(folder, kondo_rate=rate, **options)
+        trainer, args = KondoGRPOTrainer, KondoGRPOConfig(folder, kondo_gate=gate, **options)
     prompts = [f"word{i} word{i + 1}" for i in range(28)]
     return trainer(
         make_model(),
@@ -83,10 +83,10 @@ def make_trainer(folder: str, steps: int, rate: float | None) -> GRPOTrainer:
     )
 
 
-def train(steps: int, rate: float | None) -> tuple[list[float], list[dict[str, float]]]:
+def train(steps: int, gate: str | None) -> tuple[list[float], list[dict[str, float]]]:
     """Return the reward of each step, and its log."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(folder, steps, rate)
+        trainer = make_trainer(folder, steps, gate)
         trainer.train()
     logs = [log for log in trainer.state.log_history if "reward" in log]
     return [log["reward"] for log in logs], logs
@@ -95,11 +95,11 @@ def train(steps: int, rate: float | None) -> tuple[list[float], list[dict[str, f
 def main() -> None:
     """Train both ways and say what it cost."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rate", type=float, default=0.25)
+    parser.add_argument("--gate", default="unbiased:0.25")
     parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
     dense, _ = train(options.steps, None)
-    gated, logs = train(options.steps, options.rate)
+    gated, logs = train(options.steps, options.gate)
     seen, trained = (
         sum(log[f"kondo/tokens_{what}"] for log in logs) for what in ("seen", "trained")
     )

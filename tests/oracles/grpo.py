@@ -83,8 +83,21 @@ def token_losses(kind, log_probs, micro, *, level="token", epsilon=0.2, beta=0.0
     return loss
 
 
-def gated_loss(kind, model, micros, *, max_length, temperature=1.0, entropy_coef=0.0, **options):
-    """One optimizer step's loss: numerators over kept tokens, denominators over all."""
+def gated_loss(
+    kind,
+    model,
+    micros,
+    *,
+    max_length,
+    temperature=1.0,
+    entropy_coef=0.0,
+    one_entropy=True,
+    **options,
+):
+    """One optimizer step's loss: numerators over kept tokens, denominators over all.
+
+    `one_entropy`: the entropy is a mean over each micro-batch, whatever the loss divides by.
+    """
     total = 0.0
     for micro in micros:
         log_probs, entropy = log_probs_and_entropy(model, micro, temperature)
@@ -104,8 +117,11 @@ def gated_loss(kind, model, micros, *, max_length, temperature=1.0, entropy_coef
             total = total + loss.sum() / rows
         else:
             total = total + loss.sum() / micro["tokens"]
-        bonus = (entropy * kept * weight).sum() / mask.sum().clamp(min=1)
-        total = total - entropy_coef * bonus / len(micros)
+        bonus = entropy_coef * (entropy * kept * weight).sum()
+        if one_entropy or kind not in ("cispo", "dapo", "vespo"):
+            total = total - bonus / mask.sum().clamp(min=1) / len(micros)
+        else:
+            total = total - bonus / micro["tokens"]
     return total
 
 

@@ -55,6 +55,43 @@ class Recorder(TrainerCallback):
         self.slices = []
 
 
+class AsyncRecorder(TrainerCallback):
+    """Of the asynchronous trainer: micro-batches with weights, and parameters and gradients.
+
+    Attributes:
+        micros: lists of (sample, weight), where the process decides.
+        steps: (parameters before, gradients) of each optimizer step.
+        calls: forwards.
+        forwarded: their tokens.
+    """
+
+    def __init__(self, trained):
+        self.micros, self.steps, self.calls, self.forwarded = [], [], 0, 0
+        weigh = trained._weigh
+
+        def noted(given):
+            weights = weigh(given)
+            self.micros.append(list(zip(given, weights, strict=True)))
+            return weights
+
+        trained._weigh = noted
+        trained.model.register_forward_pre_hook(self._count, with_kwargs=True)
+        trained.add_callback(self)
+
+    def _count(self, module, args, kwargs):
+        self.calls += 1
+        self.forwarded += kwargs["input_ids"].numel()
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        inner = getattr(model, "module", model)
+        self.before = {k: v.detach().clone() for k, v in inner.named_parameters()}
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        inner = getattr(model, "module", model)
+        grads = {k: v.grad.clone() for k, v in inner.named_parameters() if v.grad is not None}
+        self.steps.append((self.before, grads))
+
+
 def record(trainer):
     """Attach a recorder to a trainer and train."""
     recorder = Recorder(trainer)

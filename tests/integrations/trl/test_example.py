@@ -9,7 +9,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "trl_grpo.py"
 
 
 def test_the_example_trains_both_ways(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--steps", "12", "--rate", "0.25"])
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--steps", "12", "--gate", "unbiased:0.25"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     dense, gated = capsys.readouterr().out.strip().splitlines()[-2:]
     assert dense.startswith("TRL:")

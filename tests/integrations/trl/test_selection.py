@@ -6,6 +6,7 @@ import torch
 import kondo
 from integrations.trl.recording import centred, number_rows, record
 from integrations.trl.tiny import policy, reward, trainer
+from integrations.trl.versions import TAKES_UNSCORED
 from kondo.lm import BudgetGate, TokenRows
 from oracles.engine import element_keep
 from oracles.grpo import counted, log_probs_and_entropy
@@ -175,7 +176,7 @@ def test_a_gate_brings_its_own_signal(tmp_path):
 def test_weights_by_delight_need_a_gate_by_delight(tmp_path):
     gated = trainer(tmp_path, kondo_rate=0.25, kondo_by="delight", delight_eta=1.0)
     gated.gate = kondo.VarianceGate(rate=0.25)
-    with pytest.raises(ValueError, match="delight_eta must be None for a gate by another signal"):
+    with pytest.raises(ValueError, match="delight_eta must be None with the gate VarianceGate"):
         gated.train()
 
 
@@ -231,6 +232,7 @@ def test_an_exact_screen_does_not_trust_the_sampler(tmp_path):
     assert len(seen.shapes[False]) == 2
 
 
+@pytest.mark.skipif(not TAKES_UNSCORED, reason="this TRL takes no log-prob of None; 1.11 does")
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_tokens_the_sampler_could_not_score_are_counted(tmp_path):
     def partly(prompts, trainer):

@@ -97,6 +97,7 @@ OPTIONS = {
     "gradient_checkpointing": False,
     "disable_tqdm": True,
     "seed": 3,
+    "use_bias_correction_kl": True,  # TRL's default from 1.10 on
 }
 
 

@@ -18,6 +18,7 @@ import torch
 import kondo.lm
 from integrations.trl.recording import RAW, Recorder, number_rows
 from integrations.trl.tiny import move_reference, policy, reward, trainer
+from integrations.trl.versions import share_of
 
 torch.set_num_threads(1)
 COPIED = (
@@ -116,7 +117,7 @@ def run(name, folder, outputs):
         "kind": gated.args.loss_type,
         "beta": gated.beta,
         "cap": None if gated.args.kondo_correction == "none" else gated.args.kondo_correction_cap,
-        "share": gated.args.gradient_accumulation_steps / gated.args.steps_per_generation,
+        "share": share_of(gated.args),
         "distributed_type": gated.accelerator.distributed_type.value,
     }
     torch.save(result, Path(folder) / f"{name}.{os.environ['RANK']}.pt")

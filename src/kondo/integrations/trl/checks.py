@@ -1,28 +1,50 @@
 """Options of TRL that cannot be right together with a gate, each with its reason."""
 
+import dataclasses
+import logging
 from typing import Any
 
-import kondo
+from trl.trainer.grpo_config import GRPOConfig
+
+from kondo.integrations.trl._version import older_than
+
+_logger = logging.getLogger(__name__)
+
+# What the config says where nobody asked: None, the model's own, or in older versions a number.
+_DEFAULT_ROUTER = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}[
+    "router_aux_loss_coef"
+]
+
+
+ROUTER = (
+    "router_aux_loss_coef must be 0.0: the load of the experts must be balanced over all tokens, "
+    "and skipped ones never reach the router."
+)
+
+
+def turn_off_router_loss(trainer: Any) -> None:
+    """Switch an auxiliary loss of the router off, with a warning, where nobody asked for it.
+
+    Models with experts have one by default. One that the config asks for is left to
+    `check_trainer`, which refuses it.
+    """
+    if trainer.aux_loss_enabled and trainer.args.router_aux_loss_coef == _DEFAULT_ROUTER:
+        _logger.warning(
+            "The model's auxiliary loss of the router (router_aux_loss_coef %s) is switched off: "
+            "the load of the experts must be balanced over all tokens, and skipped ones never "
+            "reach the router. router_aux_loss_coef=0.0 says the same without this warning.",
+            trainer.router_aux_loss_coef,
+        )
+        trainer.aux_loss_enabled, trainer.router_aux_loss_coef = False, 0.0
 
 
 def check_trainer(trainer: Any) -> None:
     """Raise ValueError for the first option of a built trainer that does not fit a gate."""
-    check_gate(trainer.gate, trainer.args)
     for why, broken in (_contradictions(trainer) | _token_contradictions(trainer.args)).items():
         if broken:
             raise ValueError(
-                f"{why} kondo_rate=1.0 without delight_eta leaves TRL's trainer as it is."
+                f"{why} kondo_gate='dense' without delight_eta leaves TRL's trainer as it is."
             )
-
-
-def check_gate(gate: Any, args: Any) -> None:
-    """Raise ValueError for a gate that does not fit the options; `trainer.gate` may be replaced."""
-    if isinstance(gate, kondo.UnbiasedGate) and args.entropy_coef != 0.0:
-        raise ValueError(
-            f"entropy_coef must be 0.0 with kondo_by='unbiased' or another {gate!r}, got "
-            f"{args.entropy_coef}: completions without an advantage are never drawn, so that their "
-            f"entropy would be missing from the mean gradient."
-        )
 
 
 def _contradictions(trainer: Any) -> dict[str, bool]:
@@ -38,8 +60,18 @@ def _contradictions(trainer: Any) -> dict[str, bool]:
         ),
         "vision-language models do not fit a gate: pixel values are not one row per "
         "completion, so they cannot be regrouped with the rows.": trainer._is_vlm,
-        "router_aux_loss_coef must be 0.0: the load of the experts must be balanced over all "
-        "tokens, and skipped ones never reach the router.": trainer.aux_loss_enabled,
+        "use_liger_kernel must be False with this version of TRL: Liger's loss takes the place of "
+        "TRL's, and runs all rows. From trl 1.14 on the option is allowed.": (
+            args.use_liger_kernel and hasattr(trainer, "compute_liger_loss")
+        ),
+        "loss_type='luspo' needs importance_sampling_level='sequence', beta=0.0 and no vLLM with "
+        "this version of TRL: otherwise its loss counts padding, which has no log-probs here. "
+        "From trl 1.10 on it does not.": (
+            older_than(1, 10)
+            and args.loss_type == "luspo"
+            and (args.importance_sampling_level != "sequence" or args.beta or trainer.use_vllm)
+        ),
+        ROUTER: trainer.aux_loss_enabled,
         "top_entropy_quantile must be 1.0: its threshold needs the entropy of every token, "
         "and skipped ones have no forward. kondo_unit='token' selects tokens instead.": (
             args.top_entropy_quantile < 1.0

@@ -1,42 +1,13 @@
 """Options of `KondoGRPOTrainer`: TRL's own, and what the gate needs."""
 
-import math
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trl.trainer.grpo_config import GRPOConfig
 
 import kondo
-from kondo.core.contract import Signal
-from kondo.integrations.trl.correction import check_options
-
-_SIGNALS: dict[str, Signal] = {
-    "gradient_norm": kondo.signals.gradient_norm,
-    "delight": kondo.signals.abs_delight,
-    "advantage": kondo.signals.unit_advantage,
-}
-
-_ALLOWED = {
-    "kondo_by": ("unbiased", "variance", "delight"),
-    "kondo_unit": ("sequence", "token"),
-    "kondo_screen": ("auto", "rollout", "exact"),
-    "kondo_signal": tuple(_SIGNALS),
-    "kondo_correction": ("none", "sequence"),
-}
-
-# Option -> its default, the values of kondo_by that take another, and why the rest do not.
-_BELONGS_TO: dict[str, tuple[Any, tuple[str, ...], str]] = {
-    "kondo_price": (None, ("delight",), "a price is an amount of delight; give kondo_rate"),
-    "kondo_noise": (None, ("unbiased",), "only an unbiased draw has a noise; give kondo_rate"),
-    "kondo_signal": ("gradient_norm", ("unbiased",), "the signal is fixed"),
-    "kondo_unit": ("sequence", ("unbiased", "delight"), "tokens of one completion have one reward"),
-    "kondo_screen": ("auto", ("unbiased", "delight"), "there is no screen"),
-    "kondo_temperature": (0.0, ("delight",), "it softens a price of delight"),
-    "kondo_reserve": (0.0, ("delight",), "it is drawn from what a price of delight skips"),
-    "kondo_negative_quota": (0.0, ("delight",), "negative advantages are kept anyway"),
-    "kondo_window": (0, ("delight",), "past batches set a price of delight only"),
-    "delight_eta": (None, ("delight",), "what is kept is not weighted by delight"),
-}
+from kondo.integrations.trl.gate_options import check_options, gate_of
 
 
 def _option(default: Any, text: str) -> Any:
@@ -48,19 +19,26 @@ def _option(default: Any, text: str) -> Any:
 class KondoGRPOConfig(GRPOConfig):
     """TRL's `GRPOConfig` and the gate's options.
 
-    Give exactly one of kondo_rate, kondo_noise and kondo_price. `kondo_rate=1.0` without
-    `delight_eta` and `kondo_correction` is TRL's trainer, bit for bit.
+    Give `kondo_gate`, a short text for any gate (`kondo.parse_gate`), or exactly one of kondo_rate,
+    kondo_noise and kondo_price. `kondo_gate="dense"` (`kondo_rate=1.0`) without `delight_eta` and
+    `kondo_correction` is TRL's trainer, bit for bit.
 
     Raises:
         ValueError: options that are out of range or contradict each other.
 
     Example:
         >>> from kondo.integrations.trl import KondoGRPOConfig
-        >>> args = KondoGRPOConfig("out", kondo_rate=0.1, use_cpu=True, bf16=False)
+        >>> args = KondoGRPOConfig("out", kondo_gate="unbiased:0.1", use_cpu=True, bf16=False)
         >>> args.make_gate()
         UnbiasedGate(rate=0.1)
     """
 
+    kondo_gate: str | None = _option(
+        None,
+        "The gate as a short text: 'unbiased:0.1', 'noise:1.5', 'variance:0.1', 'delight:0.03', "
+        "'price:0', 'dense', or 'package.module:name' for a gate of your own. Instead of "
+        "kondo_rate, kondo_noise, kondo_price, kondo_by and what belongs to them.",
+    )
     kondo_rate: float | None = _option(
         None, "Fraction of the units of a generation batch that are trained, in (0, 1]."
     )
@@ -113,7 +91,7 @@ class KondoGRPOConfig(GRPOConfig):
     delight_eta: float | None = _option(
         None,
         "Weight the advantage of what is trained by sigmoid(delight / delight_eta), as DG does; "
-        "with kondo_rate=1.0, of everything.",
+        "with kondo_gate='dense', of everything.",
     )
     kondo_correction: Literal["none", "sequence"] = _option(
         "none",
@@ -127,63 +105,16 @@ class KondoGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
-        for name, allowed in _ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}.")
-        self._check_by()
         check_options(self)
-        given = [self.kondo_rate, self.kondo_noise, self.kondo_price]
-        if sum(value is not None for value in given) != 1:
-            raise ValueError(
-                f"give exactly one of kondo_rate, kondo_noise and kondo_price, got {given}; "
-                f"kondo_rate=0.1 trains a tenth, kondo_rate=1.0 everything."
-            )
-        if self.kondo_rate is not None and not 0.0 < self.kondo_rate <= 1.0:
-            raise ValueError(f"kondo_rate must lie in (0, 1], got {self.kondo_rate}.")
-        eta = self.delight_eta
-        if eta is not None and not (eta > 0 and math.isfinite(eta)):
-            raise ValueError(
-                f"delight_eta must be finite and > 0, got {eta}; None leaves survivors unweighted."
-            )
-        self.make_gate()  # it refuses what contradicts the rest
-
-    def _check_by(self) -> None:
-        """Refuse what has no meaning, or no effect, for what kondo_by names."""
-        for name, (default, takers, why) in _BELONGS_TO.items():
-            if getattr(self, name) != default and self.kondo_by not in takers:
-                others = " or ".join(f"kondo_by={taker!r}" for taker in takers)
-                raise ValueError(
-                    f"{name} must be {default!r} with kondo_by={self.kondo_by!r}, got "
-                    f"{getattr(self, name)!r}: {why}. Leave it out, or set {others}."
-                )
-        if self.kondo_signal != "advantage":
-            return
-        if self.kondo_screen != "auto":
-            raise ValueError(
-                f"kondo_screen must be 'auto' with kondo_signal='advantage', got "
-                f"{self.kondo_screen!r}: advantages need no log-probs, so there is no screen."
-            )
-        if self.beta != 0.0:
-            raise ValueError(
-                f"beta must be 0.0 with kondo_signal='advantage', got {self.beta}: a completion "
-                f"without an advantage has a KL, and would never be kept. Leave kondo_signal out."
-            )
 
     def make_gate(self) -> kondo.BaseGate | None:
-        """Return a new gate with these options; None, which keeps everything, at a rate of 1."""
-        if self.kondo_rate == 1.0:
-            return None
-        if self.kondo_by == "unbiased":
-            signal = _SIGNALS[self.kondo_signal]
-            return kondo.UnbiasedGate(rate=self.kondo_rate, noise=self.kondo_noise, signal=signal)
-        if self.kondo_by == "variance":
-            assert self.kondo_rate is not None  # checked: there is no price
-            return kondo.VarianceGate(rate=self.kondo_rate)
-        return kondo.Gate(
-            rate=self.kondo_rate,
-            price=self.kondo_price,
-            temperature=self.kondo_temperature,
-            reserve=self.kondo_reserve,
-            negative_quota=self.kondo_negative_quota,
-            window=self.kondo_window,
-        )
+        """Return a new gate with these options; None, which keeps everything, for dense."""
+        return gate_of(self)
+
+
+OPTIONS: dict[str, Any] = {
+    option.name: option.default
+    for option in dataclasses.fields(KondoGRPOConfig)
+    if option.name not in {known.name for known in dataclasses.fields(GRPOConfig)}
+}
+"""Our options and their defaults."""

@@ -30,39 +30,6 @@ def token_rows(inputs: dict[str, Any]) -> TokenRows:
     return TokenRows.join(*prompts, inputs["completion_ids"], loss_mask(inputs))
 
 
-def loss_advantages(
-    output: dict[str, Any], centred: Tensor, log_probs: Tensor | None, args: Any
-) -> Tensor:
-    """Return the factor of grad log pi in minus TRL's loss, at a ratio of 1: [n] or [n, T].
-
-    Without KL that is TRL's advantage A. With it, it is A - beta k: TRL's KL is exp(-d) + d - 1
-    with d = log pi - log ref, so that k is 1 - exp(-d); or d, where TRL multiplies the KL by the
-    ratio (`use_bias_correction_kl`).
-
-    Args:
-        output: TRL's inputs.
-        centred: [n] float, rewards less their group's mean.
-        log_probs: [n, T] float, of the policy; None if there are none.
-        args: TRL's config.
-    """
-    advantages: Tensor = output["advantages"]
-    if args.multi_objective_aggregation == "sum_then_normalize":
-        # Through rounding, TRL's are not quite 0 where all rewards of a group are equal.
-        advantages = torch.where(centred == 0, 0.0, advantages)
-    if args.beta == 0.0:
-        return advantages
-    if log_probs is None:
-        raise ValueError(
-            f"beta must be 0.0 for an unbiased gate whose signal needs no log-probs, got "
-            f"{args.beta}: a completion without an advantage has a KL, and would never be kept. "
-            f"Use kondo_signal='gradient_norm'."
-        )
-    gap = log_probs - output["ref_per_token_logps"]
-    slope = gap if args.use_bias_correction_kl else 1 - torch.exp(-gap)
-    factors: Tensor = advantages.unsqueeze(1) - args.beta * slope
-    return factors
-
-
 def gated_inputs(
     output: dict[str, Any], keep: Tensor, weight: Tensor, factor: Tensor, *, unit: str
 ) -> dict[str, Tensor]:

@@ -1,0 +1,242 @@
+"""TRL's experimental asynchronous GRPO trainer, with samples dropped as they leave the queue.
+
+    from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig, KondoAsyncGRPOTrainer
+
+The sampler's log-probs come with every sample, so the screen is free. See `sample_stream` for what
+becomes of a micro-batch, and docs/integrations/trl.md for what is refused.
+"""
+
+import contextlib
+import math
+import os
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+import kondo
+from kondo.core.contract import as_gate, value_name
+from kondo.engine.select import select
+from kondo.integrations.trl import _version, gate_state
+from kondo.integrations.trl.checks import ROUTER, turn_off_router_loss
+from kondo.integrations.trl.optimizer_step import left_out_step
+
+if _version.older_than(1, 16):
+    raise ImportError(
+        "kondo.integrations.trl.async_grpo needs trl>=1.16,<2: its trainer packs samples in "
+        "another way before; pip install 'trl>=1.16,<2'."
+    )
+
+from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+
+from kondo.integrations.trl.sample_stream import (
+    GatedCollator,
+    GatedPlanner,
+    Sample,
+    StreamedUnbiasedGate,
+    sample_advantages,
+    token_rows,
+)
+
+# TRL calls itself typed, but hardly is.
+# mypy: warn-return-any=False
+_Base: Any = AsyncGRPOTrainer
+
+# Place of the config among the positional arguments of TRL's trainer.
+_ARGS = 2
+
+
+@dataclass
+class KondoAsyncGRPOConfig(AsyncGRPOConfig):
+    """TRL's `AsyncGRPOConfig` and the gate.
+
+    Raises:
+        ValueError: options that are out of range or contradict each other.
+
+    Example:
+        >>> from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig
+        >>> KondoAsyncGRPOConfig("out", use_cpu=True, bf16=False).make_gate()
+        UnbiasedGate(rate=0.1)
+    """
+
+    kondo_gate: str = field(
+        default="unbiased:0.1",
+        metadata={
+            "help": "The gate as a short text, by kondo.parse_gate: 'unbiased:0.1', 'noise:1.5', "
+            "'delight:0.1,window=16', 'package.module:name', or 'dense' for TRL's trainer."
+        },
+    )
+    kondo_window: int = field(
+        default=32,
+        metadata={
+            "help": "The price of an unbiased gate comes from this many micro-batches, the present "
+            "one included. Other gates have a window of their own: 'delight:0.1,window=16'."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        if self.kondo_window < 1:
+            raise ValueError(
+                f"kondo_window must be at least 1 micro-batch, got {self.kondo_window}."
+            )
+        self.make_gate()
+
+    def make_gate(self) -> kondo.BaseGate | None:
+        """Return a new gate for a stream of micro-batches; None, which keeps all, for dense."""
+        gate = kondo.parse_gate(self.kondo_gate)
+        if isinstance(gate, kondo.UnbiasedGate):
+            return StreamedUnbiasedGate(gate, self.kondo_window)
+        return gate
+
+
+class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
+    """`trl.experimental.async_grpo.AsyncGRPOTrainer` that trains what the gate keeps.
+
+    Takes the arguments of TRL's trainer, with a `KondoAsyncGRPOConfig` as `args`. The gradient of
+    an optimizer step is that of TRL's loss over the same samples, with those that were skipped left
+    out of the numerators, the gate's weights in them, and the denominators of all.
+
+    Attributes:
+        gate: decides, on the main process; None for dense. Another `kondo.BaseGate`, or a callable
+            (values, mask, generator) -> `kondo.Choice`, may replace it before `train()`.
+        empty_steps: optimizer steps that kept nothing. Neither the optimizer nor the learning-rate
+            schedule moved in them.
+
+    Raises:
+        ValueError: options that cannot be right together with a gate, saying why.
+    """
+
+    _tag_names: ClassVar[list[str]] = ["trl", "async-grpo", "kondo"]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        given = list(args)  # TRL's order: model, reward_funcs, args, ...
+        config = given[_ARGS] if len(given) > _ARGS else kwargs.get("args")
+        if config is None:
+            model = given[0] if given else kwargs["model"]
+            config = KondoAsyncGRPOConfig(f"{model.split('/')[-1]}-AsyncGRPO")
+        if not isinstance(config, KondoAsyncGRPOConfig):
+            raise ValueError(
+                f"args must be a KondoAsyncGRPOConfig, got {type(config).__name__}; write "
+                f"KondoAsyncGRPOConfig(..., kondo_gate='unbiased:0.1'), which takes all options of "
+                f"AsyncGRPOConfig."
+            )
+        if len(given) > _ARGS:
+            given[_ARGS] = config
+        else:
+            kwargs["args"] = config
+        super().__init__(*given, **kwargs)
+        self.gate: Any = self.args.make_gate()
+        self.empty_steps = 0
+        self._draws = torch.Generator().manual_seed(self.args.seed)
+        self._kept: Tensor | int = 0  # samples of the present optimizer step, of all processes
+        self._left_out_step = contextlib.ExitStack()
+        if self.gate is not None:
+            turn_off_router_loss(self)
+            _check(self)
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self._kept = 0
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        finally:
+            self._left_out_step.close()
+
+    # Queue -> gate
+
+    def get_train_dataloader(self) -> Any:
+        """Return TRL's loader; the main process's, which alone is read, with the gate in it."""
+        loader = super().get_train_dataloader()
+        if self.gate is None or not self.accelerator.is_main_process:
+            return loader
+        return self.accelerator.prepare(
+            DataLoader(
+                GatedPlanner(loader.dataset, self._weigh),
+                batch_size=1,
+                collate_fn=GatedCollator(loader.collate_fn),
+                num_workers=0,
+            )
+        )
+
+    def _weigh(self, samples: list[Sample]) -> list[float]:
+        """Return the weight of each sample of a micro-batch; 0 for what is skipped."""
+        gate = as_gate(self.gate)
+        rows, log_probs = token_rows(samples)
+        unscored = log_probs.isnan() & rows.completion_mask
+        log_probs = log_probs.masked_fill(log_probs.isnan(), 0.0)
+        facts = gate.row_facts(rows)
+        chosen = select(
+            log_probs,
+            sample_advantages(samples, gate),
+            gate=gate if facts is None else gate.bind(facts),
+            unit="sequence",
+            mask=rows.completion_mask,
+            generator=self._draws,
+        )
+        found = kondo.diagnostics(
+            chosen.values, chosen.choice, mask=chosen.unit_mask, name=value_name(gate.signal)
+        )
+        found |= {"entropy": chosen.counts.entropy, "unscored_total": float(unscored.sum())}
+        for name, value in found.items():
+            # TRL's log drops NaN. A price is infinite where nothing was kept.
+            self._metrics["train"][f"kondo/{name}"].append(
+                value if math.isfinite(value) else math.nan
+            )
+        return [float(weight) for weight in chosen.choice.weight]
+
+    # Loss, and steps that keep nothing
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **kwargs: Any) -> Any:
+        """Return TRL's loss; its count of trained tokens becomes that of the kept samples."""
+        loss = super().compute_loss(model, inputs, **kwargs)
+        if "kondo_trained" in inputs:
+            seen, trained = inputs["global_n_tokens"][0], inputs["kondo_trained"][0]
+            self._step_trained_tokens += float(trained - seen)
+        return loss
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Run one micro-step; see TRL."""
+        self._left_out_step.close()
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        if "kondo_kept" not in inputs:
+            return loss
+        self._kept = self._kept + inputs["kondo_kept"][0]
+        if self.accelerator.sync_gradients:
+            if not float(self._kept):
+                self.empty_steps += 1
+                self._left_out_step.enter_context(left_out_step(self.optimizer))
+            self._kept = 0
+            self._metrics["train"]["kondo/empty_steps"] = [float(self.empty_steps)]
+        return loss
+
+    # Checkpoints
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.gate is not None and self.args.should_save:
+            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            gate_state.save(self, os.path.join(self._get_output_dir(trial=trial), folder))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.gate is not None:
+            gate_state.load(self, checkpoint)
+
+
+def _check(trainer: Any) -> None:
+    """Raise ValueError for an option that does not fit a gate."""
+    for why, broken in {
+        ROUTER: trainer.aux_loss_enabled,
+        "fp16 must be False: a step that keeps nothing has no gradients for the loss scaler to "
+        "check. Use bf16.": trainer.args.fp16,
+        "DeepSpeed does not fit a gate: it steps the optimizer inside its own backward, so a step "
+        "that keeps nothing could not be left out. Use DDP or FSDP2.": trainer.is_deepspeed_enabled,
+    }.items():
+        if broken:
+            raise ValueError(f"{why} kondo_gate='dense' leaves TRL's trainer as it is.")

@@ -1,0 +1,238 @@
+"""The asynchronous trainer: samples that are skipped never leave the queue's end."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from transformers import TrainerCallback
+from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+from trl.experimental.async_grpo.packing import TreeRow
+
+import kondo
+from integrations.trl.async_tiny import OPTIONS, samples, trainer, use_cpu
+from integrations.trl.recording import AsyncRecorder
+from integrations.trl.test_experts import experts
+from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig, KondoAsyncGRPOTrainer
+from kondo.integrations.trl.sample_stream import (
+    GatedPlanner,
+    StreamedUnbiasedGate,
+    sample_advantages,
+)
+from oracles.async_grpo import loss
+from tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
+
+
+@pytest.fixture(autouse=True)
+def _cpu(monkeypatch):
+    use_cpu(monkeypatch)
+
+
+def gated(tmp_path, given, **options):
+    return trainer(tmp_path, KondoAsyncGRPOTrainer, KondoAsyncGRPOConfig, given, **options)
+
+
+@pytest.mark.parametrize("budget", [0, 60], ids=["fixed count", "token budget"])
+@pytest.mark.parametrize("gate", ["unbiased:0.3", "noise:1.5", "delight:0.3", "variance:0.4"])
+def test_gradients_are_trl_s_with_the_skipped_left_out(tmp_path, gate, budget):
+    trained = gated(tmp_path, samples(96), kondo_gate=gate, token_budget=budget)
+    recorder = AsyncRecorder(trained)
+    trained.train()
+    model = trained.accelerator.unwrap_model(trained.model)
+    model.config._attn_implementation = "eager"
+    assert len(recorder.steps) == 2
+    for number, (before, grads) in enumerate(recorder.steps):
+        model.load_state_dict(before, strict=False)
+        micros = recorder.micros[2 * number : 2 * number + 2]
+        kept = [weight for micro in micros for _, weight in micro if weight]
+        assert 0 < len(kept) < sum(map(len, micros))
+        names, values = zip(*model.named_parameters(), strict=True)
+        expected = torch.autograd.grad(loss(model, micros), values)
+        for name, gradient in zip(names, expected, strict=True):
+            assert_close(grads[name], gradient)
+        assert max(float(gradient.abs().max()) for gradient in expected) > 0.01
+
+
+def test_dense_is_trl_s_trainer_bit_for_bit(tmp_path):
+    theirs = trainer(tmp_path, AsyncGRPOTrainer, AsyncGRPOConfig, samples(48))
+    ours = gated(tmp_path, samples(48), kondo_gate="dense")
+    for each in (theirs, ours):
+        each.train()
+    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("budget", [0, 60], ids=["fixed count", "token budget"])
+def test_as_many_samples_are_taken_and_fewer_tokens_run(tmp_path, budget):
+    options = {"token_budget": budget}
+    theirs = trainer(tmp_path, AsyncGRPOTrainer, AsyncGRPOConfig, samples(96), **options)
+    ours = gated(tmp_path, samples(96), kondo_gate="unbiased:0.1", **options)
+    recorder = AsyncRecorder(ours)
+    for each in (theirs, ours):
+        each.train()
+    assert ours.rollout_queue.qsize() == theirs.rollout_queue.qsize()
+    assert ours._trained_groups == theirs._trained_groups  # which end an epoch
+    seen = sum(len(s["input_ids"]) for micro in recorder.micros[:4] for s, _ in micro)
+    assert recorder.forwarded < 0.4 * seen  # prompts and fillers included
+    logs = [log for log in ours.state.log_history if "kondo/samples_seen_total" in log]
+    for name in ("reward", "reward_std"):  # of all samples, not of the kept ones
+        expected = [log[name] for log in theirs.state.log_history if name in log]
+        assert [log[name] for log in logs] == expected
+    trained = sum(log["batch/trained_tokens_per_step"] for log in logs)
+    kept = sum(s["completion_mask"].sum() for micro in recorder.micros[:4] for s, w in micro if w)
+    assert trained == kept
+
+
+def test_a_step_that_keeps_nothing_leaves_the_weights_alone(tmp_path):
+    given = samples(12) + samples(36, equal=True)
+    options = {"weight_decay": 0.1, "max_steps": 3, "kondo_gate": "unbiased:0.9"}
+    trained = gated(tmp_path, given, **options)
+    recorder = AsyncRecorder(trained)
+    trained.train()
+    assert trained.empty_steps == 2
+    after_first, after_second = (before for before, _ in recorder.steps[1:])
+    for name, value in trained.model.named_parameters():
+        assert torch.equal(after_first[name], after_second[name])
+        assert torch.equal(value, after_second[name])
+    moved = [not torch.equal(recorder.steps[0][0][name], after_first[name]) for name in after_first]
+    assert any(moved)
+
+
+def test_a_checkpoint_holds_the_window_and_the_draws(tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "kondo_gate": "unbiased:0.3"}
+    first = gated(tmp_path, samples(48), **options)
+    first.train()
+    again = gated(tmp_path, samples(96), max_steps=3, **(options | {"save_strategy": "no"}))
+    restored = {}
+
+    class Look(TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            restored.update(again.gate.state_dict()["past"], draws=again._draws.get_state())
+
+    again.add_callback(Look())
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    expected = first.gate.state_dict()["past"] | {"draws": first._draws.get_state()}
+    assert set(expected) == set(restored)
+    for name, value in expected.items():
+        assert torch.equal(value.nan_to_num(), restored[name].nan_to_num())
+
+
+# The gate of a stream
+
+
+def test_samples_are_drawn_one_by_one_at_the_price_of_a_window():
+    stream = StreamedUnbiasedGate(kondo.UnbiasedGate(rate=0.1), 50)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(400, 4, generator=generator)
+    kept, total = 0, torch.zeros(())
+    for row in values:  # 4 samples: a rate of 0.1 cannot be had of them
+        choice = stream(row, generator=generator)
+        kept += int(choice.keep.sum())
+        total += (choice.weight * row).sum()
+        assert_close(choice.weight[choice.keep], 1 / choice.probability[choice.keep])
+    assert 0.08 < kept / 1600 < 0.13
+    assert abs(total / values.sum() - 1) < 0.1
+
+
+def test_the_price_depends_on_no_draw_so_that_the_mean_is_the_dense_one():
+    """Add up all draws of a second micro-batch, each with its probability."""
+    first, second = torch.tensor([1.0, 3.0, 0.5]), torch.tensor([2.0, 0.0, 0.25])
+    found = []
+    for seed in (1, 2):
+        stream = StreamedUnbiasedGate(kondo.UnbiasedGate(rate=0.4), 8)
+        stream(first, generator=torch.Generator().manual_seed(seed))
+        found.append(stream(second, generator=torch.Generator().manual_seed(seed)))
+    assert torch.equal(found[0].probability, found[1].probability)
+    chance = found[0].probability.tolist()
+    price = float(found[0].price)  # 0.4 of 6 samples, those of the past included
+    assert sum(min(1.0, v / price) for v in (1.0, 3.0, 0.5, 2.0, 0.25)) == pytest.approx(2.4)
+    mean = torch.zeros(3)
+    for drawn in itertools.product([0, 1], repeat=3):
+        odds = math.prod(p if d else 1 - p for p, d in zip(chance, drawn, strict=True))
+        weight = [d / p if d and p else 0.0 for p, d in zip(chance, drawn, strict=True)]
+        mean += odds * torch.tensor(weight)
+    assert_close(mean, torch.tensor([1.0, 0.0, 1.0]))
+
+
+# Rows of several processes
+
+
+def as_dicts(given):
+    names = ("input_ids", "completion_mask", "old_log_probs", "advantage", "group_id", "metrics")
+    return [{name: getattr(sample, name) for name in names} for sample in given]
+
+
+class Planned:
+    """A planner of TRL with one micro-batch of three rows."""
+
+    def __init__(self, given, token_budget=None):
+        self.rows = [TreeRow() for _ in range(3)]
+        for number, sample in enumerate(given):
+            self.rows[number % 3].add(sample)
+        if token_budget is not None:
+            self.token_budget = token_budget
+
+    def __iter__(self):
+        yield self.rows
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3, 9])
+def test_every_process_has_a_row_whatever_is_kept(kept):
+    given = as_dicts(samples(12))
+    weights = [2.0] * kept + [0.0] * (12 - kept)
+    (micro,) = GatedPlanner(Planned(given), lambda seen: weights)
+    assert len(micro.seen) == 12
+    assert len(micro.kept) == kept
+    placed = [sample for row in micro.rows for sample in row.samples]
+    assert all(row.samples for row in micro.rows)
+    real = [sample for sample in placed if sample["advantage"] != 0]
+    # Three groups of four by turns: row 0 holds samples 0, 3, 6, ...
+    order = [given[i] for start in range(3) for i in range(start, 12, 3)]
+    wanted = sorted(2.0 * sample["advantage"] for sample in order[:kept] if sample["advantage"])
+    assert sorted(sample["advantage"] for sample in real) == wanted
+    assert len(placed) == max(kept, 3)
+    if kept == 0:  # fillers
+        assert all(int(sample["completion_mask"].sum()) == 1 for sample in placed)
+
+
+def test_rows_stay_as_they_were_where_balance_would_break_the_budget():
+    given = as_dicts(samples(12))
+    planner = Planned(given, token_budget=0)  # nothing fits
+    (micro,) = GatedPlanner(planner, lambda seen: [1.0] * 4 + [0.0] * 8)
+    assert [len(row.samples) for row in micro.rows] == [4, 1, 1]  # one filler each
+    assert micro.rows[0].samples[1]["group_id"] == planner.rows[0].samples[1]["group_id"]
+
+
+# Options
+
+
+def test_centred_rewards_are_those_of_the_worker():
+    given = as_dicts(samples(12))
+    rewards = torch.tensor([sample["metrics"]["reward"] for sample in given]).view(-1, 4)
+    centred = (rewards - rewards.mean(1, keepdim=True)).flatten()
+    assert_close(sample_advantages(given, kondo.Gate(rate=0.1)), centred)
+    own = torch.tensor([sample["advantage"] for sample in given])
+    assert_close(sample_advantages(given, kondo.UnbiasedGate(rate=0.1)), own)
+    del given[3]["metrics"]["reward_std"]
+    with pytest.raises(ValueError, match=r"must have 'reward_std'.* for Gate\(rate=0.1\)"):
+        sample_advantages(given, kondo.Gate(rate=0.1))
+
+
+def test_options_are_checked(tmp_path):
+    options = {k: v for k, v in OPTIONS.items() if k != "dtype"}
+    with pytest.raises(ValueError, match="kondo_window must be at least 1 micro-batch, got 0"):
+        KondoAsyncGRPOConfig(str(tmp_path), kondo_window=0, **options)
+    with pytest.raises(ValueError, match="gate spec must name a known rule"):
+        KondoAsyncGRPOConfig(str(tmp_path), kondo_gate="tenth", **options)
+    with pytest.raises(ValueError, match="args must be a KondoAsyncGRPOConfig, got AsyncGRPOConfi"):
+        KondoAsyncGRPOTrainer(str(tmp_path), args=AsyncGRPOConfig(str(tmp_path), **options))
+
+
+def test_an_auxiliary_loss_that_was_asked_for_is_refused(tmp_path):
+    experts().save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="router_aux_loss_coef must be"):
+        gated(tmp_path, samples(4), router_aux_loss_coef=0.1)
+    assert not gated(tmp_path, samples(4)).aux_loss_enabled
