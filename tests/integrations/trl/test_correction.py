@@ -141,11 +141,13 @@ def test_without_staleness_trl_s_truncated_ratios_of_vllm_are_the_same(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-def test_evaluation_is_trl_s(tmp_path):
+@pytest.mark.parametrize("prepare", [lambda _: None, as_if_with_vllm], ids=["rollout_func", "vllm"])
+def test_evaluation_is_trl_s(tmp_path, prepare):
     sampler = {"trainer_options": {"rollout_func": mismatched}}
     found = trainer(tmp_path, kondo_rate=0.5, **CORRECTED, **sampler)
     plain = trainer(tmp_path, base=True, **sampler)
     for each in (found, plain):
+        prepare(each)
         each.eval_dataset = each.train_dataset
         torch.manual_seed(0)
         each.metrics = each.evaluate()

@@ -73,6 +73,7 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
 
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "kondo"]
 
+    _corrects = False
     kondo_options: ClassVar[dict[str, Any]] = {}
     """Our options, for configs that cannot carry them; see `with_gate`."""
 
@@ -122,7 +123,6 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         self._behaviour: Tensor | None = None
         if self._corrects:
             check_effect(self)
-            self.vllm_importance_sampling_correction = False  # the ratio is to vLLM's own log-probs
         self._draws = torch.Generator().manual_seed(self.args.seed)
         self._rewards: Tensor | None = None
         self._buffered_inputs: list[dict[str, Any]] | None = None
@@ -131,6 +131,15 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         self._window = Window(StageClock(self.accelerator.device))
         self._backward_timer = contextlib.ExitStack()
         self._left_out_step = contextlib.ExitStack()
+
+    @property
+    def vllm_importance_sampling_correction(self) -> bool:
+        """TRL's own; in training ours takes its place, as its ratio is to vLLM's own log-probs."""
+        return self._vllm_corrects and not (self._corrects and self.model.training)
+
+    @vllm_importance_sampling_correction.setter
+    def vllm_importance_sampling_correction(self, corrects: bool) -> None:
+        self._vllm_corrects = corrects
 
     def _config(self, model: Any, args: Any) -> Any:
         """Return `args` with our options: its own, or those of this class."""
