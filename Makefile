@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BROWSER := $(VENV)/.browser
 PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
+VERL := .venv-verl
 
-.PHONY: demo test test-slow attack lint bench bench-lab clean
+.PHONY: demo test test-slow test-verl attack lint bench bench-lab clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
@@ -17,6 +18,10 @@ test: lint $(PEER) $(BROWSER)
 # One after another: they start clusters, kill processes and wait for them to come back.
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow tests
+
+# verl pins transformers and tensordict below ours, so it has an environment of its own.
+test-verl: $(VERL)/.ready
+	$(VERL)/bin/python -m pytest tests/integrations/verl
 
 # Every fuzzer for SECONDS, and the chaos run of the actors. ATTACK='-k ranks' runs one of them.
 SECONDS ?= 75
@@ -44,6 +49,14 @@ $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './lab[control]'
 	touch $@
 
+# cachetools, fastapi, nvtx and uvicorn are imported by verl's servers, and are not among what it requires.
+$(VERL)/.ready: pyproject.toml constraints-verl.txt
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt "$$(grep '^torch==' constraints-verl.txt)"
+	$(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt --editable '.[verl]' \
+		cachetools fastapi nvtx uvicorn hypothesis pytest pytest-timeout
+	touch $@
+
 # The source distribution of the package we stand in for: its own tests run against our module.
 # Without a registry the tests that need it are skipped, with the reason.
 $(PEER): $(READY)
@@ -62,4 +75,4 @@ $(BROWSER): | $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist kondo-demo* kondo-runs report.html .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) build dist kondo-demo* kondo-runs report.html .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,9 +11,9 @@ def write_prompts(path, number=16):
     rows = [
         {
             "data_source": "tiny",
-            "prompt": [{"role": "user", "content": f"w{3 + i} w{20 + i} w{7 + i % 5}"}],
+            "prompt": [{"role": "user", "content": f"{i} plus {7 * i}"}],
             "ability": "none",
-            "reward_model": {"style": "rule", "ground_truth": f"w{3 + i}"},
+            "reward_model": {"style": "rule", "ground_truth": str(8 * i)},
             "extra_info": {"index": i},
         }
         for i in range(number)
@@ -23,9 +23,8 @@ def write_prompts(path, number=16):
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    """Return the share of even words: it varies between the responses to one prompt."""
-    words = [int(word[1:]) for word in solution_str.split() if word.startswith("w")]
-    return sum(word % 2 == 0 for word in words) / max(len(words), 1)
+    """Return the share of digits: it varies between the responses to one prompt."""
+    return sum(letter.isdigit() for letter in solution_str) / max(len(solution_str), 1)
 
 
 def overrides(model, prompts, folder, *, ranks=2):
