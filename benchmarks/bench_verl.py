@@ -34,10 +34,9 @@ HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
 sys.path.insert(0, str(TESTS))
 
-from integrations.verl.worker_runs import DEFAULTS, ENVIRONMENT  # noqa: E402
-
 import kondo  # noqa: E402
 from harness import Row, environment, percentile, write_csv  # noqa: E402
+from integrations.verl.worker_runs import DEFAULTS, ENVIRONMENT  # noqa: E402
 from kondo.engine.select import Selection, select  # noqa: E402
 from kondo.integrations.verl.update_plan import Plan, make_plan, mini_batches  # noqa: E402
 
@@ -74,7 +73,6 @@ class Bench:
     def __init__(self, options: argparse.Namespace, folder: str):
         from integrations.verl.tiny import make_rows, save_model
         from integrations.verl.worker_process import build
-
         from kondo.integrations.verl.worker import KondoTrainingWorker
 
         path = save_model(folder, scale=1.0, **SHAPE)
@@ -147,7 +145,7 @@ class Bench:
 
     def gradient(self, rate: float | None, rows: Any = None) -> Tensor:
         """Return the gradient of an update; the optimizer does not move."""
-        engine, found = self.worker.engine, []
+        engine, found = self.worker.engine, list[Tensor]()
         step = engine.optimizer_step
 
         def record() -> float:
@@ -219,11 +217,12 @@ def run(options: argparse.Namespace, folder: str) -> list[VerlRow]:
                 rows=options.rows,
                 tokens=total,
                 rows_differentiated=rows,
-                **{
-                    f"step_ms_p{round(100 * q)}": 1e3 * percentile(seconds[rate], q)
-                    for q in (0.2, 0.5, 0.8)
-                },
-                **{f"speedup_p{round(100 * q)}": percentile(ratios, q) for q in (0.2, 0.5, 0.8)},
+                step_ms_p20=1e3 * percentile(seconds[rate], 0.2),
+                step_ms_p50=1e3 * percentile(seconds[rate], 0.5),
+                step_ms_p80=1e3 * percentile(seconds[rate], 0.8),
+                speedup_p20=percentile(ratios, 0.2),
+                speedup_p50=percentile(ratios, 0.5),
+                speedup_p80=percentile(ratios, 0.8),
                 limit=total / tokens,
                 share_of_limit=percentile(ratios, 0.5) * tokens / total,
                 gate_overhead=None,

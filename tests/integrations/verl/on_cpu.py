@@ -2,7 +2,8 @@
 
 verl imports this module in every process through VERL_USE_EXTERNAL_MODULES. It adds a platform
 "cpu" (chosen by VERL_PLATFORM), registers verl's own FSDP engine for it, adds a rollout engine of
-transformers, and makes process groups of gloo. Nothing of the update is replaced.
+transformers, makes process groups of gloo, and leaves the reference where it is. Nothing of the
+update is replaced.
 """
 
 import contextlib
@@ -116,12 +117,15 @@ class CpuPlatform(PlatformBase):
 
 
 def register_engine():
+    from torch.distributed.fsdp import OffloadPolicy
     from verl.workers.engine.base import EngineRegistry
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    from verl.workers.engine.fsdp import transformer_impl
 
     EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(
-        FSDPEngineWithLMHead
+        transformer_impl.FSDPEngineWithLMHead
     )
+    # verl offloads the reference to pinned memory, which only accelerators have.
+    transformer_impl.CPUOffloadPolicy = lambda pin_memory: OffloadPolicy()
 
 
 def register_rollout():

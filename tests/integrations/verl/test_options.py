@@ -73,7 +73,7 @@ REFUSED = {
     "use_prefix_grouper": {ACTOR + "use_prefix_grouper": True},
     "mtp.enable": {"actor_rollout_ref__model__mtp__enable": True},
     "rollout_is_batch_normalize": {
-        "algorithm__rollout_correction": {"bypass_mode": True, "rollout_is_batch_normalize": True}
+        ACTOR + "policy_loss__rollout_correction": {"rollout_is_batch_normalize": True}
     },
 }
 

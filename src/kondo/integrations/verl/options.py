@@ -96,7 +96,7 @@ def _refused(config: Any) -> _Refusals:
     actor = "actor_rollout_ref.actor"
     loss_mode = look_up(config, f"{actor}.policy_loss.loss_mode", "vanilla")
     aggregation = look_up(config, f"{actor}.loss_agg_mode", "token-mean")
-    correction = "algorithm.rollout_correction"
+    correction = f"{actor}.policy_loss.rollout_correction"
     return {
         "distillation.enabled": (
             "False",
@@ -132,10 +132,9 @@ def _refused(config: Any) -> _Refusals:
             bool(look_up(config, "actor_rollout_ref.model.mtp.enable", False)),
         ),
         f"{correction}.rollout_is_batch_normalize": (
-            "False in bypass mode",
-            "verl then normalises weights over the rows of a micro-batch.",
-            bool(look_up(config, f"{correction}.bypass_mode", False))
-            and bool(look_up(config, f"{correction}.rollout_is_batch_normalize", False)),
+            "False",
+            "the loss then normalises weights over the rows of a micro-batch.",
+            bool(look_up(config, f"{correction}.rollout_is_batch_normalize", False)),
         ),
     }
 

@@ -28,7 +28,7 @@ from kondo.engine.select import Selection, select
 from kondo.engine.watch import watch
 from kondo.integrations.verl._version import TRAINER_SEAMS, check_seams, check_version, installed
 from kondo.integrations.verl.gate_inputs import GateRows, gate_advantages
-from kondo.integrations.verl.options import SECTION, kl_in_loss, look_up, read_options
+from kondo.integrations.verl.options import SECTION, kl_in_loss, read_options
 from kondo.integrations.verl.update_plan import Plan, make_plan, mini_batches
 from kondo.integrations.verl.worker import PLAN, KondoActorRolloutRefWorker
 
@@ -114,41 +114,30 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         """Return what the gate looks at, and the tokens of each row that verl's mean counts."""
         assert self.gate is not None
         unbiased = isinstance(self.gate, kondo.UnbiasedGate)
-        fields = ["response_mask", "loss_mask", "advantages", "rm_scores"]
-        if look_up(self.config, "algorithm.use_kl_in_reward", False):
-            fields.append("token_level_rewards")
+        # verl leaves out what the batch does not have: rewards with a KL penalty, and importance
+        # weights of a corrected rollout.
+        fields = ["response_mask", "loss_mask", "advantages", "rm_scores", "token_level_rewards"]
         if needs_log_probs(self.gate.signal):
             fields.append("old_log_probs")  # the rollout's own in bypass mode
-        if unbiased and kl_in_loss(self.config)[0]:
-            fields.append("ref_log_prob")
+        if unbiased:
+            fields += ["rollout_is_weights", "ref_log_prob"]
         data = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
         )
         counted = [int(row.sum()) for row in data["loss_mask"].unbind()]
-        padded = {name: _padded(data[name]) for name in fields}
+        padded = {name: _padded(data[name]) for name in fields if name in data}
         padding = torch.tensor([bool(tag.get("is_padding", False)) for tag in batch.tags])
         mask = padded["response_mask"].bool() & ~padding.unsqueeze(1)
-        rewards = padded["token_level_rewards" if "token_level_rewards" in padded else "rm_scores"]
+        rewards = padded.get("token_level_rewards", padded["rm_scores"])
         rows = GateRows(
             mask=mask,
             log_probs=padded.get("old_log_probs", torch.zeros(mask.shape)).float(),
             advantages=padded["advantages"].float(),
             rewards=rewards.float().sum(1),
-            importance=self._importance(batch) if unbiased else None,
+            importance=padded.get("rollout_is_weights"),
             ref_log_probs=padded.get("ref_log_prob"),
         )
         return rows, counted
-
-    def _importance(self, batch: Any) -> Tensor | None:
-        """Return verl's importance weights of tokens where its loss has them."""
-        correction = look_up(self.config, "algorithm.rollout_correction", {})
-        if not correction.get("rollout_is") or correction.get("bypass_mode"):
-            return None
-        field = "rollout_is_weights"
-        data = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=[field]
-        )
-        return _padded(data[field]).float()
 
     def _select(self, batch: Any, rows: GateRows) -> Selection:
         assert self.gate is not None

@@ -141,9 +141,9 @@ def make_plan(
     steps = []
     for batch, rows in pairs:
         if rows:
-            own, weights = _parts(rows, place, weight, sizes, ranks)
-            micro = _fill(own, weights, fillers, micro_batch)
-            steps.append(Step(own, weights, micro, sum(counted[row] for row in batch.tolist())))
+            parts, weights = _parts(rows, place, weight, sizes, ranks)
+            micro = _fill(parts, weights, fillers, micro_batch)
+            steps.append(Step(parts, weights, micro, sum(counted[row] for row in batch.tolist())))
     return Plan(dealt, steps, len(pairs) - len(steps))
 
 
