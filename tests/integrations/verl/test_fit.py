@@ -15,7 +15,7 @@ import torch
 from integrations.verl.fit_inputs import overrides, write_prompts
 from integrations.verl.worker_runs import environment
 
-pytestmark = [pytest.mark.verl, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.verl, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROWS = 16  # 4 prompts with 4 responses each
 ACTOR = "actor_rollout_ref.actor"

@@ -29,6 +29,8 @@ def test_a_seed_shuffles_each_epoch_within_the_ranks_parts():
     for epoch in (first, second):
         own = torch.cat([batch[:2] for batch in epoch])
         assert sorted(own.tolist()) == list(range(6))
+        # Ranks shuffle differently: verl adds the rank to the seed.
+        assert [b[:2].tolist() for b in epoch] != [(b[2:] - 6).tolist() for b in epoch]
     assert [b.tolist() for b in first] != [b.tolist() for b in second]
 
 
