@@ -55,6 +55,9 @@ def cases(processes):
     for name in LOSSES:
         actor = {"policy_loss": {"loss_mode": name}}
         found[name] = pair(KEEP, actor=actor, weights=WEIGHTS)
+    correction = {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": 1.1}
+    bypass = {"loss_mode": "bypass_mode", "rollout_correction": correction}
+    found["bypass_mode"] = pair(KEEP, actor={"policy_loss": bypass}, weights=WEIGHTS)
     terms = {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coeff": 0.05}
     found["kl and entropy"] = pair(KEEP, by_mask=True, actor=terms)
     found["dro"] = pair(
@@ -71,19 +74,14 @@ def cases(processes):
     return found
 
 
-def started(processes, tmp_path_factory, chosen=None):
-    """Run the cases; return name -> our result and verl's."""
-    every = cases(processes)
-    names = list(every) if chosen is None else chosen
-    runs = {f"{name}/{side}": every[name][side] for name in names for side in (0, 1)}
-    folder = tmp_path_factory.mktemp("runs")
-    results = run_all(runs, folder, processes=processes, timeout=900)
-    return {name: (results[f"{name}/0"], results[f"{name}/1"]) for name in names}
-
-
 @pytest.fixture(scope="module", params=[1, 2])
 def compared(request, tmp_path_factory):
-    return started(request.param, tmp_path_factory)
+    """Name -> our result and verl's."""
+    every = cases(request.param)
+    runs = {f"{name}/{side}": two[side] for name, two in every.items() for side in (0, 1)}
+    folder = tmp_path_factory.mktemp("runs")
+    results = run_all(runs, folder, processes=request.param, timeout=900)
+    return {name: (results[f"{name}/0"], results[f"{name}/1"]) for name in every}
 
 
 def moving(gradients):

@@ -55,18 +55,10 @@ class KondoTrainingWorker(TrainingWorker):  # type: ignore[misc]
         plan = tu.pop(data, key=PLAN, default=None)
         if plan is None:
             return super().train_mini_batch(data)
-        options = {
-            key: tu.pop(data, key=key, default=default)
-            for key, default in (
-                ("disable_auto_offload", False),
-                ("mini_batch_size", None),
-                ("epochs", 1),
-                ("seed", None),
-                ("dataloader_kwargs", None),
-            )
-        }
-        offload = {"disable_auto_offload": options["disable_auto_offload"]}
-        with self.engine.train_mode(**offload):
+        offload = tu.pop(data, key="disable_auto_offload", default=False)
+        for key in ("mini_batch_size", "epochs", "seed", "dataloader_kwargs"):
+            tu.pop(data, key=key)  # the plan knows
+        with self.engine.train_mode(disable_auto_offload=offload):
             outputs = [
                 self._train_step(data, step, last=number == len(plan["steps"]) - 1)
                 for number, step in enumerate(plan["steps"])
