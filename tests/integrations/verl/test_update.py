@@ -70,6 +70,7 @@ def cases(processes):
     found["an empty mini-batch"] = pair(FIRST_ONLY[processes], mini=4, epochs=2)
     found["one row"] = pair([4])
     found["all rows"] = pair(list(range(ROWS)))
+    found["lora"] = pair(KEEP, weights=WEIGHTS, lora=4, mini=4, epochs=2)
     found["packed"] = pair(KEEP, weights=WEIGHTS, packed=True)
     return found
 

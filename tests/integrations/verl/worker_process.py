@@ -32,6 +32,9 @@ def build(cls, path, options):
         use_remove_padding=options["packed"],
         enable_gradient_checkpointing=False,
         override_config={"attn_implementation": "sdpa"},
+        lora_rank=options["lora"],
+        lora_alpha=8,
+        target_modules="all-linear",
     )
     engine = FSDPEngineConfig(
         strategy="fsdp2",
@@ -83,6 +86,11 @@ def full(tensor):
     """Return a copy of a sharded or whole tensor."""
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.detach().clone()
+
+
+def trained(module):
+    """Return the parameters that an optimizer moves, by name."""
+    return [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
 
 
 def rows_of(options, log_probs):
@@ -179,19 +187,20 @@ def update(worker, options, log_probs, number):
 def run(path, options, log_probs):
     """Return what one run did."""
     cls = {"kondo": KondoTrainingWorker, "verl": TrainingWorker}[options["worker"]]
+    torch.manual_seed(0)  # of adapters
     worker = build(cls, path, options)
     gradients, engine = [], worker.engine
     step = engine.optimizer_step
 
     def recorded():
-        gradients.append({n: full(p.grad) for n, p in engine.module.named_parameters()})
+        gradients.append({n: full(p.grad) for n, p in trained(engine.module)})
         return step()
 
     engine.optimizer_step = recorded
     metrics = [update(worker, options, log_probs, n) for n in range(options["updates"])]
     return {
         "gradients": gradients,
-        "weights": {n: full(p) for n, p in engine.module.named_parameters()},
+        "weights": {n: full(p) for n, p in trained(engine.module)},
         "metrics": [None if m is None else {k: str(v) for k, v in m.items()} for m in metrics],
         "lr": engine.lr_scheduler.get_last_lr()[0],
         "steps": int(engine.lr_scheduler.last_epoch),

@@ -40,6 +40,7 @@ DEFAULTS = {
     "updates": 1,
     "keeps": None,  # `keep` of each update
     "factors": None,  # `advantages` of each update
+    "lora": 0,  # rank of adapters
     "packed": False,  # verl's use_remove_padding
 }
 
