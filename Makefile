@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BROWSER := $(VENV)/.browser
 PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
+VERL := .venv-verl
+TRL_OLDEST := .venv-trl-oldest
 
-OLDEST ?= .venv-trl-oldest
-
-.PHONY: demo test test-slow test-trl-oldest attack lint bench bench-lab clean
+.PHONY: demo test test-slow test-trl-oldest test-verl attack lint bench bench-lab clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
@@ -22,15 +22,12 @@ test-slow: $(READY)
 
 # The TRL trainer with the oldest TRL that it supports, in an environment of its own; the newest is
 # what `make test` has.
-test-trl-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest tests/integrations/trl -m "not slow"
+test-trl-oldest: $(TRL_OLDEST)/.ready
+	$(TRL_OLDEST)/bin/python -m pytest tests/integrations/trl -m "not slow"
 
-$(OLDEST)/.ready: pyproject.toml constraints-trl-oldest.txt
-	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints-trl-oldest.txt)"
-	$(OLDEST)/bin/python -m pip install --quiet --requirement constraints-trl-oldest.txt
-	$(OLDEST)/bin/python -m pip install --quiet --no-deps --editable .
-	touch $@
+# verl pins transformers and tensordict below ours, so it has an environment of its own.
+test-verl: $(VERL)/.ready
+	$(VERL)/bin/python -m pytest tests/integrations/verl
 
 # Every fuzzer for SECONDS, and the chaos run of the actors. ATTACK='-k ranks' runs one of them.
 SECONDS ?= 75
@@ -58,6 +55,21 @@ $(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './lab[control]'
 	touch $@
 
+$(TRL_OLDEST)/.ready: pyproject.toml constraints-trl-oldest.txt
+	test -x $(TRL_OLDEST)/bin/python || $(PYTHON) -m venv $(TRL_OLDEST)
+	$(TRL_OLDEST)/bin/python -m pip install --quiet "$$(grep '^torch==' constraints-trl-oldest.txt)"
+	$(TRL_OLDEST)/bin/python -m pip install --quiet --requirement constraints-trl-oldest.txt
+	$(TRL_OLDEST)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+# cachetools, fastapi, nvtx and uvicorn are imported by verl's servers, and are not among what it requires.
+$(VERL)/.ready: pyproject.toml constraints-verl.txt
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt "$$(grep '^torch==' constraints-verl.txt)"
+	$(VERL)/bin/python -m pip install --quiet --constraint constraints-verl.txt --editable '.[verl]' \
+		cachetools fastapi nvtx uvicorn hypothesis pytest pytest-timeout
+	touch $@
+
 # The source distribution of the package we stand in for: its own tests run against our module.
 # Without a registry the tests that need it are skipped, with the reason.
 $(PEER): $(READY)
@@ -76,4 +88,4 @@ $(BROWSER): | $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist kondo-demo* kondo-runs report.html .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRL_OLDEST) $(VERL) build dist kondo-demo* kondo-runs report.html .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ PAGES = sorted(path for place in PLACES for path in ROOT.glob(place))
 FORMER = (
     r"kondo\.priorities|GateOutput\b(?<!KondoGateOutput)|relative_temperature|\bpriority=|"
     r"kondo\.distributed|distributed\.md|kondo\.lm\.backward|kondo\.ranks\.backward|"
-    r"kondo\.lab\b|src/kondo/lab|\[lab\]|\bverl\b|screen=torch\.zeros"
+    r"kondo\.lab\b|src/kondo/lab|\[lab\]|screen=torch\.zeros"
 )
 
 
