@@ -86,9 +86,9 @@ def test_headline_has_the_columns_and_empty_cells(out, console):
     text = (out / "headline.csv").read_text()
     # 1/32 and 1.1/32: mean 0.0328125, standard error 0.1/32/2.
     assert text == (
-        "figure,series,metric,x,paper,ours,se,seeds,verdict\n"
-        "Toy Fig 1,PG,error,1000,0.03,0.0328125,0.0015625,2,matches\n"
-        "beyond the paper,PG,parts,,,2,,1,\n"
+        "figure,series,metric,x,expected,ours,se,seeds,against,verdict\n"
+        "Toy Fig 1,PG,error,1000,0.03,0.0328125,0.0015625,2,paper,matches\n"
+        "beyond the paper,PG,parts,,,2,,1,,\n"
     )
 
 
