@@ -251,9 +251,9 @@ def test_what_cannot_be_right_is_refused(change, message):
 @pytest.mark.parametrize("version", [None, "0.13.2", "0.15.0", "1.0"])
 def test_other_versions_are_refused(version):
     with pytest.raises(ImportError, match="kondo\\[torchrl\\]"):
-        _version.check_version(version)
+        _version.TORCHRL.check(version)
 
 
 def test_versions_of_the_range_are_accepted():
     for version in ("0.14.0", "0.14.1", "0.14.2+cpu"):
-        _version.check_version(version)
+        _version.TORCHRL.check(version)

@@ -8,13 +8,11 @@ what the installed one does: its own `_compute_loss` runs. What is our matter is
     before 1.14    `router_aux_loss_coef` is a number by default, later None, the model's own
 """
 
-import importlib.metadata
-import inspect
 from typing import Any
 
-from packaging.version import Version  # torch's users may lack it, transformers' do not
+from kondo.integrations.framework import Framework, release_of
 
-SUPPORTED = ">=1.9,<2"
+TRL = Framework(package="trl", lowest=(1, 9), below=(2,), tested="1.16.0")
 
 # Method of GRPOTrainer -> its first parameters. tests/integrations/trl/test_contract.py holds more.
 SEAMS = {
@@ -41,39 +39,15 @@ OTHER_SEAMS = {
 }
 
 
-def check_version(version: str | None) -> None:
-    """Raise ImportError unless `version` of TRL (None: not installed) is one we support."""
-    advice = f"kondo.integrations.trl supports trl{SUPPORTED}: pip install 'kondo[trl]'"
-    if version is None:
-        raise ImportError(f"{advice}; TRL is not installed.")
-    if not (1, 9) <= Version(version).release[:2] < (2, 0):
-        raise ImportError(f"{advice}; trl {version} is installed.")
-
-
 def older_than(*release: int) -> bool:
     """Return whether the installed TRL is older than a release, given as in `older_than(1, 10)`."""
-    return Version(importlib.metadata.version("trl")).release[: len(release)] < release
+    assert TRL.installed is not None
+    return release_of(TRL.installed)[: len(release)] < release
 
 
 def check_seams(trainer: type[Any]) -> None:
     """Raise ImportError if a method of TRL's trainer that we build on has other parameters."""
-    for name, expected in SEAMS.items():
-        method = getattr(trainer, name, None)
-        found = () if method is None else tuple(inspect.signature(method).parameters)
-        known = [expected, OTHER_SEAMS.get(name, expected)]
-        if not any(found[: len(seam)] == seam for seam in known):
-            raise ImportError(
-                f"kondo.integrations.trl builds on GRPOTrainer.{name}{expected}, but trl "
-                f"{importlib.metadata.version('trl')} has {found}; install a version of "
-                f"trl{SUPPORTED} that the tests of kondo pass with, such as 1.16.0."
-            )
+    TRL.check_seams(trainer, SEAMS, OTHER_SEAMS)
 
 
-def _installed() -> str | None:
-    try:
-        return importlib.metadata.version("trl")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-check_version(_installed())
+TRL.check(TRL.installed)

@@ -26,7 +26,7 @@ import kondo
 from kondo.core.contract import needs_log_probs, value_name
 from kondo.engine.select import Selection, select
 from kondo.engine.watch import watch
-from kondo.integrations.verl._version import TRAINER_SEAMS, check_seams, check_version, installed
+from kondo.integrations.verl._version import TRAINER_SEAMS, VERL
 from kondo.integrations.verl.gate_inputs import GateRows, gate_advantages
 from kondo.integrations.verl.options import SECTION, kl_in_loss, read_options
 from kondo.integrations.verl.update_plan import Plan, make_plan, mini_batches
@@ -35,8 +35,8 @@ from kondo.integrations.verl.worker import PLAN, KondoActorRolloutRefWorker
 _logger = logging.getLogger(__name__)
 _STATE_FILE = "kondo_state.pt"
 
-check_version(installed())
-check_seams(PPOTrainerSync, TRAINER_SEAMS)
+VERL.check(VERL.installed)
+VERL.check_seams(PPOTrainerSync, TRAINER_SEAMS)
 
 
 # verl is not typed: to mypy, it is Any, and so is what it returns.

@@ -17,7 +17,7 @@ from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from kondo.integrations.verl._version import WORKER_SEAMS, check_seams
+from kondo.integrations.verl._version import VERL, WORKER_SEAMS
 from kondo.integrations.verl.gradient_weights import weigh_outputs
 from kondo.integrations.verl.update_plan import Step
 
@@ -25,7 +25,7 @@ PLAN = "kondo_plan"
 WEIGHT = "kondo_weight"
 NUM_TOKENS = "kondo_num_tokens"
 
-check_seams(TrainingWorker, WORKER_SEAMS)
+VERL.check_seams(TrainingWorker, WORKER_SEAMS)
 
 
 def weighed_loss(loss_fn: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
