@@ -68,7 +68,8 @@ def parse_gate(spec: str) -> BaseGate | None:
     `unbiased:0.1,signal=advantage`. A signal goes by its name in `kondo.signals`; "advantage" is
     `kondo.signals.unit_advantage`.
 
-    A new gate is returned each time. Gates may remember past steps, so parse once, not per step.
+    A new gate is returned each time, but for a gate object that is named by its import path. Gates
+    may remember past steps, so parse once, not per step.
 
     Args:
         spec: the text.

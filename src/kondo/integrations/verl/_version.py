@@ -6,7 +6,6 @@ VERL = Framework(package="verl", lowest=(0, 9, 1), below=(0, 10), tested="0.9.1"
 
 # Method -> its first parameters. tests/integrations/verl/test_contract.py holds more.
 TRAINER_SEAMS = {
-    "_compute_advantage": ("self", "batch", "metrics"),
     "_init_resource_pool_mgr": ("self",),
     "_init_tokenizer": ("self",),
     "_load_checkpoint": ("self",),
