@@ -76,10 +76,14 @@ def torchrls(returns=RETURNS, prompts=(0,)):
 
 
 @pytest.mark.parametrize("gate", ["dense", None])
-def test_dense_is_torchrls_own_bit_for_bit(gate):
-    mine, theirs = stored(gated_advantage(gate, candidates=CANDIDATES)), torchrls()
+@pytest.mark.parametrize("returns", [RETURNS, [0.1] * CANDIDATES, [0.0] * CANDIDATES])
+@pytest.mark.parametrize("options", [{}, {"centre": "kept"}])
+def test_dense_is_torchrls_own_bit_for_bit(gate, returns, options):
+    transform = gated_advantage(gate, candidates=CANDIDATES, **options)
+    mine, theirs = stored(transform, returns), torchrls(returns)
     assert torch.equal(mine["advantage"], theirs["advantage"])
     assert torch.equal(mine["number"], theirs["number"])
+    assert transform.dropped_groups == 0
 
 
 def surprisals():
@@ -164,9 +168,11 @@ def test_nan_is_padding_in_log_probs_and_nothing_else():
         selector.select(candidates, group_size=2)
 
 
-@pytest.mark.parametrize("gate", [None, "variance:0.5", "unbiased:0.5,signal=advantage"])
-def test_a_prompt_whose_returns_are_equal_is_dropped_and_counted(gate):
-    transform = gated_advantage(gate, candidates=CANDIDATES)
+@pytest.mark.parametrize(
+    "gate", ["delight:0.5", "variance:0.5", "unbiased:0.5,signal=advantage", "noise:1.5"]
+)
+def test_a_gate_drops_and_counts_a_prompt_whose_returns_are_equal(gate):
+    transform = gated_advantage(gate, candidates=CANDIDATES, kept=KEPT, log_probs_key=LOG_PROBS)
     assert stored(transform, returns=[0.1] * CANDIDATES) is None
     stats = transform.get_stats()
     assert (stats["dropped_groups"], stats["written_groups"]) == (1, 0)
@@ -296,6 +302,14 @@ def test_bounds_of_the_mean_return_are_torchrls_where_it_centres():
 
     assert len(stored(transform(1.8, 1.9))) == KEPT  # the mean of the kept is 1.875
     assert stored(transform(1.0, 1.8)) is None
+
+
+def test_bounds_of_the_mean_return_are_torchrls_without_a_gate():
+    def transform(low, high):
+        return gated_advantage(None, candidates=8, keep_return_bounds=(low, high))
+
+    assert len(stored(transform(1.7, 1.8))) == CANDIDATES  # the mean of all is 1.75
+    assert stored(transform(1.8, 1.9)) is None
 
 
 def test_a_gate_object_is_taken_as_it_is():

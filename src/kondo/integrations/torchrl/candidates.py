@@ -101,7 +101,8 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
     ) -> list[int] | None:
         """Return the kept candidates; None, which drops the prompt, where nothing is kept.
 
-        That is where all returns are equal, and wherever the gate keeps nothing.
+        The gates of kondo keep nothing where all returns are equal. Without a gate such a prompt is
+        stored, as TorchRL does.
         """
         returns = candidates["return"].detach().reshape(-1)
         self._check_call(len(returns), group_size, keep_return_bounds)
@@ -121,10 +122,9 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
 
     def _choose(self, candidates: TensorDictBase, returns: Tensor) -> Choice:
         everything = torch.ones_like(returns, dtype=torch.bool)
-        centred = group_mean(returns, len(returns))
         if self.gate is None:
-            varied = everything & bool((centred != 0).any())
-            return Choice.of(varied, everything, dtype=returns.dtype)
+            return Choice.of(everything, everything, dtype=returns.dtype)
+        centred = group_mean(returns, len(returns))
         if self.log_probs_key is None:
             log_probs, mask, unit = torch.zeros_like(centred), None, "sample"
         else:
@@ -168,11 +168,11 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
                 f"MCAdvantage, got candidates={self.candidates} and a selection among {count}; a "
                 f"gate must see all candidates of a prompt at once. gated_advantage sets them."
             )
-        if bounds is not None and self.advantage_key is not None:
+        if bounds is not None and self.advantage_key is not None and self.gate is not None:
             raise ValueError(
-                f"keep_return_bounds must be None beside advantage_key, got {bounds}: TorchRL "
-                f"would drop prompts by the mean return of the kept candidates, which the gate "
-                f"changes. Prompts whose returns are all equal are dropped anyway."
+                f"keep_return_bounds must be None beside advantage_key and a gate, got {bounds}: "
+                f"TorchRL would drop prompts by the mean return of the kept candidates, which the "
+                f"gate changes. Gates drop prompts whose returns are all equal anyway."
             )
         rate = getattr(self.gate, "rate", None) if self.gate is not None else 1.0
         if rate is not None and count_for(rate, count) != group_size:
@@ -211,7 +211,7 @@ def gated_advantage(
         advantage_key, rewards_key, trajectory_return: as in `MCAdvantage`.
         log_probs_key, generator: see `GateSelector`.
         options: of `MCAdvantage`: `prompt_key`, `done_key`, `verbose`, and `keep_return_bounds`
-            with centre="kept".
+            with centre="kept" or without a gate.
 
     Example:
         >>> from kondo.integrations.torchrl import gated_advantage
