@@ -8,7 +8,7 @@ the returns again, over the stored ones alone. That is right for few gates, so t
 here writes advantages that are centred over all candidates into the stored ones itself.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from tensordict import TensorDictBase
@@ -25,19 +25,43 @@ from kondo.engine.select import select as select_units
 _LEAST_SCALE = 1e-6
 """TorchRL's lower bound of the standard deviation that it divides by."""
 
+Denominator = Literal["rows", "tokens", "candidates"]
+
 
 class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no types
     """Keep the candidates of each prompt that a gate chooses.
 
-    With R the returns of the N candidates of one prompt, and K TorchRL's `grpo_size`:
+    With R the returns of the N candidates of one prompt:
 
         the gate sees      U = R - mean(R)                           over all N
-        kept candidates    get  K / N * w * U / std(R)               in `advantage_key`
+        kept candidates    get  c * w * U / std(R)                   in `advantage_key`
 
     w is the gate's weight: 1, or 1 / probability for `kondo.UnbiasedGate`. U / std(R) is what
-    TorchRL computes for a group of all N. The factor K / N undoes that TorchRL's losses divide by
-    the rows they are given: with it the mean over the kept rows of `GRPOLoss(
-    aggregation="prompt_mean")` has the size of that over all candidates.
+    TorchRL computes for a group of all N. The factor c undoes that TorchRL's losses divide by what
+    they are given, and not by what all candidates have. `denominator` says what they divide by. m
+    is what the kept candidates have of it, M what all N have, K is TorchRL's `grpo_size`:
+
+    | `denominator`  | c     | counts                          | for `GRPOLoss(aggregation=...)` |
+    |----------------|-------|---------------------------------|---------------------------------|
+    | `"rows"`       | m / M | rows: steps of the trajectories | "prompt_mean"                   |
+    | `"tokens"`     | m / M | finite log-probs                | "token_mean"                    |
+    | `"candidates"` | K / N | nothing                         | either                          |
+
+    Let F be the gradient of a candidate, summed over its rows or tokens, and S = sum w U / std(R) F
+    over the kept candidates of a prompt. A minibatch of whole prompts has the gradient
+
+        sum_prompts c S / sum_prompts m,       and should have       sum_prompts S / sum_prompts M
+
+    With c = m / M these are equal for a minibatch of one prompt, in every draw. So the mean over
+    draws is the gradient of all candidates. For several prompts they are equal where m / M is the
+    same for all of them: where every prompt keeps K of trajectories that are equally long. Else
+    prompts whose kept candidates are long count for more, and that depends on the draw: the mean is
+    biased, however many prompts there are. With c = K / N the direction is right in every
+    minibatch of whole prompts, and the length is wrong by the factor K / N * sum M / sum m. That
+    varies with the draw, so that the mean is biased too; the more prompts, the less its direction.
+
+    The same holds where K varies by prompt, as with a noise budget. Minibatches of rows drawn from
+    a buffer have the mean of the whole buffer: count the prompts in it.
 
     `MCAdvantage` writes an advantage of its own, in which kept candidates are centred among
     themselves and not weighted. Without `advantage_key` that is the only one. Then only a
@@ -56,8 +80,10 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
             `loss.set_keys(advantage=...)`, or another `advantage_key` of `MCAdvantage`.
         rewards_key: as in `MCAdvantage`; advantages get the shape of the rewards.
         log_probs_key: log-probs of the sampled actions or tokens, for gates whose signal reads
-            them. NaN is TorchRL's padding there and does not count. A gate sees the sum over the
-            trajectory, as for unit "sequence".
+            them, and for `denominator="tokens"`. NaN is TorchRL's padding there and does not count.
+            A gate sees the sum over the trajectory, as for unit "sequence".
+        denominator: see above. "tokens" counts finite log-probs, as `GRPOLoss` does; a loss that
+            masks others too, by `masking_strategy` or `kl_mask_threshold`, has another count.
         generator: for draws of the gate; the default generator if None.
 
     Raises:
@@ -81,16 +107,19 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
         advantage_key: Any = None,
         rewards_key: Any = ("next", "reward"),
         log_probs_key: Any = None,
+        denominator: Denominator = "rows",
         generator: torch.Generator | None = None,
     ):
         self.gate = _gate_of(gate)
         reads = self.gate is not None and needs_log_probs(self.gate.signal)
         _check_keys(self.gate, reads, advantage_key, log_probs_key)
+        _check_denominator(denominator, advantage_key, log_probs_key)
         whole = reads or advantage_key is not None
         super().__init__("first", in_keys=["return", "trajectories"] if whole else ["return"])
         self.candidates, self.generator = candidates, generator
         self.advantage_key, self.rewards_key = advantage_key, rewards_key
-        self.log_probs_key = log_probs_key if reads else None
+        self.log_probs_key, self.reads_log_probs = log_probs_key, reads
+        self.denominator = denominator
 
     def select(
         self,
@@ -101,7 +130,8 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
     ) -> list[int] | None:
         """Return the kept candidates; None, which drops the prompt, where nothing is kept.
 
-        That is where all returns are equal, and wherever the gate keeps nothing.
+        The gates of kondo keep nothing where all returns are equal. Without a gate such a prompt is
+        stored, as TorchRL does.
         """
         returns = candidates["return"].detach().reshape(-1)
         self._check_call(len(returns), group_size, keep_return_bounds)
@@ -121,11 +151,10 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
 
     def _choose(self, candidates: TensorDictBase, returns: Tensor) -> Choice:
         everything = torch.ones_like(returns, dtype=torch.bool)
-        centred = group_mean(returns, len(returns))
         if self.gate is None:
-            varied = everything & bool((centred != 0).any())
-            return Choice.of(varied, everything, dtype=returns.dtype)
-        if self.log_probs_key is None:
+            return Choice.of(everything, everything, dtype=returns.dtype)
+        centred = group_mean(returns, len(returns))
+        if not self.reads_log_probs:
             log_probs, mask, unit = torch.zeros_like(centred), None, "sample"
         else:
             log_probs = _log_probs(candidates["trajectories"], self.log_probs_key)
@@ -154,11 +183,22 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
         """
         scale = returns.std().clamp_min(_LEAST_SCALE)
         advantages = (returns - returns.mean()) / scale
-        advantages = advantages * (choice.weight.to(returns) * (group_size / len(returns)))
+        share = self._share(candidates["trajectories"], kept, group_size)
+        advantages = advantages * (choice.weight.to(returns) * share)
         trajectories = candidates["trajectories"].unbind(0)
         for index in kept:
             shape = trajectories[index].get(self.rewards_key).shape
             trajectories[index].set(self.advantage_key, advantages[index].expand(shape).clone())
+
+    def _share(self, trajectories: TensorDictBase, kept: list[int], group_size: int) -> float:
+        """Return c: the part of the loss's denominator that the kept candidates have."""
+        if self.denominator == "candidates":
+            return group_size / len(trajectories)
+        if self.denominator == "rows":
+            sizes = [len(trajectory) for trajectory in trajectories.unbind(0)]
+        else:
+            sizes = _log_probs(trajectories, self.log_probs_key).isfinite().sum(-1).tolist()
+        return sum(sizes[index] for index in kept) / sum(sizes)
 
     def _check_call(self, count: int, group_size: int, bounds: tuple[float, float] | None) -> None:
         """Raise a ValueError for an `MCAdvantage` whose settings are not the selector's."""
@@ -168,11 +208,11 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
                 f"MCAdvantage, got candidates={self.candidates} and a selection among {count}; a "
                 f"gate must see all candidates of a prompt at once. gated_advantage sets them."
             )
-        if bounds is not None and self.advantage_key is not None:
+        if bounds is not None and self.advantage_key is not None and self.gate is not None:
             raise ValueError(
-                f"keep_return_bounds must be None beside advantage_key, got {bounds}: TorchRL "
-                f"would drop prompts by the mean return of the kept candidates, which the gate "
-                f"changes. Prompts whose returns are all equal are dropped anyway."
+                f"keep_return_bounds must be None beside advantage_key and a gate, got {bounds}: "
+                f"TorchRL would drop prompts by the mean return of the kept candidates, which the "
+                f"gate changes. Gates drop prompts whose returns are all equal anyway."
             )
         rate = getattr(self.gate, "rate", None) if self.gate is not None else 1.0
         if rate is not None and count_for(rate, count) != group_size:
@@ -191,6 +231,7 @@ def gated_advantage(
     advantage_key: Any = "advantage",
     rewards_key: Any = ("next", "reward"),
     log_probs_key: Any = None,
+    denominator: Denominator = "rows",
     trajectory_return: Literal["sum", "max", "mean"] = "sum",
     generator: torch.Generator | None = None,
     **options: Any,
@@ -204,14 +245,15 @@ def gated_advantage(
         gate: see `GateSelector`.
         candidates: trajectories per prompt that are sampled, N.
         kept: trajectories per prompt that are stored, K, `grpo_size`; at least 2. By default what
-            the gate's rate buys; the expected number must be given for a gate without a rate, and
-            sets the scale alone.
+            the gate's rate buys. For a gate without a rate it must be given: the expected number,
+            for TorchRL's counters and for `denominator="candidates"` alone.
         centre: "kept" leaves the advantage to TorchRL, which centres over the kept candidates; for
             a `kondo.VarianceGate` only.
         advantage_key, rewards_key, trajectory_return: as in `MCAdvantage`.
-        log_probs_key, generator: see `GateSelector`.
+        log_probs_key, denominator, generator: see `GateSelector`. The default, "rows", is for
+            minibatches of one prompt; "candidates" is for minibatches of many.
         options: of `MCAdvantage`: `prompt_key`, `done_key`, `verbose`, and `keep_return_bounds`
-            with centre="kept".
+            with centre="kept" or without a gate.
 
     Example:
         >>> from kondo.integrations.torchrl import gated_advantage
@@ -228,6 +270,7 @@ def gated_advantage(
         advantage_key=own,
         rewards_key=rewards_key,
         log_probs_key=log_probs_key,
+        denominator=denominator,
         generator=generator,
     )
     return MCAdvantage(
@@ -275,6 +318,23 @@ def _check_keys(gate: BaseGate | None, reads: bool, advantage_key: Any, log_prob
             f"log_probs_key must be given for {gate!r}, whose signal reads log-probs, got None; "
             f"or choose by returns alone, as 'unbiased:0.25,signal=advantage' and 'variance:0.25' "
             f"do."
+        )
+
+
+def _check_denominator(denominator: Any, advantage_key: Any, log_probs_key: Any) -> None:
+    if denominator not in get_args(Denominator):
+        raise ValueError(
+            f'denominator must be "rows", "tokens" or "candidates", got {denominator!r}.'
+        )
+    if denominator == "tokens" and log_probs_key is None:
+        raise ValueError(
+            'log_probs_key must be given for denominator="tokens", got None: tokens are counted by '
+            "their log-probs."
+        )
+    if denominator != "rows" and advantage_key is None:
+        raise ValueError(
+            f"advantage_key must be given for denominator={denominator!r}, got None: TorchRL's own "
+            f"advantages have no such factor."
         )
 
 
