@@ -89,7 +89,7 @@ def torchrls(returns=RETURNS, prompts=(0,), sizes=None):
 
 @pytest.mark.parametrize("gate", ["dense", None])
 @pytest.mark.parametrize("returns", [RETURNS, [0.1] * CANDIDATES, [0.0] * CANDIDATES])
-@pytest.mark.parametrize("options", [{}, {"centre": "kept"}, {"denominator": "candidates"}])
+@pytest.mark.parametrize("options", [{}, {"centre": "kept"}, {"denominator": "rows"}])
 def test_dense_is_torchrls_own_bit_for_bit(gate, returns, options):
     transform = gated_advantage(gate, candidates=CANDIDATES, **options)
     mine, theirs = stored(transform, returns, sizes=SIZES), torchrls(returns, sizes=SIZES)
@@ -296,6 +296,7 @@ def test_a_noise_budget_keeps_as_many_as_it_needs():
         "noise:1.5,signal=advantage",
         candidates=CANDIDATES,
         kept=KEPT,
+        denominator="rows",
         generator=torch.Generator().manual_seed(0),
     )
     mine, dense = stored(transform), torchrls()
@@ -393,7 +394,7 @@ def test_rays_transform_takes_the_selector():
         ),
         (
             lambda: gated_advantage(
-                "variance:0.5", candidates=8, denominator="candidates", centre="kept"
+                "variance:0.5", candidates=8, denominator="rows", centre="kept"
             ),
             "advantage_key",
         ),

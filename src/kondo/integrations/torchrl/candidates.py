@@ -107,7 +107,7 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
         advantage_key: Any = None,
         rewards_key: Any = ("next", "reward"),
         log_probs_key: Any = None,
-        denominator: Denominator = "rows",
+        denominator: Denominator = "candidates",
         generator: torch.Generator | None = None,
     ):
         self.gate = _gate_of(gate)
@@ -231,7 +231,7 @@ def gated_advantage(
     advantage_key: Any = "advantage",
     rewards_key: Any = ("next", "reward"),
     log_probs_key: Any = None,
-    denominator: Denominator = "rows",
+    denominator: Denominator = "candidates",
     trajectory_return: Literal["sum", "max", "mean"] = "sum",
     generator: torch.Generator | None = None,
     **options: Any,
@@ -246,12 +246,12 @@ def gated_advantage(
         candidates: trajectories per prompt that are sampled, N.
         kept: trajectories per prompt that are stored, K, `grpo_size`; at least 2. By default what
             the gate's rate buys. For a gate without a rate it must be given: the expected number,
-            for TorchRL's counters and for `denominator="candidates"` alone.
+            for TorchRL's counters and the factor of `denominator="candidates"`.
         centre: "kept" leaves the advantage to TorchRL, which centres over the kept candidates; for
             a `kondo.VarianceGate` only.
         advantage_key, rewards_key, trajectory_return: as in `MCAdvantage`.
-        log_probs_key, denominator, generator: see `GateSelector`. The default, "rows", is for
-            minibatches of one prompt; "candidates" is for minibatches of many.
+        log_probs_key, denominator, generator: see `GateSelector`. The default, "candidates", is for
+            minibatches of many prompts; "rows" and "tokens" are exact for minibatches of one.
         options: of `MCAdvantage`: `prompt_key`, `done_key`, `verbose`, and `keep_return_bounds`
             with centre="kept" or without a gate.
 
@@ -331,7 +331,7 @@ def _check_denominator(denominator: Any, advantage_key: Any, log_probs_key: Any)
             'log_probs_key must be given for denominator="tokens", got None: tokens are counted by '
             "their log-probs."
         )
-    if denominator != "rows" and advantage_key is None:
+    if denominator != "candidates" and advantage_key is None:
         raise ValueError(
             f"advantage_key must be given for denominator={denominator!r}, got None: TorchRL's own "
             f"advantages have no such factor."
