@@ -157,6 +157,14 @@ def test_the_price_depends_on_no_draw_so_that_the_mean_is_the_dense_one():
     assert_close(mean, torch.tensor([1.0, 0.0, 1.0]))
 
 
+def test_a_stream_refuses_the_window_of_another_gate():
+    window = kondo.Gate(rate=0.5, window=4)
+    window(torch.rand(8))
+    stream = StreamedUnbiasedGate(kondo.UnbiasedGate(rate=0.5), 4)
+    with pytest.raises(ValueError, match=r"state must have the keys \['past'\]"):
+        stream.load_state_dict(window.state_dict())
+
+
 # Rows of several processes
 
 

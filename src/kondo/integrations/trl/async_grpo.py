@@ -20,7 +20,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 import kondo
 from kondo.core.contract import as_gate, value_name
 from kondo.engine.select import select
-from kondo.integrations.trl import _version, gate_state
+from kondo.integrations import gate_state
+from kondo.integrations.trl import _version
 from kondo.integrations.trl.checks import ROUTER, turn_off_router_loss
 from kondo.integrations.trl.optimizer_step import left_out_step
 
@@ -221,12 +222,14 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
         super()._save_checkpoint(model, trial)
         if self.gate is not None and self.args.should_save:
             folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            gate_state.save(self, os.path.join(self._get_output_dir(trial=trial), folder))
+            path = os.path.join(self._get_output_dir(trial=trial), folder)
+            gate_state.save(path, self.gate, self._draws, empty_steps=self.empty_steps)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.gate is not None:
-            gate_state.load(self, checkpoint)
+            found = gate_state.load(checkpoint, self.gate, self._draws)
+            self.empty_steps = found.get("empty_steps", self.empty_steps)
 
 
 def _check(trainer: Any) -> None:

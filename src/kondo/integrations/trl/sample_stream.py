@@ -22,6 +22,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 
 import kondo
 from kondo.core import rules
+from kondo.core._checks import check_state
 from kondo.core.contract import Choice, Randomness
 from kondo.core.rolling_price import RollingPrice, check_past
 from kondo.lm.rows import TokenRows
@@ -67,6 +68,7 @@ class StreamedUnbiasedGate(kondo.UnbiasedGate):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        check_state("state", state, {"past"})
         check_past(state["past"])
         self._past.load_state_dict(state["past"])
 

@@ -29,7 +29,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 from kondo.engine.report import StageClock
-from kondo.integrations.trl import gate_state, selection
+from kondo.integrations import gate_state
+from kondo.integrations.trl import selection
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer, turn_off_router_loss
 from kondo.integrations.trl.config import OPTIONS, KondoGRPOConfig
@@ -359,10 +360,12 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         super()._save_checkpoint(model, trial)
         if self._gated and self.args.should_save:
             folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            gate_state.save(self, os.path.join(self._get_output_dir(trial=trial), folder))
+            path = os.path.join(self._get_output_dir(trial=trial), folder)
+            gate_state.save(path, self.gate, self._draws, empty_steps=self.empty_steps)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not self._gated:
             return
-        gate_state.load(self, checkpoint)
+        found = gate_state.load(checkpoint, self.gate, self._draws)
+        self.empty_steps = found.get("empty_steps", self.empty_steps)
