@@ -32,7 +32,6 @@ from kondo.integrations.verl.options import SECTION, kl_in_loss, read_options
 from kondo.integrations.verl.update_plan import Plan, make_plan, mini_batches
 from kondo.integrations.verl.worker import PLAN, KondoActorRolloutRefWorker
 
-
 VERL.check(VERL.installed)
 VERL.check_seams(PPOTrainerSync, TRAINER_SEAMS)
 
