@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -14,6 +15,7 @@ import kondo
 from integrations.trl.async_tiny import OPTIONS, samples, trainer, use_cpu
 from integrations.trl.recording import AsyncRecorder
 from integrations.trl.test_experts import experts
+from integrations.trl.test_options import PutIn
 from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig, KondoAsyncGRPOTrainer
 from kondo.integrations.trl.sample_stream import (
     GatedPlanner,
@@ -99,6 +101,88 @@ def test_a_step_that_keeps_nothing_leaves_the_weights_alone(tmp_path):
         assert torch.equal(value, after_second[name])
     moved = [not torch.equal(recorder.steps[0][0][name], after_first[name]) for name in after_first]
     assert any(moved)
+    assert trained.lr_scheduler.last_epoch == 1  # nor does the learning rate move
+
+
+@pytest.mark.parametrize(("every", "versions"), [(1, [1, 2, 2, 2]), (2, [1, 1, 2, 2])])
+def test_samples_do_not_age_in_steps_that_keep_nothing(tmp_path, every, versions):
+    """Of four steps the second and third keep nothing; weights may be sent every `every` steps."""
+    given = samples(12) + samples(24, equal=True) + samples(24, seed=1)
+    options = {"max_steps": 4, "kondo_gate": "unbiased:0.9", "weight_sync_steps": every}
+    trained = gated(tmp_path, given, **options)
+    found, sent = [], []
+
+    class Look(TrainerCallback):
+        def on_step_begin(self, *args, **kwargs):
+            found.append(trained.model_version)
+
+    trained.add_callback(Look())
+    trained.weight_transfer.send_weights = lambda weights: sent.append(len(list(weights)))
+    trained.train()
+    assert trained.empty_steps == 2
+    assert found == versions
+    assert len(sent) == trained.model_version == 3
+
+
+def test_nothing_is_logged_of_fillers_where_nothing_is_trained(tmp_path):
+    given = samples(12) + samples(24, equal=True)
+    trained = gated(tmp_path, given, max_steps=2, kondo_gate="unbiased:0.9")
+    trained.train()
+    first, second = (log for log in trained.state.log_history if "kondo/empty_steps" in log)
+    assert [log["kondo/empty_steps"] for log in (first, second)] == [0, 1]
+    for name in ("ratio", "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_max"):
+        assert math.isfinite(first[name])
+        assert second[name] is None
+
+
+# Gates that take the place of the config's
+
+
+class OwnDraw(kondo.UnbiasedGate):
+    """Keeps what it keeps in its own way."""
+
+    def __init__(self):
+        super().__init__(rate=0.5)
+
+
+def test_a_subclass_of_the_unbiased_gate_stays_what_it_is(tmp_path):
+    made = gated(tmp_path, samples(4), kondo_gate=f"{__name__}:OwnDraw")
+    assert type(made.gate) is OwnDraw
+    assert type(gated(tmp_path, samples(4)).gate) is StreamedUnbiasedGate
+
+
+def test_a_gate_in_the_place_of_dense_is_used(tmp_path):
+    trained = gated(tmp_path, samples(48), kondo_gate="dense")
+    trained.gate = kondo.Gate(rate=0.3)
+    trained.train()
+    logs = [log for log in trained.state.log_history if "kondo/samples_seen_total" in log]
+    assert len(logs) == 2
+    assert all(log["kondo/samples_trained_total"] < 12 for log in logs)
+
+
+def test_a_gate_in_the_place_of_dense_is_checked(tmp_path):
+    experts().save_pretrained(tmp_path / "model")
+    made = gated(tmp_path, samples(4), router_aux_loss_coef=0.1, kondo_gate="dense")
+    with pytest.raises(ValueError, match="router_aux_loss_coef must be"):
+        made.gate = kondo.Gate(rate=0.3)
+    assert made.gate is None
+
+
+def test_a_run_that_began_without_a_gate_goes_on_without(tmp_path):
+    trained = gated(tmp_path, samples(48), kondo_gate="dense")
+    trained.add_callback(PutIn(trained, kondo.Gate(rate=0.3)))
+    with pytest.raises(ValueError, match=r"gate must be None in a run of train\(\)"):
+        trained.train()
+
+
+def test_none_in_the_place_of_a_gate_keeps_everything(tmp_path):
+    trained = gated(tmp_path, samples(48), kondo_gate="delight:0.3")
+    trained.add_callback(PutIn(trained, None))
+    trained.train()
+    logs = [log for log in trained.state.log_history if "kondo/samples_seen_total" in log]
+    kept = [log["kondo/samples_trained_total"] for log in logs]
+    assert kept[0] < 12
+    assert kept[1] == 12
 
 
 def test_a_checkpoint_holds_the_window_and_the_draws(tmp_path):
@@ -157,6 +241,14 @@ def test_the_price_depends_on_no_draw_so_that_the_mean_is_the_dense_one():
     assert_close(mean, torch.tensor([1.0, 0.0, 1.0]))
 
 
+def test_a_stream_refuses_the_window_of_another_gate():
+    window = kondo.Gate(rate=0.5, window=4)
+    window(torch.rand(8))
+    stream = StreamedUnbiasedGate(kondo.UnbiasedGate(rate=0.5), 4)
+    with pytest.raises(ValueError, match=r"state must have the keys \['past'\]"):
+        stream.load_state_dict(window.state_dict())
+
+
 # Rows of several processes
 
 
@@ -207,6 +299,21 @@ def test_rows_stay_as_they_were_where_balance_would_break_the_budget():
 
 
 # Options
+
+
+@pytest.mark.parametrize("gate", [kondo.Gate(rate=0.1), kondo.UnbiasedGate(rate=0.1)])
+@pytest.mark.parametrize("reward", [0.0, 0.7, -0.1, 1e6 / 3])
+def test_equal_rewards_are_an_advantage_of_exactly_zero(gate, reward):
+    rewards = np.array([reward] * 6)
+    spread = float(rewards.std())
+    given = as_dicts(samples(8))
+    for sample, advantage in zip(given, (rewards - rewards.mean()) / (spread + 1e-8), strict=False):
+        sample |= {"advantage": advantage, "metrics": {"reward": reward, "reward_std": spread}}
+    if reward == 0.7:
+        assert given[0]["advantage"] != 0  # rounding
+    found = sample_advantages(given, gate)
+    assert (found[:6] == 0).all()
+    assert (found[6:] != 0).any()
 
 
 def test_centred_rewards_are_those_of_the_worker():

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import TrainerCallback
 from trl import GRPOConfig, TrlParser
 
 import kondo
@@ -200,6 +201,51 @@ def test_a_short_text_trains_as_the_long_form_does(tmp_path):
 
 def test_a_gate_that_is_put_in_later_must_fit_too(tmp_path):
     gated = trainer(tmp_path, kondo_rate=0.3, kondo_by="delight", entropy_coef=0.1, max_steps=1)
-    gated.gate = kondo.UnbiasedGate(rate=0.3)
+    before = gated.gate
     with pytest.raises(ValueError, match=r"entropy_coef must be 0.0 .*UnbiasedGate\(rate=0.3\)"):
-        gated.train()
+        gated.gate = kondo.UnbiasedGate(rate=0.3)
+    assert gated.gate is before
+
+
+def test_a_gate_in_the_place_of_dense_is_used(tmp_path):
+    made = trainer(tmp_path, kondo_gate="dense", max_steps=1)
+    made.gate = kondo.VarianceGate(rate=0.25)
+    made.train()
+    (log,) = (log for log in made.state.log_history if "kondo/rate" in log)
+    assert log["kondo/rows_trained"] < log["kondo/rows_seen"]
+
+
+def test_a_gate_in_the_place_of_dense_is_checked(tmp_path):
+    made = trainer(tmp_path, kondo_gate="dense", top_entropy_quantile=0.5)
+    with pytest.raises(ValueError, match=r"top_entropy_quantile must be 1\.0"):
+        made.gate = kondo.VarianceGate(rate=0.25)
+    assert made.gate is None
+    with pytest.raises(ValueError, match=r"gate must be a kondo\.BaseGate"):
+        made.gate = "unbiased:0.1"
+
+
+class PutIn(TrainerCallback):
+    """Replaces the gate after the first step."""
+
+    def __init__(self, trained, gate):
+        self.trained, self.gate = trained, gate
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.trained.gate = self.gate
+
+
+def test_a_run_that_began_without_a_gate_goes_on_without(tmp_path):
+    made = trainer(tmp_path, kondo_gate="dense", max_steps=2)
+    made.add_callback(PutIn(made, kondo.VarianceGate(rate=0.25)))
+    with pytest.raises(ValueError, match=r"gate must be None in a run of train\(\)"):
+        made.train()
+    made.gate = kondo.VarianceGate(rate=0.25)
+
+
+def test_none_in_the_place_of_a_gate_keeps_everything_from_the_next_batch_on(tmp_path):
+    made = trainer(tmp_path, kondo_gate="variance:0.25", max_steps=2)
+    made.add_callback(PutIn(made, None))
+    made.train()
+    first, second = (log for log in made.state.log_history if "kondo/rows_seen" in log)
+    assert first["kondo/rows_trained"] < first["kondo/rows_seen"]
+    assert second["kondo/rows_trained"] == second["kondo/rows_seen"]

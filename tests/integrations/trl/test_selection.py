@@ -175,9 +175,8 @@ def test_a_gate_brings_its_own_signal(tmp_path):
 
 def test_weights_by_delight_need_a_gate_by_delight(tmp_path):
     gated = trainer(tmp_path, kondo_rate=0.25, kondo_by="delight", delight_eta=1.0)
-    gated.gate = kondo.VarianceGate(rate=0.25)
     with pytest.raises(ValueError, match="delight_eta must be None with the gate VarianceGate"):
-        gated.train()
+        gated.gate = kondo.VarianceGate(rate=0.25)
 
 
 def test_log_probs_the_trainer_already_has_are_not_computed_again(tmp_path):

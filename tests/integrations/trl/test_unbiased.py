@@ -206,6 +206,5 @@ def test_the_signal_advantage_needs_no_screen(tmp_path):
 def test_a_gate_that_cannot_see_the_kl_is_refused(tmp_path):
     policy().save_pretrained(tmp_path / "model")
     gated = trainer(tmp_path, model=str(tmp_path / "model"), kondo_rate=0.25, beta=0.1)
-    gated.gate = kondo.UnbiasedGate(rate=0.25, signal=kondo.signals.unit_advantage)
     with pytest.raises(ValueError, match=r"beta must be 0.0 with the gate UnbiasedGate"):
-        gated.train()
+        gated.gate = kondo.UnbiasedGate(rate=0.25, signal=kondo.signals.unit_advantage)

@@ -69,7 +69,7 @@ def test_fit_trains_on_kept_rows_saves_and_resumes(tmp_path):
         assert step["perf/total_num_tokens"] == step["kondo/tokens_seen"]
     path = tmp_path / "checkpoints" / "global_step_2" / "kondo_state.pt"
     saved = torch.load(path, weights_only=True)
-    assert set(saved) == {"draws", "empty_updates", "gate"}
+    assert set(saved) == {"draws", "empty_updates", "gate", "gate_kind"}
 
     code, steps, printed = fit(
         tmp_path, *options, "trainer.resume_mode=auto", "trainer.total_training_steps=3"

@@ -20,8 +20,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 import kondo
 from kondo.core.contract import as_gate, value_name
 from kondo.engine.select import select
-from kondo.integrations.trl import _version, gate_state
+from kondo.integrations import gate_state
+from kondo.integrations.trl import _version
 from kondo.integrations.trl.checks import ROUTER, turn_off_router_loss
+from kondo.integrations.trl.gate_property import GateProperty
 from kondo.integrations.trl.optimizer_step import left_out_step
 
 if _version.older_than(1, 16):
@@ -46,6 +48,18 @@ from kondo.integrations.trl.sample_stream import (
 # mypy: warn-return-any=False
 _Base: Any = AsyncGRPOTrainer
 
+# What TRL's loss logs of the tokens that it ran.
+_OF_THE_LOSS = (
+    "ratio",
+    "kl",
+    "entropy",
+    "clip_ratio/low_mean",
+    "clip_ratio/high_mean",
+    "clip_ratio/region_mean",
+    "clip_ratio/low_min",
+    "clip_ratio/high_max",
+)
+
 # Place of the config among the positional arguments of TRL's trainer.
 _ARGS = 2
 
@@ -53,6 +67,10 @@ _ARGS = 2
 @dataclass
 class KondoAsyncGRPOConfig(AsyncGRPOConfig):
     """TRL's `AsyncGRPOConfig` and the gate.
+
+    A function that `kondo_gate` names by its import path is called more than once: the config calls
+    it to check the text, and the trainer, like every `make_gate()`, for a gate of its own. It must
+    return a new gate each time.
 
     Raises:
         ValueError: options that are out of range or contradict each other.
@@ -87,14 +105,19 @@ class KondoAsyncGRPOConfig(AsyncGRPOConfig):
         self.make_gate()
 
     def make_gate(self) -> kondo.BaseGate | None:
-        """Return a new gate for a stream of micro-batches; None, which keeps all, for dense."""
+        """Return a new gate for a stream of micro-batches; None, which keeps all, for dense.
+
+        A `kondo.UnbiasedGate` becomes a `StreamedUnbiasedGate`. A gate of your own, a subclass of
+        `kondo.UnbiasedGate` too, stays as it is, and decides within a micro-batch.
+        """
         gate = kondo.parse_gate(self.kondo_gate)
-        if isinstance(gate, kondo.UnbiasedGate):
+        # A subclass chooses in a way of its own.
+        if type(gate) is kondo.UnbiasedGate:
             return StreamedUnbiasedGate(gate, self.kondo_window)
         return gate
 
 
-class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
+class KondoAsyncGRPOTrainer(GateProperty, _Base):  # type: ignore[misc]
     """`trl.experimental.async_grpo.AsyncGRPOTrainer` that trains what the gate keeps.
 
     Takes the arguments of TRL's trainer, with a `KondoAsyncGRPOConfig` as `args`. The gradient of
@@ -103,7 +126,8 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
 
     Attributes:
         gate: decides, on the main process; None for dense. Another `kondo.BaseGate`, or a callable
-            (values, mask, generator) -> `kondo.Choice`, may replace it before `train()`.
+            (values, mask, generator) -> `kondo.Choice`, may replace it before `train()`; None keeps
+            everything.
         empty_steps: optimizer steps that kept nothing. Neither the optimizer nor the learning-rate
             schedule moved in them.
 
@@ -130,17 +154,23 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
         else:
             kwargs["args"] = config
         super().__init__(*given, **kwargs)
-        self.gate: Any = self.args.make_gate()
+        self.gate = self.args.make_gate()
         self.empty_steps = 0
         self._draws = torch.Generator().manual_seed(self.args.seed)
         self._kept: Tensor | int = 0  # samples of the present optimizer step, of all processes
         self._left_out_step = contextlib.ExitStack()
-        if self.gate is not None:
+        self._unsent = True  # whether the weights moved since the sampler had them
+
+    def _check_gate(self, gate: kondo.BaseGate | None) -> None:
+        if gate is not None:
             turn_off_router_loss(self)
             _check(self)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        self._kept = 0
+        self._kept, self._unsent = 0, True
+        if not self._gated:
+            with self._dense_run():
+                return super()._inner_training_loop(*args, **kwargs)
         try:
             return super()._inner_training_loop(*args, **kwargs)
         finally:
@@ -151,7 +181,7 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Return TRL's loader; the main process's, which alone is read, with the gate in it."""
         loader = super().get_train_dataloader()
-        if self.gate is None or not self.accelerator.is_main_process:
+        if not self._gated or not self.accelerator.is_main_process:
             return loader
         return self.accelerator.prepare(
             DataLoader(
@@ -164,6 +194,8 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
 
     def _weigh(self, samples: list[Sample]) -> list[float]:
         """Return the weight of each sample of a micro-batch; 0 for what is skipped."""
+        if self.gate is None:
+            return [1.0] * len(samples)
         gate = as_gate(self.gate)
         rows, log_probs = token_rows(samples)
         unscored = log_probs.isnan() & rows.completion_mask
@@ -196,6 +228,9 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
         if "kondo_trained" in inputs:
             seen, trained = inputs["global_n_tokens"][0], inputs["kondo_trained"][0]
             self._step_trained_tokens += float(trained - seen)
+            if not float(inputs["kondo_kept"][0]):
+                for name in _OF_THE_LOSS:
+                    self._metrics["train"][name][-1] = math.nan  # a filler's; TRL's log drops NaN
         return loss
 
     def training_step(
@@ -205,28 +240,44 @@ class KondoAsyncGRPOTrainer(_Base):  # type: ignore[misc]
         self._left_out_step.close()
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         if "kondo_kept" not in inputs:
+            self._unsent = True
             return loss
         self._kept = self._kept + inputs["kondo_kept"][0]
         if self.accelerator.sync_gradients:
-            if not float(self._kept):
+            if float(self._kept):
+                self._unsent = True
+            else:
                 self.empty_steps += 1
                 self._left_out_step.enter_context(left_out_step(self.optimizer))
             self._kept = 0
             self._metrics["train"]["kondo/empty_steps"] = [float(self.empty_steps)]
         return loss
 
+    def _sync_weight(self) -> None:
+        """Send the weights to the sampler, unless it has them.
+
+        After steps that were left out it does. TRL would count a new version of the policy, and
+        samples in the queue would age though they are of the present one. All processes know alike
+        what was kept, so all of them send or none does.
+        """
+        if self._unsent:
+            super()._sync_weight()
+        self._unsent = False
+
     # Checkpoints
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.gate is not None and self.args.should_save:
+        if self._gated and self.args.should_save:
             folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            gate_state.save(self, os.path.join(self._get_output_dir(trial=trial), folder))
+            path = os.path.join(self._get_output_dir(trial=trial), folder)
+            gate_state.save(path, self.gate, self._draws, empty_steps=self.empty_steps)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self.gate is not None:
-            gate_state.load(self, checkpoint)
+        if checkpoint is not None and self._gated:
+            found = gate_state.load(checkpoint, self.gate, self._draws)
+            self.empty_steps = found.get("empty_steps", self.empty_steps)
 
 
 def _check(trainer: Any) -> None:

@@ -23,6 +23,10 @@ class KondoGRPOConfig(GRPOConfig):
     kondo_noise and kondo_price. `kondo_gate="dense"` (`kondo_rate=1.0`) without `delight_eta` and
     `kondo_correction` is TRL's trainer, bit for bit.
 
+    A function that `kondo_gate` names by its import path is called more than once: the config calls
+    it to check the options, and the trainer, like every `make_gate()`, for a gate of its own. It
+    must return a new gate each time.
+
     Raises:
         ValueError: options that are out of range or contradict each other.
 
@@ -36,8 +40,9 @@ class KondoGRPOConfig(GRPOConfig):
     kondo_gate: str | None = _option(
         None,
         "The gate as a short text: 'unbiased:0.1', 'noise:1.5', 'variance:0.1', 'delight:0.03', "
-        "'price:0', 'dense', or 'package.module:name' for a gate of your own. Instead of "
-        "kondo_rate, kondo_noise, kondo_price, kondo_by and what belongs to them.",
+        "'price:0', 'dense', or 'package.module:name' for a gate of your own or a function that "
+        "returns one, which is called more than once. Instead of kondo_rate, kondo_noise, "
+        "kondo_price, kondo_by and what belongs to them.",
     )
     kondo_rate: float | None = _option(
         None, "Fraction of the units of a generation batch that are trained, in (0, 1]."

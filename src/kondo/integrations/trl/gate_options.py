@@ -120,7 +120,8 @@ def _check_long_form(args: Any) -> None:
 def check_gate(gate: kondo.BaseGate | None, args: Any) -> None:
     """Raise ValueError for a gate that does not fit the other options; None, dense, fits all.
 
-    The config calls it for its own gate, and each choice for what `trainer.gate` is by then.
+    The config calls it for its own gate, the trainer for each that is put in, and each choice for
+    what the gate is by then.
     """
     if gate is None:
         return

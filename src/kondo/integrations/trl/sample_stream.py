@@ -5,8 +5,8 @@
              of samples       weighted         all samples
 
 TRL's planner forms the same micro-batches as without a gate. So an optimizer step stands for the
-same samples, takes as many from the queue, and cannot starve however much is skipped. A sample is a
-dict of TRL's: input_ids, completion_mask, old_log_probs [T], advantage, group_id, metrics.
+same samples, and takes as many from the queue, however much is skipped. A sample is a dict of
+TRL's: input_ids, completion_mask, old_log_probs [T], advantage, group_id, metrics.
 """
 
 import dataclasses
@@ -22,9 +22,13 @@ from trl.experimental.async_grpo.packing import TreeRow
 
 import kondo
 from kondo.core import rules
+from kondo.core._checks import check_state
 from kondo.core.contract import Choice, Randomness
 from kondo.core.rolling_price import RollingPrice, check_past
 from kondo.lm.rows import TokenRows
+
+# A standard deviation of this part of a reward is rounding: the rewards of the group are equal.
+_ROUNDING = 1e-12
 
 # What TRL adds to the standard deviation of a group before it divides by it.
 _EPSILON = 1e-8
@@ -67,6 +71,7 @@ class StreamedUnbiasedGate(kondo.UnbiasedGate):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        check_state("state", state, {"past"})
         check_past(state["past"])
         self._past.load_state_dict(state["past"])
 
@@ -97,12 +102,13 @@ def sample_advantages(samples: list[Sample], gate: kondo.BaseGate) -> Tensor:
 
     TRL's worker divides centred rewards by the standard deviation of their group, and notes it in
     each sample's metrics. Delight needs the advantage's own scale, so it is taken back there. An
-    unbiased gate needs what enters the loss.
+    unbiased gate needs what enters the loss. Both are exactly 0 where the rewards of a group are
+    equal: through rounding, TRL's are not quite.
 
     Raises:
         ValueError: a sample of another worker that notes no standard deviation.
     """
-    advantages = [float(sample["advantage"]) for sample in samples]
+    advantages = [0.0 if _equal_rewards(s) else float(s["advantage"]) for s in samples]
     if isinstance(gate, kondo.UnbiasedGate):
         return torch.tensor(advantages)
     spreads = [sample["metrics"].get("reward_std") for sample in samples]
@@ -117,6 +123,16 @@ def sample_advantages(samples: list[Sample], gate: kondo.BaseGate) -> Tensor:
         for advantage, spread in zip(advantages, spreads, strict=True)
     ]
     return torch.tensor(centred)
+
+
+def _equal_rewards(sample: Sample) -> bool:
+    """Return whether the worker noted that all rewards of the sample's group are the same.
+
+    The group may be spread over micro-batches, so only its standard deviation can tell.
+    """
+    metrics = sample["metrics"]
+    spread, reward = metrics.get("reward_std"), metrics.get("reward", 0.0)
+    return spread is not None and bool(spread <= _ROUNDING * abs(reward))
 
 
 @dataclasses.dataclass

@@ -28,13 +28,16 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
+import kondo
 from kondo.engine.report import StageClock
-from kondo.integrations.trl import gate_state, selection
+from kondo.integrations import gate_state
+from kondo.integrations.trl import selection
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer, turn_off_router_loss
 from kondo.integrations.trl.config import OPTIONS, KondoGRPOConfig
 from kondo.integrations.trl.correction import at_ratio_one, check_effect, weighted_advantages
-from kondo.integrations.trl.gate_options import check_options, gate_of
+from kondo.integrations.trl.gate_options import check_gate, check_options, gate_of
+from kondo.integrations.trl.gate_property import GateProperty
 from kondo.integrations.trl.grpo_inputs import gated_inputs, loss_mask
 from kondo.integrations.trl.micro_steps import Part
 from kondo.integrations.trl.optimizer_step import COUNTED, Window, left_out_step
@@ -53,7 +56,7 @@ _ARGS = 2
 _Base: Any = GRPOTrainer
 
 
-class KondoGRPOTrainer(_Base):  # type: ignore[misc]
+class KondoGRPOTrainer(GateProperty, _Base):  # type: ignore[misc]
     """`trl.GRPOTrainer` whose training forward and backward run on the rows that are worth it.
 
     Takes the arguments of TRL's trainer, with a `KondoGRPOConfig` as `args`; without one, it trains
@@ -63,7 +66,8 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
 
     Attributes:
         gate: decides. Another `kondo.BaseGate`, or a callable (values, mask, generator) ->
-            `kondo.Choice`, may replace it; None keeps everything.
+            `kondo.Choice`, may replace it, before `train()` if there was none; None keeps
+            everything.
         empty_steps: optimizer steps that kept nothing. Neither the optimizer nor the learning-rate
             schedule moved in them.
 
@@ -112,13 +116,10 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         else:
             kwargs["args"] = self._config(model, kwargs.get("args"))
         super().__init__(*given, **kwargs)
-        self.gate: Any = gate_of(self.args)
-        self.empty_steps = 0
         # Dense: there is nothing to decide, and nothing below is entered.
-        self._gated = self.gate is not None or self.args.delight_eta is not None
-        if self._gated:
-            turn_off_router_loss(self)
-            check_trainer(self)
+        self._gated = self.args.delight_eta is not None
+        self.gate = gate_of(self.args)
+        self.empty_steps = 0
         self._corrects = self.args.kondo_correction != "none"
         self._behaviour: Tensor | None = None
         if self._corrects:
@@ -131,6 +132,12 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         self._window = Window(StageClock(self.accelerator.device))
         self._backward_timer = contextlib.ExitStack()
         self._left_out_step = contextlib.ExitStack()
+
+    def _check_gate(self, gate: kondo.BaseGate | None) -> None:
+        check_gate(gate, self.args)
+        if self._gated or gate is not None:
+            turn_off_router_loss(self)
+            check_trainer(self)
 
     @property
     def vllm_importance_sampling_correction(self) -> bool:
@@ -178,7 +185,8 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         if not self._gated:
-            return super()._inner_training_loop(*args, **kwargs)
+            with self._dense_run():
+                return super()._inner_training_loop(*args, **kwargs)
         # The run before may have ended anywhere. Micro-steps are planned for whole optimizer steps,
         # so what is left of a generation batch does not fit the steps of this run.
         self._window = Window(StageClock(self.accelerator.device))
@@ -359,10 +367,12 @@ class KondoGRPOTrainer(_Base):  # type: ignore[misc]
         super()._save_checkpoint(model, trial)
         if self._gated and self.args.should_save:
             folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            gate_state.save(self, os.path.join(self._get_output_dir(trial=trial), folder))
+            path = os.path.join(self._get_output_dir(trial=trial), folder)
+            gate_state.save(path, self.gate, self._draws, empty_steps=self.empty_steps)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not self._gated:
             return
-        gate_state.load(self, checkpoint)
+        found = gate_state.load(checkpoint, self.gate, self._draws)
+        self.empty_steps = found.get("empty_steps", self.empty_steps)

@@ -8,7 +8,6 @@ One gate decides in the controller, for all ranks. N rows of the batch, T tokens
 """
 
 import contextlib
-import logging
 import math
 import os
 import time
@@ -26,14 +25,12 @@ import kondo
 from kondo.core.contract import needs_log_probs, value_name
 from kondo.engine.select import Selection, select
 from kondo.engine.watch import watch
+from kondo.integrations import gate_state
 from kondo.integrations.verl._version import TRAINER_SEAMS, VERL
 from kondo.integrations.verl.gate_inputs import GateRows, gate_advantages
 from kondo.integrations.verl.options import SECTION, kl_in_loss, read_options
 from kondo.integrations.verl.update_plan import Plan, make_plan, mini_batches
 from kondo.integrations.verl.worker import PLAN, KondoActorRolloutRefWorker
-
-_logger = logging.getLogger(__name__)
-_STATE_FILE = "kondo_state.pt"
 
 VERL.check(VERL.installed)
 VERL.check_seams(PPOTrainerSync, TRAINER_SEAMS)
@@ -221,30 +218,14 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         if self.gate is not None:
             folder = self.config.trainer.default_local_dir
             step = os.path.join(folder, f"global_step_{self.global_steps}")
-            torch.save(self._state(), os.path.join(step, _STATE_FILE))
+            gate_state.save(step, self.gate, self._draws, empty_updates=self.empty_updates)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.gate is None or not self.global_steps:
             return
-        path = os.path.join(self._resumed_folder(), _STATE_FILE)
-        if not os.path.exists(path):
-            _logger.warning(
-                "%s is not there (verl's own trainer writes none): the gate starts anew.", path
-            )
-            return
-        state = torch.load(path, weights_only=True)
-        self.empty_updates = state["empty_updates"]
-        self._draws.set_state(state["draws"])
-        if bool(state["gate"]) != bool(self.gate.state_dict()):
-            _logger.warning(
-                "%s was written by another kind of gate: what that one remembered is left behind, "
-                "and %r starts anew.",
-                path,
-                self.gate,
-            )
-            return
-        self.gate.load_state_dict(state["gate"])
+        found = gate_state.load(self._resumed_folder(), self.gate, self._draws)
+        self.empty_updates = found.get("empty_updates", self.empty_updates)
 
     def _resumed_folder(self) -> str:
         """Return the folder that verl resumed from."""
@@ -252,14 +233,6 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         if trainer.resume_mode == "resume_path":
             return os.path.abspath(trainer.resume_from_path)
         return str(find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir)))
-
-    def _state(self) -> dict[str, Any]:
-        assert self.gate is not None
-        return {
-            "empty_updates": self.empty_updates,
-            "draws": self._draws.get_state(),
-            "gate": self.gate.state_dict(),
-        }
 
 
 @contextlib.contextmanager
