@@ -3,8 +3,6 @@
 Two processes train every scenario; each leaves what happened in FOLDER/<scenario>.<rank>.pt.
 """
 
-import multiprocessing
-import multiprocessing.connection
 import os
 import sys
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 
 import kondo
 from integrations.trl.async_tiny import samples, trainer, use_cpu
+from integrations.trl.processes import fork_two
 from integrations.trl.recording import AsyncRecorder
 from integrations.trl.tiny import policy
 from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig, KondoAsyncGRPOTrainer
@@ -85,15 +84,4 @@ def run_all(rank, folder):
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     policy().save_pretrained(place / "model")
-    fork = multiprocessing.get_context("fork")
-    workers = [fork.Process(target=run_all, args=(rank, place)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=150)
-    # One has ended: the other needs no more than a moment, or waits for it in vain.
-    for worker in workers:
-        worker.join(timeout=20)
-    codes = [worker.exitcode for worker in workers]
-    for worker in workers:
-        worker.kill()
-    sys.exit(0 if codes == [0, 0] else f"exit codes {codes}")
+    fork_two(run_all, place, timeout=150)

@@ -1,9 +1,5 @@
 """The asynchronous trainer on two real processes, whatever the gate keeps."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +7,7 @@ import torch
 
 from integrations.trl.async_processes import SCENARIOS
 from integrations.trl.async_tiny import samples
+from integrations.trl.processes import results_of
 from integrations.trl.tiny import policy
 from oracles.async_grpo import loss
 from tolerances import assert_close
@@ -27,23 +24,7 @@ pytestmark = [
 def runs(tmp_path_factory):
     """What each process saw in each scenario; a hang is a failure."""
     folder = tmp_path_factory.mktemp("two")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)],
-        env=os.environ | shared,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return {
-        name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(2)]
-        for name in SCENARIOS
-    }
+    return results_of(SCRIPT, SCENARIOS, folder, timeout=200)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -1,15 +1,12 @@
 """Two real processes: the same calls on both, whatever the gate keeps, and the right gradient."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import pad
 
+from integrations.trl.processes import results_of
 from integrations.trl.recording import centred, raw_micro
 from integrations.trl.tiny import OPTIONS, policy, reward
 from integrations.trl.two_processes import SCENARIOS
@@ -25,23 +22,7 @@ SCRIPT = Path(__file__).with_name("two_processes.py")
 def runs(tmp_path_factory):
     """What each process saw in each scenario; a hang is a failure."""
     folder = tmp_path_factory.mktemp("two")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)],
-        env=os.environ | shared,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return {
-        name: [torch.load(folder / f"{name}.{rank}.pt", weights_only=True) for rank in range(2)]
-        for name in SCENARIOS
-    }
+    return results_of(SCRIPT, SCENARIOS, folder, timeout=240)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

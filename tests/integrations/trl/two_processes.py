@@ -4,8 +4,6 @@ Two processes train every scenario; each leaves what happened in FOLDER/<scenari
 """
 
 import gc
-import multiprocessing
-import multiprocessing.connection
 import os
 import sys
 from pathlib import Path
@@ -16,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 
 import kondo.lm
+from integrations.trl.processes import fork_two
 from integrations.trl.recording import RAW, Recorder, number_rows
 from integrations.trl.tiny import move_reference, policy, reward, trainer
 from integrations.trl.versions import share_of
@@ -133,16 +132,4 @@ def run_all(rank, folder):
 
 if __name__ == "__main__":
     policy().save_pretrained(os.path.join(sys.argv[1], "model"))
-    # What takes longest is importing: done once, before there are threads, then forked.
-    fork = multiprocessing.get_context("fork")
-    workers = [fork.Process(target=run_all, args=(rank, sys.argv[1])) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    multiprocessing.connection.wait([worker.sentinel for worker in workers], timeout=200)
-    # One has ended: the other needs no more than a moment, or waits for it in vain.
-    for worker in workers:
-        worker.join(timeout=20)
-    codes = [worker.exitcode for worker in workers]
-    for worker in workers:
-        worker.kill()
-    sys.exit(codes != [0, 0])
+    fork_two(run_all, sys.argv[1], timeout=200)

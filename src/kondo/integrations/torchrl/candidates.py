@@ -20,6 +20,7 @@ from kondo.core.contract import BaseGate, Choice, needs_log_probs
 from kondo.core.rules import count_for
 from kondo.core.specs import parse_gate
 from kondo.core.variance import VarianceGate
+from kondo.engine.select import Unit
 from kondo.engine.select import select as select_units
 
 _LEAST_SCALE = 1e-6
@@ -154,16 +155,16 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
         if self.gate is None:
             return Choice.of(everything, everything, dtype=returns.dtype)
         centred = group_mean(returns, len(returns))
-        if not self.reads_log_probs:
-            log_probs, mask, unit = torch.zeros_like(centred), None, "sample"
-        else:
+        unit: Unit = "sample"
+        log_probs, mask = torch.zeros_like(centred), None
+        if self.reads_log_probs:
             log_probs = _log_probs(candidates["trajectories"], self.log_probs_key)
             mask, unit = ~log_probs.isnan(), "sequence"
         chosen = select_units(
             log_probs,
             centred,
             gate=self.gate,
-            unit=unit,  # type: ignore[arg-type]
+            unit=unit,
             mask=mask,
             generator=self.generator,
         )

@@ -8,22 +8,19 @@ becomes of a micro-batch, and docs/integrations/trl.md for what is refused.
 
 import contextlib
 import math
-import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 import kondo
 from kondo.core.contract import as_gate, value_name
 from kondo.engine.select import select
-from kondo.integrations import gate_state
 from kondo.integrations.trl import _version
-from kondo.integrations.trl.checks import ROUTER, turn_off_router_loss
-from kondo.integrations.trl.gate_property import GateProperty
+from kondo.integrations.trl.checks import any_trainer, turn_off_router_loss
+from kondo.integrations.trl.gated_trainer import GatedTrainer
 from kondo.integrations.trl.optimizer_step import left_out_step
 
 if _version.older_than(1, 16):
@@ -117,7 +114,7 @@ class KondoAsyncGRPOConfig(AsyncGRPOConfig):
         return gate
 
 
-class KondoAsyncGRPOTrainer(GateProperty, _Base):  # type: ignore[misc]
+class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
     """`trl.experimental.async_grpo.AsyncGRPOTrainer` that trains what the gate keeps.
 
     Takes the arguments of TRL's trainer, with a `KondoAsyncGRPOConfig` as `args`. The gradient of
@@ -264,30 +261,9 @@ class KondoAsyncGRPOTrainer(GateProperty, _Base):  # type: ignore[misc]
             super()._sync_weight()
         self._unsent = False
 
-    # Checkpoints
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        if self._gated and self.args.should_save:
-            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            path = os.path.join(self._get_output_dir(trial=trial), folder)
-            gate_state.save(path, self.gate, self._draws, empty_steps=self.empty_steps)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self._gated:
-            found = gate_state.load(checkpoint, self.gate, self._draws)
-            self.empty_steps = found.get("empty_steps", self.empty_steps)
-
 
 def _check(trainer: Any) -> None:
     """Raise ValueError for an option that does not fit a gate."""
-    for why, broken in {
-        ROUTER: trainer.aux_loss_enabled,
-        "fp16 must be False: a step that keeps nothing has no gradients for the loss scaler to "
-        "check. Use bf16.": trainer.args.fp16,
-        "DeepSpeed does not fit a gate: it steps the optimizer inside its own backward, so a step "
-        "that keeps nothing could not be left out. Use DDP or FSDP2.": trainer.is_deepspeed_enabled,
-    }.items():
+    for why, broken in any_trainer(trainer).items():
         if broken:
             raise ValueError(f"{why} kondo_gate='dense' leaves TRL's trainer as it is.")

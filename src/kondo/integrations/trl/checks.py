@@ -15,10 +15,17 @@ _DEFAULT_ROUTER = {field.name: field.default for field in dataclasses.fields(GRP
     "router_aux_loss_coef"
 ]
 
-
-ROUTER = (
+_ROUTER = (
     "router_aux_loss_coef must be 0.0: the load of the experts must be balanced over all tokens, "
     "and skipped ones never reach the router."
+)
+_FP16 = (
+    "fp16 must be False: a step that keeps nothing has no gradients for the loss scaler to check. "
+    "Use bf16."
+)
+_DEEPSPEED = (
+    "DeepSpeed does not fit a gate: it steps the optimizer inside its own backward, so a step that "
+    "keeps nothing could not be left out. Use DDP or FSDP."
 )
 
 
@@ -40,11 +47,21 @@ def turn_off_router_loss(trainer: Any) -> None:
 
 def check_trainer(trainer: Any) -> None:
     """Raise ValueError for the first option of a built trainer that does not fit a gate."""
-    for why, broken in (_contradictions(trainer) | _token_contradictions(trainer.args)).items():
+    contradictions = _contradictions(trainer) | any_trainer(trainer)
+    for why, broken in (contradictions | _token_contradictions(trainer.args)).items():
         if broken:
             raise ValueError(
                 f"{why} kondo_gate='dense' without delight_eta leaves TRL's trainer as it is."
             )
+
+
+def any_trainer(trainer: Any) -> dict[str, bool]:
+    """Return why an option fits no trainer with a gate -> whether it is in use."""
+    return {
+        _ROUTER: trainer.aux_loss_enabled,
+        _FP16: trainer.args.fp16,
+        _DEEPSPEED: trainer.is_deepspeed_enabled,
+    }
 
 
 def _contradictions(trainer: Any) -> dict[str, bool]:
@@ -71,7 +88,6 @@ def _contradictions(trainer: Any) -> dict[str, bool]:
             and args.loss_type == "luspo"
             and (args.importance_sampling_level != "sequence" or args.beta or trainer.use_vllm)
         ),
-        ROUTER: trainer.aux_loss_enabled,
         "top_entropy_quantile must be 1.0: its threshold needs the entropy of every token, "
         "and skipped ones have no forward. kondo_unit='token' selects tokens instead.": (
             args.top_entropy_quantile < 1.0
@@ -79,12 +95,6 @@ def _contradictions(trainer: Any) -> dict[str, bool]:
         "use_adaptive_entropy must be False: its controller measures the entropy of every "
         "token, and skipped ones have no forward. A fixed entropy_coef acts on trained "
         "tokens.": args.use_adaptive_entropy,
-        "fp16 must be False: a step that keeps nothing has no gradients for the loss scaler "
-        "to check. Use bf16.": args.fp16,
-        "DeepSpeed does not fit a gate: it steps the optimizer inside its own backward, so a "
-        "step that keeps nothing could not be left out. Use DDP or FSDP.": (
-            trainer.is_deepspeed_enabled
-        ),
         "kondo_screen='rollout' needs a sampler that returns log-probs: use_vllm=True or a "
         "rollout_func; generation with transformers returns none. Use 'auto' or 'exact'.": (
             args.kondo_screen == "rollout" and no_log_probs

@@ -198,9 +198,9 @@ def _partition(by_row: list[list[Sample]], seen: list[Sample], budget: float) ->
     """Return one row per process: balanced by TRL, or as they were where that breaks the budget."""
     kept = [sample for row in by_row for sample in row]
     fillers = [_filler(seen)] * max(0, len(by_row) - len(kept))
-    samples = kept + fillers
+    samples: Any = kept + fillers  # TRL's planner takes anything that can be iterated over
     rows: list[Any]
-    (rows,) = FixedCountBatcher(_as_dataset(samples), len(by_row), len(samples))
+    (rows,) = FixedCountBatcher(samples, len(by_row), len(samples))
     if all(len(row.tokens) <= budget and row.trained <= budget for row in rows):
         return rows
     rows = [TreeRow() for _ in by_row]  # type: ignore[no-untyped-call]
@@ -208,11 +208,6 @@ def _partition(by_row: list[list[Sample]], seen: list[Sample], budget: float) ->
         for sample in own or [_filler(seen)]:
             row.add(sample)
     return rows
-
-
-def _as_dataset(samples: list[Sample]) -> Any:
-    """TRL's planner takes anything that can be iterated over."""
-    return samples
 
 
 class GatedCollator:

@@ -19,25 +19,22 @@ import contextlib
 import functools
 import logging
 import math
-import os
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 import kondo
 from kondo.engine.report import StageClock
-from kondo.integrations import gate_state
 from kondo.integrations.trl import selection
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer, turn_off_router_loss
 from kondo.integrations.trl.config import OPTIONS, KondoGRPOConfig
 from kondo.integrations.trl.correction import at_ratio_one, check_effect, weighted_advantages
 from kondo.integrations.trl.gate_options import check_gate, check_options, gate_of
-from kondo.integrations.trl.gate_property import GateProperty
+from kondo.integrations.trl.gated_trainer import GatedTrainer
 from kondo.integrations.trl.grpo_inputs import gated_inputs, loss_mask
 from kondo.integrations.trl.micro_steps import Part
 from kondo.integrations.trl.optimizer_step import COUNTED, Window, left_out_step
@@ -56,7 +53,7 @@ _ARGS = 2
 _Base: Any = GRPOTrainer
 
 
-class KondoGRPOTrainer(GateProperty, _Base):  # type: ignore[misc]
+class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
     """`trl.GRPOTrainer` whose training forward and backward run on the rows that are worth it.
 
     Takes the arguments of TRL's trainer, with a `KondoGRPOConfig` as `args`; without one, it trains
@@ -360,19 +357,3 @@ class KondoGRPOTrainer(GateProperty, _Base):  # type: ignore[misc]
         spent = window.clock.seconds()
         for stage in ("screen", "select", "forward", "backward"):
             self._log(f"seconds_{stage}", spent[stage])
-
-    # Checkpoints
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        if self._gated and self.args.should_save:
-            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            path = os.path.join(self._get_output_dir(trial=trial), folder)
-            gate_state.save(path, self.gate, self._draws, empty_steps=self.empty_steps)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not self._gated:
-            return
-        found = gate_state.load(checkpoint, self.gate, self._draws)
-        self.empty_steps = found.get("empty_steps", self.empty_steps)

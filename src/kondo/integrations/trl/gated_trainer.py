@@ -1,20 +1,32 @@
-"""`gate` of a trainer: checked whenever one is put in, whatever the config said."""
+"""What TRL's trainers with a gate share: the gate, checked whenever one is put in; checkpoints."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import nn
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
 import kondo
 from kondo.core.contract import as_gate
+from kondo.integrations import gate_state
+
+# To mypy, what the Trainer returns is Any.
+_Base: Any = Trainer
 
 
-class GateProperty:
-    """Part of a trainer with a gate.
+class GatedTrainer(_Base):  # type: ignore[misc]
+    """Part of a trainer with a gate, before the trainer of TRL among its bases.
 
     `_gated` says whether rows are gated at all. It stays True where None takes the place of a gate:
     what the gate has planned is trained as planned, and what follows is kept whole.
     """
 
+    empty_steps: int
+    _draws: torch.Generator
     _gate: Any = None
     _gated = False
     _runs_dense = False
@@ -48,3 +60,18 @@ class GateProperty:
             yield
         finally:
             self._runs_dense = False
+
+    # Checkpoints
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self._gated and self.args.should_save:
+            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            path = os.path.join(self._get_output_dir(trial=trial), folder)
+            gate_state.save(path, self.gate, self._draws, empty_steps=self.empty_steps)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self._gated:
+            found = gate_state.load(checkpoint, self.gate, self._draws)
+            self.empty_steps = found.get("empty_steps", self.empty_steps)
