@@ -13,15 +13,22 @@ PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def counts():
-    """Study -> verdict -> lines of its committed results that are compared with a paper."""
-    found = {}
-    for path in sorted((ROOT / "results").glob("*/headline.csv")):
-        lines = result_folder.read(path.parent).headline
-        own = Counter(line.verdict for line in lines if line.against == "paper")
-        if own:
-            found[re.sub(r"-v\d+$", "", path.parent.name)] = own
-    return found
+def lines():
+    """Study -> lines of its committed results."""
+    return {
+        re.sub(r"-v\d+$", "", path.parent.name): result_folder.read(path.parent).headline
+        for path in sorted((ROOT / "results").glob("*/headline.csv"))
+    }
+
+
+@pytest.fixture(scope="module")
+def counts(lines):
+    """Study -> verdict -> lines that are compared with a paper."""
+    found = {
+        study: Counter(line.verdict for line in own if line.against == "paper")
+        for study, own in lines.items()
+    }
+    return {study: own for study, own in found.items() if own}
 
 
 def row(name, own):
@@ -34,3 +41,17 @@ def test_the_page_counts_the_verdicts_of_every_study(counts):
     for name, own in counts.items():
         assert row(name, own) in PAGE
     assert row("all", sum(counts.values(), Counter())) in PAGE
+
+
+def test_the_page_counts_what_is_compared_with_anything_else(lines):
+    others = Counter(
+        (line.against, line.verdict) for own in lines.values() for line in own if line.verdict
+    )
+    told = " ".join(PAGE.split())
+    for against, words in (
+        ("formula", "numbers agree with a formula"),
+        ("simulation", "with a simulation"),
+        ("third party", "with a third party's"),
+    ):
+        every = sum(count for (whose, _), count in others.items() if whose == against)
+        assert f"{others[against, 'matches']} of {every} {words}" in told

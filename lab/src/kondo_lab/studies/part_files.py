@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kondo.run_files import DamagedFileError
+from kondo_lab.part import Part
 from kondo_lab.studies import records
 
 RECORDS = "records.csv.gz"
@@ -20,6 +21,11 @@ PARTS = "parts"
 def path_of(out: Path, part: str, *, partial: bool = False) -> Path:
     """Return where a part's records go: all of them, or those of a part that was stopped."""
     return out / PARTS / f"{part}{'.partial' if partial else ''}.csv.gz"
+
+
+def finished(out: Path, parts: Sequence[Part]) -> list[str]:
+    """Return the names of the parts whose records are complete, in the order of the study."""
+    return [part.name for part in parts if path_of(out, part.name).exists()]
 
 
 def check(files: Sequence[Path]) -> None:
@@ -35,17 +41,17 @@ def check(files: Sequence[Path]) -> None:
             ) from error
 
 
-def restore(out: Path, finished: Sequence[str]) -> None:
+def restore(out: Path, names: Sequence[str]) -> None:
     """Write the files of finished parts that are missing, from the records of the whole run.
 
     Args:
         out: the run's folder.
-        finished: names of the parts whose records are complete.
+        names: of the parts whose records are complete.
 
     Raises:
         DamagedFileError: the records cannot be read, or lack a part.
     """
-    missing = [name for name in finished if not path_of(out, name).exists()]
+    missing = [name for name in names if not path_of(out, name).exists()]
     if not missing or not (out / RECORDS).exists():
         return
     table = records.read(out / RECORDS)

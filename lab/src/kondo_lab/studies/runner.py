@@ -205,7 +205,8 @@ def _damaged(path: Path, reason: str) -> FolderError:
 
 def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console: Console) -> bool:
     """Run the parts that are not finished; return whether it ended before the last of them."""
-    todo = [part for part in parts if not path_of(order.out, part.name).exists()]
+    manifest["finished_parts"] = part_files.finished(order.out, parts)
+    todo = [part for part in parts if part.name not in manifest["finished_parts"]]
     if len(todo) < len(parts):
         finished = f"{len(parts) - len(todo)} of {len(parts)} parts done"
         console.print(f"Resuming {order.out}: {finished}.", soft_wrap=True, highlight=False)
@@ -232,7 +233,7 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
             try:
                 report(0.0, "")
                 records.write(path_of(order.out, part.name), _made(part, context, console))
-                manifest["finished_parts"].append(part.name)
+                manifest["finished_parts"] = part_files.finished(order.out, parts)
             except Stopped as stopped:
                 if stopped.records:
                     table = records.frame(stopped.records, part=part.name)
