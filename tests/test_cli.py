@@ -221,7 +221,7 @@ def test_list_names_the_studies_within_100_columns(capsys, studies):
     studies(toy.study(claim="Counting works. " * 20))
     assert cli.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["study", "paper", "claim"]
+    assert lines[0].split() == ["study", "paper", "claim", "verdicts"]
     assert lines[2].startswith("toy")
     assert "Toy Fig 1" in lines[2]
     assert sum(line.count("Counting") for line in lines) == 20

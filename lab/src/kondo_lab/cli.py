@@ -108,20 +108,34 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _add_list(commands: Commands) -> None:
-    text = "Name the studies, the figures of the papers they repeat, and their claims."
-    summary = "name the studies and what each should show"
+    text = (
+        "Name the studies, the figures of the papers they repeat, their claims, and how many "
+        "statements of each were met, missed or left open in the repository's results."
+    )
+    summary = "name the studies, what each should show and what came of it"
     parser = commands.add_parser("list", help=summary, description=text, allow_abbrev=False)
     parser.set_defaults(run=_list)
 
 
 def _list(options: argparse.Namespace) -> int:
     from kondo_lab import progress
-    from kondo_lab.studies import registry, table
+    from kondo_lab.studies import bundled_claims, registry, table
 
     console = progress.make_console()
     width = min(console.width, table.WIDTH)
-    console.print(table.studies(registry.all_studies()), width=width)
-    console.print("\nkondo run STUDY --small tries one in under two minutes.", highlight=False)
+    known, bundled = registry.all_studies(), bundled_claims.read()
+    verdicts = {
+        study.name: "; ".join(
+            bundled_claims.told(claims)
+            + (f" ({folder.removeprefix(study.name + '-')})" if folder != study.name else "")
+            for folder, claims in bundled_claims.of_study(study, bundled).items()
+        )
+        for study in known
+    }
+    console.print(table.studies(known, verdicts), width=width)
+    told = "\nVerdicts are those of the results in the repository: statements met, missed and open."
+    console.print(told, highlight=False)
+    console.print("kondo run STUDY --small tries one in under two minutes.", highlight=False)
     return 0
 
 
@@ -325,8 +339,10 @@ def _end(console: "Console", outcome: "Outcome", command: str, small: str) -> in
 def _show(console: "Console", analysis: "Analysis") -> None:
     from kondo_lab.studies import table
 
+    width = min(console.width, table.WIDTH)
+    if analysis.claims:
+        console.print("\n", table.claims(analysis.claims), sep="", width=width)
     if analysis.headline:
-        width = min(console.width, table.WIDTH)
         console.print("\n", table.headline(analysis.headline), "\n", sep="", width=width)
     _say(console, *(f"{sentence}\n" for sentence in analysis.findings))
 

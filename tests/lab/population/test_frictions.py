@@ -33,6 +33,7 @@ FRICTIONS = {
     "bugs": Frictions(bug=0.3),
     "corruption": Frictions(corruption=0.3),
     "all": ALL,
+    "all, own probability": dataclasses.replace(ALL, reported=None),
 }
 RULES = ("PG", "IS", "IS capped", "PPO", "PMPO", "DG", "quantile")
 
@@ -278,6 +279,50 @@ def test_rows_are_replaced_in_the_order_of_their_kinds(kind):
             assert not torch.equal(actions, right)
         else:
             assert (actions == 0).all()
+
+
+@programs
+def test_a_replaced_row_reports_what_it_is_told_to_or_what_its_actor_would_have_said(kind):
+    """Three members whose actors are two steps old, beside the log-probs of a single policy."""
+    delay = 2
+    frictions = [
+        Frictions(delay=delay, bug=0.4, discovery=0.2, reported=reported)
+        for reported in (1.0, 0.25, None)
+    ]
+    members = [toys.member(Update(), seed=n, frictions=f) for n, f in enumerate(frictions)]
+    population = population_of(kind, members)
+    past = []
+    for step in range(5):
+        past.append(frozen(population))
+        population.begin_step()
+        rolled = population.rolled
+        for number, member in enumerate(population.members):
+            own = log_probs_of(population, past[max(0, step - delay)], number)
+            told = rolled["behaviour"][number]
+            if member.frictions.reported is None:
+                assert_close(told, own)
+            else:
+                log_reported = math.log(member.frictions.reported)
+                replaced = (told - log_reported).abs().amax(dim=1) < 1e-6
+                assert replaced[rolled["bug"][number]].all()
+                assert_close(told[~replaced], own[~replaced])
+            zeros = population.program.actions(rolled)[number] == 0
+            assert zeros[rolled["bug"][number]].all()
+        population.end_step()
+
+
+def test_rows_of_bugs_are_those_that_nothing_before_it_in_the_order_replaced():
+    friction = Frictions(bug=1.0, discovery=0.3)
+    population = population_of(
+        "sequences", [toys.member(Update(), frictions=friction)], num_prompts=50
+    )
+    population.begin_step()
+    rolled, program = population.rolled, population.program
+    actions, right = program.actions(rolled)[0], program.right(rolled)[0]
+    bug = rolled["bug"][0]
+    assert (actions[bug] == 0).all()
+    assert torch.equal(actions[~bug], right[~bug])
+    assert 0.5 < float(bug.double().mean()) < 0.9
 
 
 def _bits(count):

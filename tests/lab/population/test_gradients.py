@@ -10,6 +10,7 @@ import kondo
 from kondo_lab.population.losses import CrossEntropy, ExactPG, PreferenceOptimisation
 from kondo_lab.population.member import Update
 from kondo_lab.population.programs import BanditProgram
+from kondo_lab.studies import updates
 from lab.population import toys
 from tolerances import assert_close
 
@@ -314,3 +315,19 @@ def test_sequence_advantages_are_centred_by_prompt_and_equal_rewards_leave_nothi
     advantages = program.advantages(Update(), rolled)
     expected = torch.tensor([0.0] * 10 + [0.5] * 5 + [-0.5] * 5)
     assert torch.equal(advantages, expected.view(1, 20, 1).expand(1, 20, 3))
+
+
+@programs
+def test_ppo_without_a_kl_term_is_pg_on_its_own_samples(kind):
+    """Ratios are 1 up to rounding, hence never clipped, and their gradient is the log-probs'."""
+    found = []
+    for update in (updates.PG, updates.PPO_WITHOUT_KL):
+        members = [toys.member(update, seed=seed) for seed in SEEDS]
+        population = toys.population(PROGRAMS[kind](), members)
+        for _ in range(6):
+            population.step()
+        population.begin_step()
+        found.append(found_gradients(population))
+    pg, ppo = found
+    for name, gradient in pg.items():
+        assert_close(ppo[name], gradient)

@@ -75,7 +75,7 @@ def test_updates_cannot_be_changed():
         ({"discovery": -0.1}, r"discovery must lie in \[0, 1\], got -0.1"),
         ({"random": float("nan")}, r"random must lie in \[0, 1\], got nan"),
         ({"corruption": 2.0}, r"corruption must lie in \[0, 1\], got 2.0"),
-        ({"reported": 0.0}, r"reported must lie in \(0, 1\], got 0.0"),
+        ({"reported": 0.0}, r"reported must lie in \(0, 1\] or be None, got 0.0"),
     ],
 )
 def test_bad_frictions_are_named(options, message):

@@ -1,4 +1,5 @@
 import math
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -165,6 +166,27 @@ def test_mlps_begin_uniform_within_the_root_of_fan_in():
         assert parameters[f"{layer}.bias"].abs().max() <= bound
     assert parameters["0.weight"].shape == (20, 50, 40)
     assert parameters["2.bias"].shape == (20, 1, 10)
+
+
+def test_mlps_can_begin_as_those_of_jax():
+    stacked = StackedMLP(60, 10, width=40, initialisation="lecun normal")
+    parameters = stacked.initialise(Draws(range(200)))
+    normal = NormalDist()
+    # A standard normal within 2 has variance 1 - 4 phi(2) / (2 Phi(2) - 1).
+    spread = math.sqrt(1 - 4 * normal.pdf(2) / (2 * normal.cdf(2) - 1))
+    for layer, (fan_in, fan_out) in enumerate(((60, 40), (40, 40), (40, 10))):
+        weight, bias = (parameters[f"{layer}.{name}"] for name in ("weight", "bias"))
+        assert (weight.shape, bias.shape) == ((200, fan_in, fan_out), (200, 1, fan_out))
+        assert not bias.any()
+        values = weight.double().flatten() * math.sqrt(fan_in)
+        # The standard error of a normal's variance is sqrt(2 / n) of it; cut tails lessen it.
+        assert abs(float(values.var()) - 1) < 5 * math.sqrt(2 / len(values))
+        assert abs(float(values.mean())) < 5 / math.sqrt(len(values))
+        cut = 2 / spread
+        assert 0.999 * cut < float(values.abs().max()) <= cut * (1 + 1e-4)
+        within = float((values.abs() <= 1 / spread).double().mean())
+        expected = (2 * normal.cdf(1) - 1) / (2 * normal.cdf(2) - 1)
+        assert abs(within - expected) < 5 * math.sqrt(expected * (1 - expected) / len(values))
 
 
 def test_transformers_begin_with_variance_one_over_fan_in():

@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,18 +93,37 @@ def test_delight_noise_is_a_multiple_of_the_batchs_own_deviation():
         assert abs(float(correlation)) < 5 / 2000**0.5
 
 
-def test_logit_noise_reaches_the_surprisal_and_not_the_advantage():
+@pytest.mark.parametrize("screened", ["both", "surprisal"])
+def test_logit_noise_reaches_the_gates_surprisal_and_baseline_or_the_surprisal_alone(screened):
     clean = begun(Update(gate=Everything(eta=1.0)))
-    noisy = begun(Update(gate=Everything(eta=1.0), logit_noise=0.5))
+    noisy = begun(Update(gate=Everything(eta=1.0), logit_noise=0.5, screened=screened))
     drawn = noisy.draws.normal("logit noise", 1, 30, 4)
     for number in range(len(SEEDS)):
         advantages = toys.decision_of(noisy, number)[0]
         assert torch.equal(advantages, toys.decision_of(clean, number)[0])
-        logits = noisy.rolled["distribution"][number] + 0.5 * drawn[number]
-        seen = logits.log_softmax(dim=-1).gather(1, noisy.rolled["actions"][number])
-        expected = torch.sigmoid(-seen * advantages)
+        log_q = (noisy.rolled["distribution"][number] + 0.5 * drawn[number]).log_softmax(dim=-1)
+        estimated = advantages
+        if screened == "both":
+            baseline = log_q.exp().square().sum(dim=1, keepdim=True)
+            estimated = noisy.rolled["rewards"][number] - baseline
+        surprisal = -log_q.gather(1, noisy.rolled["actions"][number])
+        expected = torch.sigmoid(estimated * surprisal)
         assert_close(toys.decision_of(noisy, number)[1], expected)
         assert not torch.equal(expected, toys.decision_of(clean, number)[1])
+
+
+def test_noise_reaches_the_label_of_the_oracle_baseline_and_no_constant():
+    for baseline, noise_free in (("oracle", False), ("constant", True), ("zero", True)):
+        weights = [
+            begun(
+                Update(
+                    gate=Everything(eta=1.0), logit_noise=0.5, baseline=baseline, screened=screened
+                )
+            )
+            for screened in ("both", "surprisal")
+        ]
+        both, alone = (toys.decision_of(population, 0)[1] for population in weights)
+        assert torch.equal(both, alone) is noise_free
 
 
 def test_members_without_noise_are_untouched_by_noisy_neighbours():
@@ -136,3 +156,64 @@ def test_held_out_images_are_counted_in_parts():
     for number in range(len(SEEDS)):
         guess = toys.single(program, population.parameters, number)(images).argmax(dim=1)
         assert_close(found[number], (guess != labels).double().mean(), dtype=torch.float32)
+
+
+def float32_left_over(reward, answers=10):
+    """What plain float32 leaves of equal rewards, added up in order, times 1 / answers."""
+    reward = np.float32(reward)
+    total = reward
+    for _ in range(answers - 1):
+        total = np.float32(total + reward)
+    return np.float32(reward - np.float32(total * np.float32(1 / answers)))
+
+
+def advantages_of(update, rewards):
+    """Advantages [G, A, T] of rewards [G, A] in one member's batch."""
+    prompts, answers = rewards.shape
+    program = toys.sequence_program(num_prompts=prompts, num_answers=answers)
+    rolled = {
+        "rewards": rewards.unsqueeze(0),
+        "log_probs": torch.zeros(1, prompts * answers, 3),
+    }
+    return program.advantages(update, rolled).view(prompts, answers, 3)
+
+
+def test_equal_rewards_leave_nothing_or_what_float32_leaves_of_them():
+    left = {
+        0.1: -1.4901161e-08,
+        0.3: 2.9802322e-08,
+        0.5: 0.0,
+        0.6: 5.9604645e-08,
+        0.7: 5.9604645e-08,
+    }
+    rewards = torch.tensor(list(left)).unsqueeze(1).repeat(1, 10)
+    exact = advantages_of(Update(), rewards)
+    assert torch.equal(exact, torch.zeros_like(exact))
+    rounded = advantages_of(Update(equal_rewards="rounded"), rewards)
+    for row, (reward, literal) in zip(rounded, left.items(), strict=True):
+        assert row.dtype == torch.float32
+        assert torch.equal(row, torch.full_like(row, float(float32_left_over(reward))))
+        assert torch.equal(row, torch.full_like(row, literal))
+
+
+def test_rewards_that_differ_have_their_mean_taken_off_either_way():
+    rewards = torch.rand(4, 10, generator=torch.Generator().manual_seed(0))
+    expected = rewards.double() - rewards.double().mean(dim=1, keepdim=True)
+    for update in (Update(), Update(equal_rewards="rounded")):
+        found = advantages_of(update, rewards)
+        assert_close(found, expected.unsqueeze(2).expand(4, 10, 3))
+
+
+def test_what_equal_rewards_leave_is_part_of_an_update():
+    exact, rounded = Update(), Update(equal_rewards="rounded")
+    assert exact != rounded
+    assert rounded == Update(equal_rewards="rounded")
+    members = [
+        toys.member(update, seed=seed, learning_rate=rate)
+        for rate in (0.1, 0.2)
+        for seed in SEEDS
+        for update in (exact, rounded)
+    ]
+    population = toys.population(toys.sequence_program(), members)
+    (group,) = population.groups
+    assert [rule.update.equal_rewards for rule in group.rules] == ["rounded", "zero"]

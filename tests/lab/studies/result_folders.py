@@ -21,6 +21,13 @@ FRONTIER = (
     *("reached", "seeds", "final_error"),
 )
 
+CLAIMS = ("statement", "verdict", "measured")
+MNIST_CLAIMS = [
+    ("DG-K ends below PG <at 3%>", "met", "1 of 1 match"),
+    ("DG-K ends near DG", "missed", "0.0312, expected 0.0236"),
+    ("it bears noise", "open", "not measured"),
+]
+
 MNIST_LINES = [
     (
         "Kondo Fig 1",
@@ -189,13 +196,15 @@ def write_figure(path: Path, title: str):
     figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
-def write_folder(folder: Path, facts, lines, frontier=(), figures=("fig1",)) -> Path:
+def write_folder(folder: Path, facts, lines, frontier=(), figures=("fig1",), claims=()) -> Path:
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
     write_table(folder / "headline.csv", HEADLINE, lines)
     (folder / "curves.csv.gz").write_bytes(gzip.compress((",".join(CURVES) + "\n").encode()))
     if frontier:
         write_table(folder / "frontier.csv", FRONTIER, frontier)
+    if claims:
+        write_table(folder / "claims.csv", CLAIMS, claims)
     for name in figures:
         write_figure(folder / f"{name}.png", name)
     return folder
@@ -219,6 +228,7 @@ def toy_folders(root: Path) -> list[Path]:
             MNIST_LINES,
             MNIST_FRONTIER,
             ("fig1-online-error", "fig3-speed-up"),
+            MNIST_CLAIMS,
         ),
         write_folder(root / "reversal-kondo-v1", reversal, REVERSAL_LINES, REVERSAL_FRONTIER),
     ]

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from kondo_lab.studies import registry, runner
 from kondo_lab.studies import softmax_bandit as bandit
-from kondo_lab.studies.bandit_kondo import analysis
+from kondo_lab.studies.bandit_kondo import analysis, run
 from tolerances import assert_close
 
 
@@ -132,3 +132,21 @@ def test_the_cosine_gap_is_zero_along_half_turn_two_and_one_for_nothing():
 def test_a_policy_gives_every_arm_some_probability(p, num_arms):
     with pytest.raises(ValueError, match="p must lie in"):
         bandit.peaked(p, num_arms)
+
+
+def test_the_sigmoid_is_the_best_weight_and_what_the_gate_draws(small):
+    own = lines(small[0], figure="Kondo Eq 1")
+    assert {line.verdict for line in own} == {"matches"}
+    (best,) = [line for line in own if line.metric.startswith("best weight")]
+    assert best.ours == 0
+    drawn = {(line.series, line.x): line.expected for line in own if "drawn" in line.metric}
+    assert_close(drawn["eta=1, price=0", 1.0], 1 / (1 + math.exp(-1)))
+    assert_close(drawn["eta=0.001, price=0", 0.3], 1.0)  # the hard rule
+    assert_close(drawn["eta=1000, price=0", 3.0], 1 / (1 + math.exp(-0.003)))  # a constant gate
+    assert not [x for _, x in drawn if x == 0]  # our gate never keeps these
+
+
+@pytest.mark.parametrize(("delight", "price", "eta"), [(1.0, 0.0, 1.0), (-0.7, 0.5, 2.0)])
+def test_the_best_weight_is_found_by_enumeration(delight, price, eta):
+    expected = 1 / (1 + math.exp(-(delight - price) / eta))
+    assert abs(run.best_weight(delight, price, eta, 10_000) - expected) < 1e-4

@@ -1,5 +1,4 @@
 import io
-import json
 import math
 import threading
 
@@ -12,8 +11,8 @@ pytest.importorskip("gymnasium", reason="the extra kondo-lab[control] is not ins
 
 import kondo
 from kondo_lab.part import Context, DamagedCheckpointError, Record, Stopped
-from kondo_lab.studies import registry, runner
-from kondo_lab.studies.control import analysis, run
+from kondo_lab.studies import registry, result_folder, runner
+from kondo_lab.studies.control import analysis, claims, run
 from kondo_lab.studies.control.settings import CARTPOLE, SMALL
 from kondo_lab.studies.study import Estimate
 
@@ -82,11 +81,13 @@ def test_every_contender_is_recorded_on_every_task(small):
     }
 
 
-def test_the_manifest_says_what_was_met(small):
-    findings = json.loads((small[1] / "manifest.json").read_text())["findings"]
-    verdicts = [line for line in findings if "within one standard error of dense" in line]
+def test_the_claims_say_what_was_met(small):
+    made = result_folder.read(small[1]).claims
+    assert made == small[0].claims
+    verdicts = [own for own in made if "within one standard error of dense" in own.statement]
     assert len(verdicts) == 6  # two contenders on three tasks
-    assert all(line.split(":")[0] in ("met", "missed") for line in verdicts)
+    assert {own.verdict for own in verdicts} <= {"met", "missed"}
+    assert any("ends below dense" in own.statement for own in made)
 
 
 def test_the_gate_by_delight_points_away_from_the_dense_gradient(small):
@@ -111,7 +112,7 @@ def test_the_gate_by_delight_points_away_from_the_dense_gradient(small):
     ],
 )
 def test_a_verdict_is_by_the_standard_error_of_the_difference(own, dense, wanted):
-    assert analysis.verdict(Estimate(*own, 10), Estimate(*dense, 10)) == wanted
+    assert claims.verdict(Estimate(*own, 10), Estimate(*dense, 10)) == wanted
 
 
 def test_what_was_paid_for_a_return_is_known_only_if_every_seed_got_there():

@@ -214,3 +214,48 @@ def test_arms_pay_their_mean_and_only_noisy_ones_more():
 def test_as_many_gamblers_as_arms_is_an_error():
     with pytest.raises(ValueError, match="gamblers must be below"):
         bandit.gamble(0.5, num_arms=3, gamblers=3)
+
+
+def test_a_landmine_is_the_last_arm_and_costs_its_penalty():
+    arms = bandit.landmine(0.5, 1.0, num_arms=4)
+    assert arms.means == (1.0, 0.5, 0.5, -0.5)
+    assert arms.noisy == (False, False, False, True)
+    assert arms.best == 0
+
+
+def test_a_broken_actor_replaces_its_share_by_the_last_arm(settings):
+    arms = bandit.landmine(0.5, 1.0, num_arms=4)
+    trainer = run.Trainer(
+        settings, arms, rules.PG, (0.0,), torch.device("cpu"), actor=run.Actor(bug=0.25)
+    )
+    spoilt = torch.cat([trainer._spoilt(torch.zeros(2, 100, dtype=torch.int64))])
+    assert set(spoilt.unique().tolist()) == {0, 3}
+    assert abs((spoilt == 3).double().mean().item() - 0.25) < 0.1
+    honest = run.Trainer(settings, arms, rules.PG, (0.0,), torch.device("cpu"))
+    assert not honest._spoilt(torch.zeros(2, 100, dtype=torch.int64)).any()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_sampler_noise_is_fixed_or_fresh_and_leaves_the_learner_alone(settings, fresh):
+    arms = bandit.gamble(0.5, num_arms=4, gamblers=0)
+    actor = run.Actor(noise=1.0, fresh=fresh)
+    trainer = run.Trainer(settings, arms, rules.PG, (0.0,), torch.device("cpu"), actor=actor)
+    with torch.no_grad():
+        probs = trainer.logits.softmax(dim=1)
+        first = trainer._sampler(probs)
+        trainer.done = 1
+        second = trainer._sampler(probs)
+    assert_close(first.sum(dim=1), torch.ones(2, dtype=torch.float64))
+    assert (first - probs).abs().max() > 0.05
+    assert torch.equal(first, second) != fresh
+    assert_close(trainer.logits.detach(), torch.zeros_like(trainer.logits))
+
+
+def test_actors_are_told_case_by_case(small):
+    told = [sentence for sentence in small[0].findings if sentence.startswith("Actors, ")]
+    assert len(told) == 2 + 2 * 2  # landmines; fixed and fresh noise of two strengths
+    # Without noise a landmine is shunned by all; a lucky one draws the gate to it, not PG.
+    metric = f"{run.FINAL}, actors"
+    assert ours(small[0], "DG-K price 0, landmine", metric, 0.0) < 0.1
+    assert ours(small[0], "DG-K price 0, landmine", metric, 10.0) > 0.5
+    assert ours(small[0], "PG, landmine", metric, 10.0) < 0.1

@@ -411,3 +411,30 @@ def test_a_flipped_bit_of_a_figure_is_found(tmp_path):
     path.write_bytes(image)
     with pytest.raises(ValueError, match=r"fig1\.png is not a whole PNG image.*kondo plot"):
         written([folder], tmp_path)
+
+
+def test_claims_come_first_in_a_study_with_what_came_of_them(page):
+    own = study(page, "study-mnist-kondo")
+    claims = re.findall(r'<li><span class="verdict (\w+)">(\w+)</span> (.*?) <span', own)
+    assert claims == [
+        ("met", "met", "DG-K ends below PG &lt;at 3%&gt;"),
+        ("missed", "missed", "DG-K ends near DG"),
+        ("open", "open", "it bears noise"),
+    ]
+    assert own.index('class="claims"') < own.index("<figure") < own.index("<table")
+    assert "(0.0312, expected 0.0236)" in own
+    contents = page[page.index('<ol class="contents">') : page.index("</ol>")]
+    assert '<span class="verdict missed">1 missed</span>' in contents
+    summary = page[: page.index('<div class="tiles">')]
+    assert '<span class="verdict met">1 met</span>' in summary
+
+
+def test_a_folder_without_claims_says_so(page):
+    assert "No verdicts on this claim" in study(page, "study-reversal-kondo")
+
+
+@pytest.mark.parametrize("word", ["matches", "", "perhaps"])
+def test_a_claim_is_met_missed_or_open(tmp_path, word):
+    folder = write_folder(tmp_path / "a", manifest(), MNIST_LINES, claims=[("it works", word, "1")])
+    with pytest.raises(ValueError, match=r"claims\.csv, line 2: verdict is .*met, missed, open"):
+        html_report.write([folder], tmp_path / "report.html")

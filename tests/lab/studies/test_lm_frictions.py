@@ -163,9 +163,10 @@ def test_the_analysis_tells_and_draws(tiny):
     told = "\n".join(found.findings)
     assert f"{rare}: supervised starts of 1 seeds" in told
     assert f"{main}: learning rates: " in told
-    assert "The gain grows with strength: open." in told
-    assert "Within 0.02: open." in told
-    assert "Ahead: open." in told
+    claimed = "\n".join(map(sentence, found.claims))
+    assert "grows with strength: open" in claimed
+    assert "ends within 0.02 of PPO clip 0.2 with correct ones: open" in claimed
+    assert "with wrong log-probs: open" in claimed
     assert "DG, eta 1 with decay: mean reward over the frictions that tune" in told
     assert "sorting-1-toy, asynchronous, queue 1: batches were drawn" in told
 
@@ -321,7 +322,11 @@ def test_the_highest_is_so_on_the_seeds_that_all_have():
 
 
 def told(ends, tuned=None):
-    return "\n".join(verdicts.findings(made(ends), tuned or {}))
+    return "\n".join(map(sentence, verdicts.claims(made(ends), tuned or {})))
+
+
+def sentence(claim):
+    return f"{claim.statement}: {claim.verdict} ({claim.measured})"
 
 
 @pytest.mark.parametrize(
@@ -337,8 +342,10 @@ def told(ends, tuned=None):
 )
 def test_ten_times_the_error_is_met_missed_or_open(plain, delight, factor, verdict):
     found = told({"refresh 64": {PLAIN: plain, verdicts.PAPER: delight}})
-    assert f"refresh 64: the error of {PLAIN} is {factor} times that of DG, eta 1;" in found
-    assert f"At least 10 times: {verdict}." in found
+    assert (
+        f"refresh 64: the error of {PLAIN} is at least 10 times that of DG, eta 1: {verdict} "
+        f"({factor} times;"
+    ) in found
 
 
 @pytest.mark.parametrize(
@@ -350,7 +357,7 @@ def test_gains_grow_from_the_weakest_strength_to_the_strongest(strongest, verdic
     high = {PLAIN: strongest, verdicts.PAPER: (0.8, 0.81, 0.8)}
     found = told({"refresh 4": level, "refresh 16": high, "refresh 64": high, "no friction": high})
     assert "at refresh 64 less that at refresh 4:" in found
-    assert f"The gain grows with strength: {verdict}." in found
+    assert f"grows with strength: {verdict} (" in found
 
 
 def test_a_strength_with_fewer_seeds_decides_nothing():
@@ -359,7 +366,7 @@ def test_a_strength_with_fewer_seeds_decides_nothing():
     high = {PLAIN: (0.0, 0.01, 0.0), verdicts.PAPER: (0.8, 0.81, 0.8)}
     found = told({"coin 10%": level, "coin 30%": high, "coin 60%": once})
     assert "at coin 30% less that at coin 10%:" in found
-    assert "The gain grows with strength: met." in found
+    assert "grows with strength: met (" in found
 
 
 def test_the_aim_is_about_the_rule_that_tuning_preferred():
@@ -374,13 +381,14 @@ def test_the_aim_is_about_the_rule_that_tuning_preferred():
     found = told(ends, {"DG, eta 1": 0.5, "DG without drift": 0.6, "price 0": 0.9})
     assert (
         "combined: DG without drift, the best rule without the actors' log-probs on the tuning "
-        "seed, less PPO clip 0.2 with correct ones: -0.012 ± 0.002 over 3 seeds. Within 0.02: met."
+        "seed, ends within 0.02 of PPO clip 0.2 with correct ones: met (-0.012 ± 0.002 over 3 "
+        "seeds)"
     ) in found
-    assert "wrong log-probs: +0.178 ± 0.009 over 3 seeds. Ahead: met." in found
+    assert "wrong log-probs: met (+0.178 ± 0.009 over 3 seeds)" in found
     ends["combined"]["DG without drift"] = (0.70, 0.71, 0.72)
     found = told(ends, {"DG without drift": 0.6})
-    assert "Within 0.02: missed." in found
-    assert "Ahead: missed." in found
+    assert "with correct ones: missed (" in found
+    assert "with wrong log-probs: missed (" in found
 
 
 def test_ahead_is_more_than_chance():

@@ -53,6 +53,7 @@ TINY_PLANE = Plane(
         Point(num_rows=16, rate=0.3, num_steps=3, learning_rates=(1e-3,)),
         Point(num_rows=16, rate=0.3, rule="PODS", num_steps=3, learning_rates=(1e-3,)),
     ),
+    rivals=(Point(num_rows=16, num_steps=2, learning_rates=(3e-4,)),),
 )
 TINY = dataclasses.replace(
     SMALL,
@@ -176,6 +177,15 @@ def test_the_best_point_of_a_role_is_run_with_all_seeds(tiny):
             assert own["step"].max() <= longest
             kept = own["backward"].max() / own["forward"].max()
             assert kept == 1 if role == "dense" else kept < 0.5
+
+
+def test_a_rival_is_run_with_all_seeds_at_its_own_learning_rate(tiny):
+    (point,) = TINY_PLANE.rivals
+    own = by_part(tiny[2], assignments.rival_name(TINY_PLANE, point))
+    assert set(own["series"]) == {"dense 16"}
+    assert set(own["setting"]) == {3e-4}
+    assert set(own["seed"]) == set(range(TINY_PLANE.num_seeds))
+    assert own["step"].max() <= round(TINY.longer * point.num_steps)
 
 
 def test_runs_by_the_clock_end_at_the_target(tmp_path, monkeypatch):

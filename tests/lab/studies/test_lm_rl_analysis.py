@@ -11,7 +11,7 @@ import kondo
 from kondo_lab.gates import Everything
 from kondo_lab.language.contenders import Contender
 from kondo_lab.part import Record
-from kondo_lab.studies import records
+from kondo_lab.studies import claims, records
 from kondo_lab.studies.lm_rl import (
     analysis,
     assignments,
@@ -214,16 +214,17 @@ def test_differences_are_taken_seed_by_seed():
     ],
 )
 def test_a_statement_is_met_missed_or_open(mean, se, seeds, verdict):
-    assert comparisons.verdict(Estimate(mean, se, seeds)) == verdict
+    assert claims.above_zero(Estimate(mean, se, seeds)) == verdict
 
 
 def test_a_statement_that_ours_is_lower_is_tested_the_other_way_round():
     values = {"a": dict.fromkeys(range(3), 0.1), "b": {0: 0.3, 1: 0.31, 2: 0.32}}
-    low = comparisons.told(Statement("a", "b", lower=True), values, "entropy")
-    assert low == "a has a lower entropy than b: met (-0.210 ± 0.006, seed by seed, 3 seeds)."
-    high = comparisons.told(Statement("a", "b"), values, "entropy")
-    assert high.startswith("a has a higher entropy than b: missed (-0.210")
-    assert comparisons.told(Statement("a", "c"), values, "entropy") is None
+    low = comparisons.claim(Statement("a", "b", lower=True), values, "entropy")
+    measured = "-0.210 ± 0.006, seed by seed, 3 seeds"
+    assert low == ("a has a lower entropy than b", "met", measured)
+    high = comparisons.claim(Statement("a", "b"), values, "entropy")
+    assert high == ("a has a higher entropy than b", "missed", measured)
+    assert comparisons.claim(Statement("a", "c"), values, "entropy") is None
 
 
 @pytest.mark.parametrize(
@@ -277,6 +278,9 @@ def test_selections_are_told_with_what_they_lose_to_dense_and_gain_on_random():
     told = " ".join(found.findings)
     assert "delight by PG has a higher reward at the end than random by PG: met (+0.200" in told
     assert "random by PG has a lower entropy at the end than delight by PG: met (-0.400" in told
+    (claim,) = found.claims
+    assert claim.statement.startswith("sorting-2-toy, PG: rows of highest delight end at a higher")
+    assert (claim.verdict, claim.measured) == ("met", "1 of 1 met")
 
 
 RISING = [0.2, 0.4, 0.6, 0.8]
@@ -352,6 +356,29 @@ def test_the_aim_is_about_the_gated_point_of_one_size(monkeypatch):
     assert "(aim 5x: met)" in gated
     assert "(aim 2.5x: missed)" in gated
     assert "aim" not in pods
+
+
+def rival(*by_seed, **seconds):
+    """Records of the plane's rival, the rewards of seeds 0, 1, ..."""
+    (point,) = PLANE.rivals
+    runs_of = {(3e-4, seed): rewards for seed, rewards in enumerate(by_seed)}
+    return clocked(assignments.rival_name(PLANE, point), point, runs_of, **seconds)
+
+
+@pytest.mark.parametrize(("theirs", "expected"), [(1.5, 1.5), (4.0, 2.0)])
+def test_gates_are_compared_with_a_rival_that_is_sooner_than_the_chosen_point(theirs, expected):
+    table = joined(
+        tried(0, {3e-4: RISING}),
+        best(0, "dense", RISING, [0.3, *RISING], loop=2.0),
+        best(2, "gated", RISING, [0.3, *RISING], loop=1.0),
+        rival(RISING, [0.3, *RISING], loop=theirs),
+    )
+    found = analysis.analyse(table, SMALL)
+    lines = {(line.series, line.metric): line for line in found.headline}
+    metric = "loop seconds to 0.5, speed-up over the best dense point"
+    assert_close(lines["unbiased 30% of 64", metric].ours, expected)
+    assert ("dense 64", "loop seconds to 0.5, rival") in lines
+    assert any("which the tuning seed did not choose, took" in told for told in found.findings)
 
 
 def test_points_that_never_got_there_are_bounds():

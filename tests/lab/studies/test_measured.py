@@ -175,7 +175,8 @@ def test_headline_has_medians_beside_the_papers_curve(made_up):
     assert found[EXACT, run.LEARNER, slow.name].ours == 0.5
     to_quality = f"{run.LEARNER} over PG to 5% test error"
     line = found[EXACT, to_quality, fast.name]
-    assert (line.figure, line.seeds, line.verdict) == ("Kondo Fig 3", 5, "differs")
+    assert (line.figure, line.seeds, line.verdict) == ("Kondo Fig 3, counted", 5, "differs")
+    assert line.against == "formula"
     assert line.ours == pytest.approx(1.41 * 2.0)
     assert line.expected == pytest.approx(1.41 * 5 / 1.12)
     assert found[DG, to_quality, slow.name].verdict == "matches"

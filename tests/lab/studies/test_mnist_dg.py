@@ -9,10 +9,11 @@ from kondo_lab.part import Context
 from kondo_lab.population.losses import CrossEntropy, ExactPG
 from kondo_lab.population.member import Member, Update
 from kondo_lab.studies import image_bandits, records, runner
-from kondo_lab.studies.mnist_dg import STUDY, paper
+from kondo_lab.studies.mnist_dg import STUDY, paper, run
 from kondo_lab.studies.mnist_dg.run import EXACT, TO_CE, TO_PG, cosine_gaps
-from kondo_lab.studies.mnist_dg.settings import SMALL
+from kondo_lab.studies.mnist_dg.settings import SMALL, settings
 from lab.studies import toy
+from tolerances import assert_close
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +24,21 @@ def small(tmp_path_factory):
     return outcome.analysis, records.read(out / runner.RECORDS)
 
 
+CONTEXT = Context(
+    device=torch.device("cpu"),
+    progress=lambda *_: None,
+    stopped=lambda: False,
+    checkpoint=Path("none"),
+)
+
+
 def population(updates, *, samples=1):
-    context = Context(
-        device=torch.device("cpu"),
-        progress=lambda *_: None,
-        stopped=lambda: False,
-        checkpoint=Path("none"),
-    )
     members = [
         Member(series=str(place), seed=3, learning_rate=1e-3, update=update)
         for place, update in enumerate(updates)
     ]
     (only,) = image_bandits.populations(
-        context, members, data="digits", width=8, batch=40, samples=samples
+        CONTEXT, members, data="digits", width=8, batch=40, samples=samples
     )
     return only
 
@@ -43,7 +46,7 @@ def population(updates, *, samples=1):
 def test_every_figure_is_drawn(small):
     found, _ = small
     names = ["fig2-learning-curves", "fig3-samples-per-image", "fig4-directions"]
-    assert list(found.figures) == names
+    assert list(found.figures) == [*names, "appendix-sweeps"]
     assert {line.figure for line in found.headline} >= {"DG Fig 2", "DG Fig 3", "DG Fig 4a"}
 
 
@@ -52,6 +55,70 @@ def test_both_directions_are_measured_for_the_fewest_and_the_most_samples(small)
     probed = table[table["metric"] == TO_PG]
     assert set(probed["part"]) == {f"samples-{min(SMALL.samples)}", f"samples-{max(SMALL.samples)}"}
     assert probed["value"].between(0, 2).all()
+
+
+def test_the_appendix_is_swept_with_the_main_runs_in_their_place(small):
+    found, table = small
+    lines = [line for line in found.headline if line.figure == "DG App B"]
+    shown = {
+        name: [line.x for line in lines if (line.series, line.metric) == ("DG", metric)]
+        for name in ("learning rate", "batch", "width", "eta")
+        for metric in [f"online error by {name}"]
+    }
+    assert shown == {
+        "learning rate": [*SMALL.learning_rates, SMALL.learning_rate],
+        "batch": [*SMALL.batches, SMALL.batch],
+        "width": [4, SMALL.width, 64],
+        "eta": [*SMALL.etas, 1.0],
+    }
+    orders = [line for line in lines if line.series == "DG < PG"]
+    assert {line.against for line in orders} == {"third party"}
+    assert len(orders) == 1 + 2 + 2  # of the main runs another figure tells the order
+    late = table[(table["part"] == "samples-1") & (table["step"] > 0.9 * SMALL.num_steps)]
+    own = late[(late["series"] == "PG, expected baseline") & (late["metric"] == "online error")]
+    (line,) = (one for one in lines if (one.series, one.x) == ("PG", SMALL.width))
+    assert_close(line.ours, float(own["value"].mean()))
+
+
+def test_batches_and_widths_are_those_that_were_asked_for(monkeypatch):
+    caught = {}
+    monkeypatch.setattr(
+        run.run, "train", lambda populations, *_, part, **__: caught.update({part: populations})
+    )
+    for part in run.parts(SMALL):
+        if part.name in ("batches", "widths", "learning-rates"):
+            part.run(CONTEXT)
+    shapes = {
+        part: [(one.num_rows, one.program.network.sizes[1]) for one in populations]
+        for part, populations in caught.items()
+    }
+    assert shapes == {
+        "learning-rates": [(SMALL.batch, SMALL.width)],
+        "batches": [(size, SMALL.width) for size in SMALL.batches],
+        "widths": [(SMALL.batch, size) for size in SMALL.widths],
+    }
+    sizes = [{member.setting for member in one.members} for one in caught["batches"]]
+    assert sizes == [{size} for size in SMALL.batches]
+    rates = [m for m in caught["learning-rates"][0].members if m.series in ("PG", "DG")]
+    assert all(member.learning_rate == member.setting for member in rates)
+    etas = [m for m in caught["learning-rates"][0].members if m.series == "DG, eta"]
+    assert all(member.update.gate.eta == member.setting for member in etas)
+    assert {len(rates), len(etas)} == {4, 2}
+
+
+def test_parts_begin_with_what_stands_in_most_figures():
+    names = [part.name for part in run.parts(settings("full", None))]
+    assert names[:2] == ["samples-1", "samples-100"]
+    assert names[-3:] == ["learning-rates", "batches", "widths"]
+    assert len(names) == 8
+
+
+def test_cosines_are_means_over_batches_that_differ():
+    one = population([Update()])
+    one.step()
+    single = [run._cosine_gaps(one, step)[TO_PG] for step in (-3, -4, -5)]
+    assert len({float(value) for value in single}) == 3
+    assert_close(cosine_gaps(one, num_batches=3)[TO_PG], torch.stack(single).mean(dim=0))
 
 
 def test_an_exact_gradient_points_where_it_should():

@@ -1,13 +1,13 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 
 from kondo_lab import progress
 from kondo_lab.part import Record
 from kondo_lab.studies import records, runner
-from kondo_lab.studies.mnist_kondo import STUDY, analysis, paper
+from kondo_lab.studies.mnist_kondo import STUDY, analysis, paper, speed_ups
+from kondo_lab.studies.mnist_kondo import run as mnist_kondo_run
 from kondo_lab.studies.mnist_kondo.settings import SMALL, settings
 from lab.studies import toy
 from tolerances import assert_close
@@ -28,7 +28,7 @@ def record(series, seed, step, value, **changes):
         seed=seed,
         step=step,
         forward=100 * step,
-        backward=3 * step,
+        backward=(3 if series == "DG-K 3%" else 100) * step,
         value=value,
         **fields | changes,
     )
@@ -68,7 +68,8 @@ def test_noise_of_size_zero_is_no_noise(small):
     table = small[1]
     silent = table[(table["part"] == "noise") & (table["setting"] == 0)]
     by_way = silent[silent["series"].str.startswith("DG,")].groupby("series")["value"].apply(list)
-    assert by_way["DG, delight noise"] == by_way["DG, logit noise"]
+    assert len(by_way) == 3
+    assert all(values == by_way["DG, delight noise"] for values in by_way)
 
 
 def test_every_mix_is_run(small):
@@ -77,20 +78,115 @@ def test_every_mix_is_run(small):
     assert set(one) == set(SMALL.mixes)
 
 
-def test_passes_are_infinite_for_a_seed_that_never_arrives():
-    table = records.frame(
+def by_hand(test, online):
+    """Records of {series: one list per seed}, values at steps 10, 20 and 40."""
+    return records.frame(
         part="curves",
-        records=[record("PG", 0, 10, 0.2), record("PG", 0, 20, 0.05), record("PG", 1, 10, 0.2)],
+        records=[
+            record(series, seed, step, value, metric=metric)
+            for metric, of_series in (("test error", test), ("online error", online))
+            for series, seeds in of_series.items()
+            for seed, values in enumerate(seeds)
+            for step, value in zip((10, 20, 40), values, strict=True)
+        ],
     )
-    assert analysis.passes(table, "PG").tolist() == [[2000.0, 60.0], [math.inf, math.inf]]
 
 
-def test_speed_up_is_that_of_the_medians():
-    dense = np.array([[100.0, 100.0], [200.0, 200.0], [math.inf, math.inf]])
-    gated = np.array([[100.0, 3.0], [150.0, 4.5], [200.0, 6.0]])
-    assert_close(analysis.speed_up(dense, gated, 0).mean, 200 / 150)
-    assert_close(analysis.speed_up(dense, gated, 2).mean, 600 / 159)
-    assert math.isnan(analysis.speed_up(dense, gated, 2).se)  # some resamples have no median
+def speed_up(table, metric, rule, ratio):
+    baseline, own = (
+        speed_ups.passes(speed_ups.curves(table, series, metric), rule)
+        for series in ("PG", "DG-K 3%")
+    )
+    return speed_ups.speed_up(baseline, own, ratio)
+
+
+def crossing(low, high, above, below):
+    """Where the logarithm of an error that falls from `above` to `below` meets 5%."""
+    return low + (high - low) * math.log(above / 0.05) / math.log(above / below)
+
+
+def test_four_readings_of_a_speed_up():
+    at_once, by_20, by_40, early = (
+        [0.04] * 3,
+        [0.1, 0.04, 0.04],
+        [0.1, 0.1, 0.04],
+        [0.1, 0.01, 0.01],
+    )
+    table = by_hand(
+        test={"PG": [by_40, by_40, early], "DG-K 3%": [at_once] * 3},
+        online={"PG": [by_20, by_20, [0.1, 0.16, 0.04]], "DG-K 3%": [by_20] * 3},
+    )
+    first, second = crossing(10, 20, 0.1, 0.04), crossing(20, 40, 0.1, 0.04)
+    expected = {
+        ("test error", "median of seeds"): second / 10,
+        # The mean over seeds is .1, .07 and .03; then .1, .08 and .04.
+        ("test error", "mean curve"): crossing(20, 40, 0.07, 0.03) / 10,
+        ("online error", "median of seeds"): 1.0,
+        ("online error", "mean curve"): crossing(20, 40, 0.08, 0.04) / first,
+    }
+    assert set(speed_ups.DEFINITIONS) == set(expected)
+    for definition, value in expected.items():
+        assert_close(speed_up(table, *definition, 0).mean, value)
+        # A backward that costs two forwards: PG pays it for every sample, the gate for 3%.
+        assert_close(speed_up(table, *definition, 2).mean, value * 3 / 1.06)
+
+
+def test_the_median_bears_a_seed_that_never_arrives_and_the_mean_curve_does_not():
+    arrives, never = [0.1, 0.04, 0.04], [0.9, 0.9, 0.9]
+    curves = {"PG": [arrives, arrives, never], "DG-K 3%": [arrives] * 3}
+    table = by_hand(test=curves, online=curves)
+    found = speed_up(table, "test error", "median of seeds", 0)
+    assert (found.mean, found.seeds) == (1.0, 3)
+    assert math.isnan(found.se)  # some resamples have no median
+    assert math.isinf(speed_up(table, "test error", "mean curve", 0).mean)
+
+
+def test_the_spread_over_resampled_seeds_is_the_error():
+    first, last = [0.05] * 3, [0.1, 0.1, 0.05]
+    curves = {"PG": [first, last], "DG-K 3%": [first] * 2}
+    found = speed_up(by_hand(test=curves, online=curves), "test error", "median of seeds", 0)
+    # Medians of two draws: 10, 25, 25 or 40 steps, a quarter each.
+    assert_close(found.mean, 2.5)
+    assert abs(found.se - 1.5 * math.sqrt(0.5)) < 0.1
+
+
+def test_one_reading_is_judged_and_the_papers_own_figure_is_read_the_same_way():
+    arrives = [0.1, 0.05, 0.05]
+    curves = {name: [arrives] * 2 for name in ("PG", "DG", "DG-K 3%")}
+    lines = analysis._speed_lines(by_hand(test=curves, online=curves), settings("full", None))
+    judged = {line.metric for line in lines if line.against}
+    assert judged == {"speed-up over PG to 5% online error, mean curve"}
+    own = {line.series: line.ours for line in lines if line.metric.endswith("own Fig 1")}
+    pg = crossing(0.7, 1.0, 0.060, 0.037)
+    assert_close(own["DG"], pg / crossing(0.2, 0.3, 0.054, 0.042))
+    assert_close(own["DG-K 3%"], pg / crossing(0.3, 0.5, 0.060, 0.039))
+
+
+def test_noise_on_logits_reaches_the_baseline_or_not():
+    both, alone = (mnist_kondo_run.noise(way, 3.0) for way in mnist_kondo_run.NOISES[1:])
+    assert both == {"logit_noise": 3.0, "screened": "both"}
+    assert alone == {"logit_noise": 3.0, "screened": "surprisal"}
+    assert mnist_kondo_run.noise("delight noise", 3.0) == {"delight_noise": 3.0}
+
+
+def test_only_one_reading_of_noise_is_judged(small):
+    lines = [line for line in small[0].headline if line.figure == "Kondo Fig 4b"]
+    alone = [line for line in lines if "surprisal alone" in line.series]
+    assert {line.x for line in alone} == {*SMALL.logit_noises, ""}
+    assert not any(line.against for line in alone)
+    assert any(line.against for line in lines)
+
+
+def test_errors_that_still_fall_are_told():
+    few = dataclasses.replace(SMALL, rates=(0.03, 1.0), rate_seeds=2, rate_steps=30)
+    rows = [
+        record(series, seed, step, value, part="rates", setting=1e-3, metric="online error")
+        for seed in (0, 1)
+        for series, values in (("DG-K 3%", (0.2, 0.19)), ("DG-K 100%", (0.2, 0.1)))
+        for step, value in zip((20, 30), values, strict=True)
+    ]
+    told = analysis._plateau_finding(records.frame(part="rates", records=rows), few)
+    assert told.endswith("DG-K 3% 0.95, DG-K 100% 0.50; still falling: DG-K 100%.")
 
 
 def test_the_learning_rate_is_chosen_by_the_seeds_that_are_not_reported():

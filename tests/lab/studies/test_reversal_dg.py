@@ -3,7 +3,7 @@ import pytest
 from kondo_lab import progress
 from kondo_lab.part import Record
 from kondo_lab.studies import records, runner
-from kondo_lab.studies.reversal_dg import STUDY, analysis
+from kondo_lab.studies.reversal_dg import STUDY, analysis, run
 from kondo_lab.studies.reversal_dg.settings import SMALL
 from kondo_lab.studies.study import Estimate
 from lab.studies import toy
@@ -22,20 +22,40 @@ def test_every_figure_is_drawn_and_every_method_compared(small):
     found, table = small
     assert list(found.figures) == [
         "fig8-learning-curves",
-        "fig9-learning-rate-0.001",
-        "fig9-learning-rate-0.0003",
+        "fig9-lengths-and-vocabularies",
+        "variants",
     ]
-    methods = ("PG", "PPO", "PMPO", "DG")
-    slower = {f"{name}, lr 0.0003" for name in methods}
-    assert set(table[table["part"] == "curves"]["series"]) == set(methods)
-    assert set(table[table["part"] == "lengths"]["series"]) == {*methods, *slower}
+    methods = {"PG", "PPO", "PMPO float32", "PMPO", "DG"}
+    assert set(table[table["part"] == "curves"]["series"]) == methods
+    assert set(table[table["part"] == "lengths-seeds-0-2"]["series"]) == methods - {"PPO"}
+    ends = [line for line in found.headline if line.metric == "online error at the end"]
+    assert {line.series for line in ends if line.figure == "DG Fig 9a"} == methods
     assert {line.figure for line in found.headline} == {
         "DG Fig 8",
         "DG Fig 9a",
         "DG Fig 9b",
         "DG Fig 9c",
         "DG Fig 9d",
+        "DG App D",
     }
+
+
+def test_seeds_come_in_blocks_and_every_line_says_how_many_there_are(small):
+    found, table = small
+    figures = {line.figure: line.seeds for line in found.headline}
+    assert figures["DG Fig 9a"] == figures["DG Fig 9c"] == SMALL.sweep_seeds == 4
+    first = table[~table["part"].str.endswith("-seeds-3-3")]
+    fewer = {line.figure: line.seeds for line in analysis.analyse(first, SMALL).headline}
+    assert fewer["DG Fig 9a"] == fewer["DG Fig 9c"] == 3
+
+
+def test_dg_is_compared_on_each_of_eight_variants(small):
+    lines = [line for line in small[0].headline if line.figure == "DG App D"]
+    orders = [line for line in lines if line.metric.startswith("order of")]
+    assert len({line.metric for line in orders}) == 8
+    assert {line.series for line in orders} == {"DG < PG", "DG < PMPO float32"}
+    kinds = {(variant.reverse, variant.increment, variant.reward) for variant in run.VARIANTS}
+    assert len(kinds) == 8
 
 
 def test_a_fresh_policy_gets_half_of_the_tokens_right(small):

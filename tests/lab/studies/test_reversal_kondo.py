@@ -8,7 +8,6 @@ from kondo_lab.studies import records, runner
 from kondo_lab.studies.reversal_kondo import STUDY, analysis
 from kondo_lab.studies.reversal_kondo.settings import SMALL
 from lab.studies import toy
-from tolerances import assert_close
 
 
 @pytest.fixture(scope="module")
@@ -19,33 +18,10 @@ def small(tmp_path_factory):
     return outcome.analysis, records.read(out / runner.RECORDS)
 
 
-def lengths(values):
-    """Records of DG from {(seed, length): errors at steps 1, 2, ...}."""
-    return records.frame(
-        part="lengths",
-        records=[
-            Record(
-                part="lengths",
-                series="DG",
-                setting=length,
-                seed=seed,
-                step=step,
-                forward=100 * step,
-                backward=100 * step,
-                metric="online error",
-                value=value,
-            )
-            for (seed, length), errors in values.items()
-            for step, value in enumerate(errors, start=1)
-        ],
-    )
-
-
 def test_every_figure_is_drawn(small):
     assert list(small[0].figures) == [
         "fig8-learning-curves",
         "fig10-lengths",
-        "fig10-slow",
         "speed-up-by-backward-cost",
         "vocabularies",
     ]
@@ -55,7 +31,8 @@ def test_both_gates_pay_for_less_than_everything_and_the_exact_count_for_no_more
     small,
 ):
     table = small[1]
-    ends = table[(table["part"] == "curves") & (table["step"] == SMALL.num_steps)]
+    curves = table["part"].str.startswith("curves")
+    ends = table[curves & (table["step"] == SMALL.num_steps)]
     paid = ends.groupby("series")["backward"].max()
     assert paid["DG"] == paid["PMPO"] == SMALL.num_steps * 100
     assert paid["DG-K 3%, exact count"] <= SMALL.num_steps * 3
@@ -63,24 +40,67 @@ def test_both_gates_pay_for_less_than_everything_and_the_exact_count_for_no_more
     assert paid["DG-K price 0"] < SMALL.num_steps * 100
 
 
-def test_what_was_tried_is_in_the_table(small):
-    series = {line.series for line in small[0].headline}
-    assert {"PMPO alpha 0.5 beta 0.1", "DG-K 3% lr 0.002"} <= series
+def test_seeds_come_in_blocks_of_parts_and_are_read_as_one(small):
+    found, table = small
+    assert list(table["part"].unique()) == [
+        "curves-seeds-0-2",
+        "lengths-seeds-0-2",
+        "vocabularies",
+        "curves-seeds-3-3",
+        "lengths-seeds-3-3",
+    ]
+    assert [part.name for part in STUDY.parts(STUDY.settings("full", None))][-2:] == [
+        "curves-seeds-6-9",
+        "lengths-seeds-6-9",
+    ]
+    seeds = {line.seeds for line in found.headline if line.figure == "Kondo Fig 10"}
+    assert seeds == {4}
+    first = table[~table["part"].str.endswith("-seeds-3-3")]
+    fewer = analysis.analyse(first, SMALL)
+    assert {line.seeds for line in fewer.headline if line.figure == "Kondo Fig 10"} == {3}
 
 
-def test_a_length_is_solved_by_the_mean_so_far_or_by_the_moment():
-    table = lengths({(0, 10): [0.4, 0.0], (0, 20): [0.9, 0.1], (0, 30): [0.9, 0.9]})
-    now = analysis.longest(table, "DG", 200, average=False)
-    so_far = analysis.longest(table, "DG", 200, average=True)
-    assert_close(now.mean, 20 + 10 * (0.25 - 0.1) / (0.9 - 0.1))
-    assert_close(so_far.mean, 10 + 10 * (0.25 - 0.2) / (0.5 - 0.2))
+def test_no_cell_of_figure_10_is_left_out_and_both_readings_are_there(small):
+    cells = {
+        (line.series, line.metric)
+        for line in small[0].headline
+        if line.figure == "Kondo Fig 10" and line.metric.startswith("longest")
+    }
+    series = ("DG", "DG-K 3%", "DG-K price 0", "PG", "PPO", "PMPO float32", "PMPO")
+    assert cells == {(name, metric) for name in series for metric in analysis.READINGS}
 
 
-def test_a_seed_below_the_shortest_length_makes_no_mean():
-    table = lengths(
-        {(0, 10): [0.1], (0, 20): [0.9], (1, 10): [0.8], (1, 20): [0.9]},
-    )
-    assert analysis.longest(table, "DG", 100, average=False) is None
+def test_pg_is_run_for_ppo_where_ppo_is_not(small):
+    found, table = small
+    run = table[table["part"] == "lengths-seeds-0-2"]["series"].unique()
+    assert "PPO" not in run
+    lengths = {
+        (line.series, line.metric): line.ours
+        for line in found.headline
+        if line.figure == "Kondo Fig 10"
+    }
+    for metric in analysis.READINGS:
+        assert lengths["PPO", metric] == lengths["PG", metric]
+
+
+def test_the_papers_pmpo_is_judged_by_float32_and_exact_ties_by_nothing():
+    """A run of full size whose every number is the paper's own."""
+    full = STUDY.settings("full", None)
+    names = [*analysis.delightful(full), *analysis.baselines(), "PMPO", "DG-K 3%, exact count"]
+    steps = sorted({int(x) for points in analysis.FIG_8.values() for x in points})
+    part = "curves-seeds-0-2"
+    made = [
+        Record(part, name, math.nan, seed, step, 100 * step, step, "online error", value)
+        for name in names
+        for seed in range(2)
+        for step in steps
+        for value in [analysis.FIG_8.get(name, {}).get(step, 0.5)]
+    ]
+    found = analysis.analyse(records.frame(made, part=part), full)
+    errors = [line for line in found.headline if line.metric == "online error"]
+    verdicts = {name: {line.verdict for line in errors if line.series == name} for name in names}
+    assert verdicts["PMPO float32"] == verdicts["DG"] == verdicts["PPO"] == {"matches"}
+    assert verdicts["PMPO"] == {""}
 
 
 def test_a_speed_up_needs_all_seeds_to_arrive(small):

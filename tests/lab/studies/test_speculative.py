@@ -115,10 +115,11 @@ def test_only_gates_of_one_size_are_compared():
 
 def test_costs_of_the_screens():
     cost = {screen.series: screen.cost for screen in drafts.screens(FULL)}
-    assert len(cost) == 1 + 3 + 3 + 4 + 3 + 1
+    assert len(cost) == 1 + 3 + 3 + 3 + 4 + 3 + 1
     assert (cost["exact"], cost["100 steps old"], cost["advantage only"]) == (1, 1, 0)
     assert (cost["8 bits"], cost["2 bits"]) == (0.25, 0.0625)
     assert math.isnan(cost["noise 1"])
+    assert math.isnan(cost["noise 1, surprisal alone"])
     forward = (784 * 16 + 16 * 16 + 16 * 10) / (784 * 100 + 100 * 100 + 100 * 10)
     assert cost["width 16"] == pytest.approx(3 * forward)
 
@@ -126,11 +127,13 @@ def test_costs_of_the_screens():
 def test_every_screen_has_members_at_a_rate():
     members = drafts.gated(FULL, 0.03)
     found = {member.series: member.update for member in members}
-    assert len(found) == 15
-    assert len({(m.series, m.seed) for m in members}) == len(members) == 150
+    assert len(found) == 18
+    assert len({(m.series, m.seed) for m in members}) == len(members) == 180
     assert all(m.setting == 0.03 == m.update.gate.rate and m.update.keeps_a_count for m in members)
     assert found["exact"] == Update(gate=kondo.Gate(rate=0.03))
-    assert found["noise 0.3"].logit_noise == 0.3
+    assert (found["noise 0.3"].logit_noise, found["noise 0.3"].screened) == (0.3, "both")
+    alone = found["noise 0.3, surprisal alone"]
+    assert (alone.logit_noise, alone.screened) == (0.3, "surprisal")
     assert (found["10 steps old"].screen, found["10 steps old"].draft) == ("stale", 10)
     assert (found["3 bits"].screen, found["3 bits"].draft) == ("quantised", 3)
     assert (found["width 32"].screen, found["width 32"].draft) == ("narrow", 32)
@@ -192,7 +195,7 @@ def test_the_analysis_tells_agreement_error_and_cost(full_records):
         pytest.approx(0.5**10),
     )
     assert sum(h.expected is not None for h in found.headline) == 1
-    assert "exact 55% / 0.0977%, noise 0.3 55% / 0.0977%" in found.findings[0]
+    assert "exact 55% / 0.0977%, noise 0.3 55% / 0.0977%, noise" in found.findings[0]
     least = "mnist, rate 3%: advantage only gets every seed to 5% test error for the least"
     assert found.findings[1].startswith(least)
     assert set(found.figures) == {"mnist-3", "mnist-10"}

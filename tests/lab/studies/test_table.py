@@ -4,7 +4,7 @@ import math
 from rich.console import Console
 
 from kondo_lab.studies import table
-from kondo_lab.studies.study import Estimate, headline
+from kondo_lab.studies.study import Claim, Estimate, headline
 from lab.studies import toy
 
 
@@ -58,10 +58,19 @@ def test_numbers_without_a_paper_stand_side_by_side():
 
 
 def test_studies_are_listed_with_paper_and_claim():
-    text = printed(table.studies([toy.study(paper="Fig [1]")]))
-    assert text.splitlines()[-1].split() == ["toy", "Fig", "[1]", "Counting", "works."]
+    text = printed(table.studies([toy.study(paper="Fig [1]")], {"toy": "1 met"}))
+    assert text.splitlines()[-1].split() == ["toy", "Fig", "[1]", "Counting", "works.", "1", "met"]
+    without = printed(table.studies([toy.study(paper="Fig [1]")], {}))
+    assert without.splitlines()[-1].split()[-2:] == ["no", "verdict"]
+
+
+def test_claims_are_told_with_their_verdict_and_numbers():
+    several = [Claim("DG [all] ends first", "missed", "0.1 and 0.2"), Claim("b", "open", "")]
+    rows = printed(table.claims(several)).splitlines()[-2:]
+    assert rows[0].split() == ["missed", *["DG", "[all]", "ends", "first", "0.1", "and", "0.2"]]
+    assert rows[1].split() == ["open", "b"]
 
 
 def test_the_claim_gets_most_of_the_width():
-    text = printed(table.studies([toy.study(paper="Figures " * 20, claim="It works. " * 20)]))
+    text = printed(table.studies([toy.study(paper="Figures " * 20, claim="It works. " * 20)], {}))
     assert text.splitlines()[0].index("claim") < 40

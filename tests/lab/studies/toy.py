@@ -16,6 +16,7 @@ import torch
 from kondo_lab import progress
 from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies import plotting, runner, statistics
+from kondo_lab.studies.claims import by_lines
 from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Study
 from kondo_lab.studies.study import headline as line
 
@@ -68,7 +69,13 @@ def analyse(records, chosen):
         lines.append(line("beyond the paper", "PG", "parts", "", 2.0))
         points.append(FrontierPoint("toy", "PG", math.nan, "5% error", 870.5, 26.0, 2, 2, 0.03))
     findings = [f"PG ends at {error.mean:.3g}."]
-    return Analysis(headline=lines, figures={"error": figure}, findings=findings, frontier=points)
+    return Analysis(
+        headline=lines,
+        figures={"error": figure},
+        findings=findings,
+        frontier=points,
+        claims=[by_lines("PG ends at 3%", lines)],
+    )
 
 
 def study(

@@ -4,8 +4,9 @@
     quantised   its parameters of now, rounded to a few bits
     narrow      a narrower network that learns the policy's action probabilities as it goes
 
-A draft gives the surprisal alone; the advantage needs no forward of the learner. Kept rows are
-trained by the policy itself, so a bad draft costs good rows, never a wrong gradient.
+A draft gives the gate its surprisal, and of bandits the baseline sum_a pi(a)^2 (`Update.screened`
+says whether it counts). Kept rows are trained by the policy itself, with its own advantages, so a
+bad draft costs good rows, never a wrong gradient.
 
 All that changes lives in tensors that stay where they are, and no value is read back, so that a
 step can be captured in a CUDA graph.
@@ -33,8 +34,8 @@ def make(
 ) -> "Stale | Quantised | Narrow | None":
     """Return the draft of members that share an update program; None where the policy screens.
 
-    A draft is a function of (experience, step) that gives log-probs [p, N, T] of what the policy
-    sampled, and learns if the draft does. `parameters` are views that follow the policy.
+    A draft is a `programs.Screen`: it gives the log-probs of what the policy sampled, and learns
+    if the draft does. `parameters` are views that follow the policy.
     """
     update = members[0].update
     numbers = [member.update.draft for member in members]
@@ -59,12 +60,12 @@ class Stale:
         self._copy = {name: value.clone() for name, value in parameters.items()}
 
     @torch.no_grad()
-    def __call__(self, rolled: Rolled, step: Tensor) -> Tensor:
-        """Return log-probs under the copy, renewed where it is due."""
+    def __call__(self, rolled: Rolled, step: Tensor) -> Rolled:
+        """Return what the copy says, renewed where it is due."""
         due = (step - 1) % self._periods == 0
         for name, old in self._copy.items():
             old.copy_(torch.where(_like(due, old), self._parameters[name], old))
-        return self._program.log_probs(self._copy, rolled)
+        return self._program.judge(self._copy, rolled)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the copy."""
@@ -84,10 +85,10 @@ class Quantised:
         self._bits = _per_member(bits, parameters)
 
     @torch.no_grad()
-    def __call__(self, rolled: Rolled, step: Tensor) -> Tensor:
-        """Return log-probs under the rounded parameters."""
+    def __call__(self, rolled: Rolled, step: Tensor) -> Rolled:
+        """Return what the rounded parameters say."""
         rounded = {name: quantise(value, self._bits) for name, value in self._parameters.items()}
-        return self._program.log_probs(rounded, rolled)
+        return self._program.judge(rounded, rolled)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: it remembers nothing."""
@@ -115,7 +116,12 @@ class Narrow:
             )
         like = next(iter(parameters.values()))
         task = program.task
-        self._network = StackedMLP(task.num_inputs, task.num_actions, width=width)
+        self._network = StackedMLP(
+            task.num_inputs,
+            task.num_actions,
+            width=width,
+            initialisation=program.network.initialisation,
+        )
         fresh = self._network.initialise(Draws([DRAFT_SEED + s for s in seeds], like.device))
         self._leaves = {name: value.to(like).requires_grad_() for name, value in fresh.items()}
         self._optimiser = torch.optim.Adam(
@@ -125,8 +131,8 @@ class Narrow:
             capturable=like.device.type == "cuda",
         )
 
-    def __call__(self, rolled: Rolled, step: Tensor) -> Tensor:
-        """Return log-probs under the draft, then let it learn."""
+    def __call__(self, rolled: Rolled, step: Tensor) -> Rolled:
+        """Return what the draft says, then let it learn."""
         inputs, target = rolled["inputs"], rolled["distribution"].exp()
         outputs = self._network.logits(self._leaves, inputs).log_softmax(dim=-1)
         # A sum over members: each gets the gradient of its own mean alone.
@@ -135,7 +141,8 @@ class Narrow:
         for leaf, gradient in zip(self._leaves.values(), gradients, strict=True):
             leaf.grad = gradient
         self._optimiser.step()
-        return outputs.detach().gather(2, rolled["actions"])
+        said = outputs.detach()
+        return {"distribution": said, "log_probs": said.gather(2, rolled["actions"])}
 
     def state_dict(self) -> dict[str, Any]:
         """Return its weights and Adam's moments."""

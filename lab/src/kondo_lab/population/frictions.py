@@ -6,7 +6,7 @@
     judge     log-probs of what was done, under the learner
 
 What the actor reported is kept as `behaviour`, for the losses that correct by it; delight is of the
-learner. Members without frictions keep what they acted with.
+learner. `bug`, [P, N], tells the bugs' rows. Members without frictions keep what they acted with.
 
 All that changes lives in tensors that stay where they are, and no value is read back, so that a
 step can be captured in a CUDA graph.
@@ -54,7 +54,12 @@ class Actors:
         self._corruption = None
         if any(f.corruption > 0 for f in frictions):
             self._corruption = torch.tensor([[f.corruption] for f in frictions], device=device)
-        self._reported = torch.tensor([[[math.log(f.reported)]] for f in frictions], device=device)
+        told = [1.0 if f.reported is None else f.reported for f in frictions]
+        self._reported = torch.tensor([[[math.log(each)]] for each in told], device=device)
+        self._honest = None
+        """[P, 1, 1], whose replaced rows report what the acting policy says of them."""
+        if self._kinds and any(f.reported is None for f in frictions):
+            self._honest = torch.tensor([[[f.reported is None]] for f in frictions], device=device)
         self._foreign = torch.tensor([[[f.foreign]] for f in frictions], device=device)
         self._any_foreign = any(f.foreign for f in frictions)
         self.past = None
@@ -67,11 +72,13 @@ class Actors:
         """Return the experience of `step`, for the learners of these parameters."""
         acting = parameters if self.past is None else self.past(parameters, draws, step)
         rolled = self._program.act(acting, draws, step)
-        rolled = self._replace_rows(rolled, draws, step)
+        rolled = self._replace_rows(acting, rolled, draws, step)
         rewards = self._replace_rewards(self._program.pay(rolled), draws, step)
         return self._judge(parameters, rolled) | {"rewards": rewards}
 
-    def _replace_rows(self, rolled: Rolled, draws: Draws, step: Tensor) -> Rolled:
+    def _replace_rows(
+        self, acting: Parameters, rolled: Rolled, draws: Draws, step: Tensor
+    ) -> Rolled:
         """Put the right answer, a random one or zeros in place of some."""
         if not self._kinds:
             return rolled
@@ -79,13 +86,20 @@ class Actors:
         sampled = program.actions(rolled)
         actions = sampled
         replaced = torch.zeros(sampled.shape[:2], dtype=torch.bool, device=sampled.device)
+        bug = replaced
         for kind in reversed(self._kinds):  # what comes first is written last
             hit = draws.uniform(f"friction/{kind}", step, sampled.shape[1]) < self._kinds[kind]
             new = self._rows(kind, rolled, draws, step)
             actions = torch.where(hit.unsqueeze(2), new, actions)
             replaced = replaced | hit
-        told = torch.where(replaced.unsqueeze(2), self._reported.to(log_probs.dtype), log_probs)
-        return program.with_actions(rolled, actions) | {"log_probs": told}
+            bug = hit if kind == "bug" else bug & ~hit
+        rolled = program.with_actions(rolled, actions) | {"bug": bug}
+        reported = self._reported.to(log_probs.dtype)
+        if self._honest is not None:
+            own = program.judge(acting, rolled)["log_probs"]
+            reported = torch.where(self._honest, own, reported)
+        told = torch.where(replaced.unsqueeze(2), reported, log_probs)
+        return rolled | {"log_probs": told}
 
     def _rows(self, kind: str, rolled: Rolled, draws: Draws, step: Tensor) -> Tensor:
         program = self._program

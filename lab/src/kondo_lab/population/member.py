@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from kondo.core import losses
@@ -14,6 +14,8 @@ from kondo_lab.population.losses import Loss, is_of_labels, short_name, words
 
 BaselineName = Literal["expected", "zero", "constant", "oracle"]
 ScreenName = Literal["exact", "stale", "quantised", "narrow"]
+Screened = Literal["both", "surprisal"]
+EqualRewards = Literal["zero", "rounded"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,10 +48,15 @@ class Update:
     """Standard deviation of noise on the logits that the values are computed from."""
     screen: ScreenName = "exact"
     """Whose log-probs the values are computed from: the policy's, or a draft's (`screens`)."""
+    screened: Screened = "both"
+    """What of delight a draft or noisy logits give: surprisal and baseline, or surprisal alone."""
     draft: int = 0
     """Of a draft screen: steps between two copies (stale), bits (quantised) or width (narrow)."""
     baseline: BaselineName = "expected"
     """Of bandits: sum_a pi(a)^2, 0, 1/2, or pi(label). Sequences use the prompt's mean reward."""
+    equal_rewards: EqualRewards = "zero"
+    """Of sequences, what reward - mean is where all answers to a prompt earn the same: exactly 0,
+    or what rounding leaves of it in plain float32, which a loss of signs alone takes for more."""
 
     def __post_init__(self) -> None:
         for name in ("delight_noise", "logit_noise"):
@@ -80,8 +87,9 @@ class Update:
     def program(self) -> tuple[object, ...]:
         """What must be equal for two members to share the same kernels."""
         draft = self.draft if self.screen == "narrow" else 0
-        noise = (self.delight_noise, self.logit_noise)
-        return (repr(self.gate), words(self.loss), self.baseline, self.screen, draft, *noise)
+        noise = (self.delight_noise, self.logit_noise, self.screened)
+        centred = (self.baseline, self.equal_rewards)
+        return (repr(self.gate), words(self.loss), *centred, self.screen, draft, *noise)
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -90,9 +98,10 @@ class Update:
         gate = self.gate
         rate, window = getattr(gate, "rate", None) or 1.0, getattr(gate, "window", 0)
         signal = name_of(delight if gate is None else getattr(gate.signal, "func", gate.signal))
-        screen = (self.screen, self.program[4], self.logit_noise > 0)
+        screen = (self.screen, self.program[5], self.logit_noise > 0)
         chosen = (self.kind, signal, rate, window)
-        return (short_name(self.loss), self.baseline, *chosen, *screen, words(self.loss))
+        last = (words(self.loss), self.equal_rewards)
+        return (short_name(self.loss), self.baseline, *chosen, *screen, *last)
 
     @property
     def kind(self) -> str:
@@ -146,8 +155,9 @@ class Frictions:
     """Probability that it is replaced by a uniformly random one."""
     bug: float = 0.0
     """Probability that it is replaced by all zeros."""
-    reported: float = 1.0
-    """Probability that a replaced row reports for each of its actions, as if its actor had it."""
+    reported: float | None = 1.0
+    """Probability that a replaced row reports for each of its actions, as if its actor had it. None
+    reports what the policy that acted would have given to that action."""
     corruption: float = 0.0
     """Probability that a row's reward is replaced by a fair coin, 0 or 1."""
 
@@ -157,9 +167,10 @@ class Frictions:
         for name in ("discovery", "random", "bug", "corruption"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
-        if not 0.0 < self.reported <= 1.0:
+        if self.reported is not None and not 0.0 < self.reported <= 1.0:
             raise ValueError(
-                f"reported must lie in (0, 1], got {self.reported}; 1 says that the actor was sure."
+                f"reported must lie in (0, 1] or be None, got {self.reported}; 1 says that the "
+                "actor was sure, None what its policy would have said."
             )
 
     @property
@@ -185,10 +196,16 @@ class Member:
     """Between it and its experience; by default it acts itself."""
 
 
-def each_seed(compared: Mapping[str, Update], num_seeds: int, **options: Any) -> list[Member]:
-    """Return every compared update, by series, with every seed from 0 on; `options` of Member."""
+def each_seed(
+    compared: Mapping[str, Update], seeds: int | Sequence[int], **options: Any
+) -> list[Member]:
+    """Return every compared update, by series, with each of the seeds; `options` of Member.
+
+    A number of seeds stands for those from 0 on.
+    """
+    each = range(seeds) if isinstance(seeds, int) else seeds
     return [
         Member(series=series, seed=seed, update=update, **options)
         for series, update in compared.items()
-        for seed in range(num_seeds)
+        for seed in each
     ]

@@ -1,15 +1,16 @@
 """P networks at once: every parameter has a leading member dimension, every product is batched.
 
 The single-run twins are `kondo_lab.policies.MLP` and `Transformer`: same shapes, same
-initialisation, same outputs (tested).
+initialisation (an MLP's where it is "uniform"), same outputs (tested).
 
 Shapes: P members, N rows, D width, K actions, M tokens, G prompts, A answers per prompt,
 Hp prompt length, Ha answer length.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,25 +21,46 @@ from kondo_lab.draws import Draws
 Parameters = dict[str, Tensor]
 """Name -> [P, ...]."""
 
+Initialisation = Literal["uniform", "lecun normal"]
+"""Of an MLP: PyTorch's default, or that of JAX's libraries."""
+
 _TRUNCATED_STD = 0.87962566
 """Standard deviation of a standard normal cut at two."""
 
 
 class StackedMLP:
-    """ReLU networks with two hidden layers over flat inputs."""
+    """ReLU networks with two hidden layers over flat inputs.
 
-    def __init__(self, num_inputs: int, num_actions: int, *, width: int):
+    | initialisation | weights                                              | biases             |
+    |----------------|------------------------------------------------------|--------------------|
+    | uniform        | uniform within 1 / sqrt(fan-in)                      | the same           |
+    | lecun normal   | normal of variance 1 / fan-in, cut at two deviations | 0                  |
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_actions: int,
+        *,
+        width: int,
+        initialisation: Initialisation = "uniform",
+    ):
         self.sizes = (num_inputs, width, width, num_actions)
         self.num_actions = num_actions
+        self.initialisation = initialisation
 
     def initialise(self, draws: Draws) -> Parameters:
-        """Return fresh parameters, uniform within 1 / sqrt(fan-in) as PyTorch's Linear."""
+        """Return fresh parameters."""
         parameters = {}
-        for layer, (fan_in, fan_out) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
-            bound = 1 / math.sqrt(fan_in)
-            for name, shape in (("weight", (fan_in, fan_out)), ("bias", (1, fan_out))):
-                draw = draws.uniform(f"{name} {layer}", 0, *shape)
-                parameters[f"{layer}.{name}"] = (2 * draw - 1) * bound
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(self.sizes)):
+            weight, bias = f"weight {layer}", f"bias {layer}"
+            if self.initialisation == "uniform":
+                drawn = _uniform(draws, weight, fan_in, fan_out), _uniform(draws, bias, 1, fan_out)
+                fresh = tuple(value / math.sqrt(fan_in) for value in drawn)
+            else:
+                cut = _truncated_normal(draws, weight, fan_in, fan_out)
+                fresh = cut, cut.new_zeros(len(cut), 1, fan_out)
+            parameters[f"{layer}.weight"], parameters[f"{layer}.bias"] = fresh
         return parameters
 
     def logits(self, parameters: Parameters, inputs: Tensor) -> Tensor:
@@ -319,6 +341,11 @@ def _attend(own: _Heads, before: _Heads | None = None) -> Tensor:
         past = of_shared.reshape(groups, heads, repeats * length, -1) @ before.value.squeeze(2)
         attended = past.view_as(own.value) + of_own @ own.value
     return attended.permute(0, 2, 3, 1, 4)
+
+
+def _uniform(draws: Draws, name: str, *shape: int) -> Tensor:
+    """Return [P, *shape], uniform on -1 .. 1."""
+    return 2 * draws.uniform(name, 0, *shape) - 1
 
 
 def _truncated_normal(draws: Draws, name: str, fan_in: int, fan_out: int) -> Tensor:

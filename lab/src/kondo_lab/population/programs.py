@@ -21,7 +21,13 @@ from kondo_lab.draws import Draws
 from kondo_lab.gates import kept_first, unchecked
 from kondo_lab.population.losses import inputs_of, is_of_labels
 from kondo_lab.population.member import Update
-from kondo_lab.population.networks import Parameters, StackedMLP, StackedTransformer, categorical
+from kondo_lab.population.networks import (
+    Initialisation,
+    Parameters,
+    StackedMLP,
+    StackedTransformer,
+    categorical,
+)
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.base import SequenceTask
 
@@ -29,11 +35,12 @@ Rolled = dict[str, Tensor]
 """Experience of one step, name -> [P, ...]; holds log_probs [P, N, T] and rewards at least.
 
 log_probs are the learner's. Where another policy acted (`frictions`), behaviour [P, N, T] holds the
-log-probs that it reported.
+log-probs that it reported, and bug [P, N] tells rows that a bug has replaced.
 """
 
-Screen = Callable[[Rolled, Tensor], Tensor]
-"""(experience, step) -> log-probs [p, N, T] to decide by instead of the policy's own."""
+Screen = Callable[[Rolled, Tensor], Rolled]
+"""(experience, step) -> what another policy says of it, to decide by instead of the policy's own:
+log_probs [p, N, T] of what was done, and of bandits the distribution [p, N, K]."""
 
 
 Program: TypeAlias = "BanditProgram | SequenceProgram"
@@ -74,11 +81,16 @@ def decide(
     everything = torch.full((members,), num_rows, dtype=torch.int64, device=log_probs.device)
     if gate is None:
         return Decision(advantages, None, None, everything)
+    seen = rolled
     if update.logit_noise:
-        log_probs = program.noisy_log_probs(rolled, update.logit_noise, draws, step)
+        seen = rolled | program.with_noise(rolled, update.logit_noise, draws, step)
     if screen is not None:
-        log_probs = screen(rolled, step)
-    values = unchecked(gate.signal)(log_probs, advantages)
+        seen = rolled | screen(rolled, step)
+    estimated = advantages
+    if seen is not rolled and update.screened == "both":
+        # For the gate alone: kept rows are trained with the policy's own advantages.
+        estimated = program.advantages(update, seen)
+    values = unchecked(gate.signal)(seen["log_probs"], estimated)
     if not update.trains_all_rows:
         values = _of_rows(gate.signal, values, draws, step)
     if update.delight_noise:  # in standard deviations of the member's own values
@@ -87,6 +99,8 @@ def decide(
         noise = update.delight_noise * flat.std(dim=1, keepdim=True) * drawn
         values = (flat + noise).view(values.shape)
     flat = values.flatten(1)
+    facts = gate.row_facts(rolled)
+    gate = gate if facts is None else gate.bind(facts)
     uniform = draws.uniform("gate", step, num_rows) if gate.draws else None
     chosen = gate.choose(flat, torch.ones_like(flat, dtype=torch.bool), uniform)
     if update.trains_all_rows:
@@ -109,6 +123,18 @@ def _gather(values: Tensor, rows: Tensor) -> Tensor:
     """Return values [p, C, ...] of the rows [p, C] in values [p, N, ...]."""
     index = rows.view(*rows.shape, *[1] * (values.dim() - 2))
     return values.gather(1, index.expand(*rows.shape, *values.shape[2:]))
+
+
+def _mean_in_order(rewards: Tensor) -> Tensor:
+    """Return the mean [P, G, 1] over the answers of rewards [P, G, A], added up from the first on.
+
+    One addition after the other and a product with the inverse of their number, as XLA does it,
+    round alike on every device; a kernel that sums chooses an order of its own.
+    """
+    total = rewards[:, :, :1]
+    for answer in range(1, rewards.shape[2]):
+        total = total + rewards[:, :, answer : answer + 1]
+    return total * (1 / rewards.shape[2])
 
 
 def _weighted(
@@ -151,10 +177,20 @@ def _weighted(
 class BanditProgram:
     """Images with labels: `batch` images a step, `samples` actions for each."""
 
-    def __init__(self, task: ImageBandit, *, width: int, batch: int, samples: int = 1):
+    def __init__(
+        self,
+        task: ImageBandit,
+        *,
+        width: int,
+        batch: int,
+        samples: int = 1,
+        initialisation: Initialisation = "uniform",
+    ):
         self.task, self.num_rows, self.samples = task, batch, samples
         self.num_choices = task.num_actions
-        self.network = StackedMLP(task.num_inputs, task.num_actions, width=width)
+        self.network = StackedMLP(
+            task.num_inputs, task.num_actions, width=width, initialisation=initialisation
+        )
 
     @torch.no_grad()
     def act(self, parameters: Parameters, draws: Draws, step: Tensor) -> Rolled:
@@ -207,16 +243,12 @@ class BanditProgram:
             case "zero":
                 return rewards
 
-    def noisy_log_probs(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Tensor:
-        """Return log-probs of the actions under logits with Gaussian noise."""
+    def with_noise(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Rolled:
+        """Return what `judge` does, of logits with Gaussian noise."""
         logits = rolled["distribution"]  # log-probs are logits up to a constant
         drawn = draws.normal("logit noise", step, *logits.shape[1:])
         noisy = (logits + noise * drawn).log_softmax(dim=-1)
-        return noisy.gather(2, rolled["actions"])
-
-    def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
-        """Return log-probs of the actions taken, under any parameters."""
-        return self.outputs(parameters, rolled, None).gather(2, rolled["actions"])
+        return {"distribution": noisy, "log_probs": noisy.gather(2, rolled["actions"])}
 
     def outputs(self, parameters: Parameters, rolled: Rolled, rows: Tensor | None) -> Tensor:
         """Return the log-probs of every action, [p, C, K], of the rows [p, C] or of all.
@@ -297,7 +329,7 @@ class SequenceProgram:
     @torch.no_grad()
     def judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
         """Return the log-probs of the answers' tokens."""
-        return {"log_probs": self.log_probs(parameters, rolled)}
+        return {"log_probs": self.outputs(parameters, rolled, None)}
 
     def _asked(self, rolled: Rolled) -> Tensor:
         """Return the prompt of every answer, [P, G, A, Hp]."""
@@ -306,19 +338,18 @@ class SequenceProgram:
     def advantages(self, update: Update, rolled: Rolled) -> Tensor:
         """Return reward minus the mean reward of the same prompt's answers, for every token."""
         rewards = rolled["rewards"]
-        centred = rewards - rewards.mean(dim=2, keepdim=True)
-        # Equal rewards must leave exactly nothing: rounding of the mean would make delight.
-        same = rewards.amax(dim=2, keepdim=True) == rewards.amin(dim=2, keepdim=True)
-        centred = torch.where(same, 0.0, centred)
+        if update.equal_rewards == "rounded":
+            centred = rewards - _mean_in_order(rewards)
+        else:
+            centred = rewards - rewards.mean(dim=2, keepdim=True)
+            # Equal rewards must leave exactly nothing: rounding of the mean would make delight.
+            same = rewards.amax(dim=2, keepdim=True) == rewards.amin(dim=2, keepdim=True)
+            centred = torch.where(same, 0.0, centred)
         return centred.flatten(1, 2).unsqueeze(2).expand_as(rolled["log_probs"])
 
-    def noisy_log_probs(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Tensor:
+    def with_noise(self, rolled: Rolled, noise: float, draws: Draws, step: Tensor) -> Rolled:
         """Refuse: the sampler does not keep its logits."""
         raise ValueError("logit_noise must be 0 for sequences, which keep no logits; use a bandit.")
-
-    def log_probs(self, parameters: Parameters, rolled: Rolled) -> Tensor:
-        """Return log-probs of the answers' tokens."""
-        return self.outputs(parameters, rolled, None)
 
     def outputs(self, parameters: Parameters, rolled: Rolled, rows: Tensor | None) -> Tensor:
         """Return the log-probs of the answers' tokens, [p, C, T]."""

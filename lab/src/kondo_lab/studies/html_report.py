@@ -15,11 +15,11 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, get_args
 
 from kondo.run_files import atomically
 from kondo_lab.studies.result_folder import Result, read
-from kondo_lab.studies.study import Headline
+from kondo_lab.studies.study import ClaimVerdict, Headline
 
 VERDICTS = {
     "matches": ("matches", "match"),
@@ -55,6 +55,7 @@ def _page(results: Sequence[Result]) -> str:
         style=_asset("report.css"),
         script=_asset("report.js"),
         small=_small_note(results),
+        claims=_all_claims(results),
         tiles=_tiles(results),
         contents="\n".join(map(_contents_line, results, anchors)),
         frontier_hidden="" if any(result.frontier for result in results) else " hidden",
@@ -92,6 +93,12 @@ def _small_note(results: Sequence[Result]) -> str:
     )
 
 
+def _all_claims(results: Sequence[Result]) -> str:
+    """Return how many claims of all studies are met, missed and open."""
+    chips = _claim_chips(results)
+    return f"<p>Claims of the studies: {chips}</p>" if chips else ""
+
+
 def _tiles(results: Sequence[Result]) -> str:
     """Return how many numbers agree with a paper, and apart from them with anything else."""
     lines = [line for result in results for line in result.headline]
@@ -116,7 +123,8 @@ def _contents_line(result: Result, anchor: str) -> str:
     manifest = result.manifest
     return (
         f'<li><a href="#{anchor}">{_text(manifest["title"])}</a> {_small_badge(result)}'
-        f'<span class="quiet">{_text(manifest["paper"])}</span> {_chips(result.headline)}</li>'
+        f'<span class="quiet">{_text(manifest["paper"])}</span> {_claim_chips([result])} '
+        f"{_chips(result.headline)}</li>"
     )
 
 
@@ -172,6 +180,7 @@ def _study(result: Result, anchor: str) -> str:
         study=_text(manifest["study"]),
         paper=_text(manifest["paper"]),
         claim=_text(manifest["claim"]),
+        claims=_claims(result),
         warnings=_warnings(result),
         figures=f'<div class="figures">{figures}</div>' if figures else "",
         chips=_chips(result.headline),
@@ -182,6 +191,28 @@ def _study(result: Result, anchor: str) -> str:
         environment=_definitions(_flat(manifest["environment"])),
         settings=_definitions(_flat(manifest["settings"])),
     )
+
+
+def _claims(result: Result) -> str:
+    """Return every claim with what came of it, before all else that a study shows."""
+    if not result.claims:
+        return '<p class="quiet">No verdicts on this claim are in the folder.</p>'
+    items = "".join(
+        f'<li><span class="verdict {claim.verdict}">{claim.verdict}</span> '
+        f'{_text(claim.statement)} <span class="quiet">({_text(claim.measured)})</span></li>'
+        for claim in result.claims
+    )
+    return f'<ul class="claims">{items}</ul>'
+
+
+def _claim_chips(results: Sequence[Result]) -> str:
+    counts = Counter(claim.verdict for result in results for claim in result.claims)
+    chips = [
+        f'<span class="verdict {verdict}">{counts[verdict]} {verdict}</span>'
+        for verdict in get_args(ClaimVerdict)
+        if counts[verdict]
+    ]
+    return f'<span class="chips">{" ".join(chips)}</span>' if chips else ""
 
 
 def _warnings(result: Result) -> str:

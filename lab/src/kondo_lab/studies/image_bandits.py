@@ -1,6 +1,6 @@
 """Populations on images: MNIST at full size, the bundled digits at small size."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from kondo_lab.part import Context, Record
 from kondo_lab.population import run
 from kondo_lab.population.member import Member
+from kondo_lab.population.networks import Initialisation
 from kondo_lab.population.programs import BanditProgram
 from kondo_lab.population.train import Population
 from kondo_lab.tasks.bandits import ImageBandit
@@ -29,9 +30,16 @@ def populations(
     width: int,
     batch: int,
     samples: int = 1,
+    initialisation: Initialisation = "uniform",
 ) -> list[Population]:
     """Return populations of MLP policies on the images, to be trained side by side."""
-    program = BanditProgram(task(data, context.device), width=width, batch=batch, samples=samples)
+    program = BanditProgram(
+        task(data, context.device),
+        width=width,
+        batch=batch,
+        samples=samples,
+        initialisation=initialisation,
+    )
     return run.side_by_side(program, members, context.device)
 
 
@@ -40,8 +48,20 @@ def train(
 ) -> list[Record]:
     """Train the members on images, `samples` actions for each.
 
-    `settings` have data, width and batch; `options` are those of `run.train`.
+    `settings` have data, width, batch and initialisation; `options` are those of `run.train`.
     """
-    shape = {"data": settings.data, "width": settings.width, "batch": settings.batch}
+    names = ("data", "width", "batch", "initialisation")
+    shape = {name: getattr(settings, name) for name in names}
     several = populations(context, members, samples=samples, **shape)
     return run.train(several, context, **options)
+
+
+def logged(num_steps: int, every: int, points: Iterable[float]) -> list[int]:
+    """Return steps to log an online error at: every so many, denser at first, and at the points.
+
+    What is logged is a mean since the step before. At a point it is over the last `every` steps, or
+    over the last tenth of the steps so far where that is less: early on errors fall fast.
+    """
+    steps = {*run.log_spaced(every, 8), *range(every, num_steps + 1, every)}
+    early = [round(point) for point in points if point <= min(num_steps, 10 * every)]
+    return sorted(steps.union(early, (round(0.9 * point) for point in early)))

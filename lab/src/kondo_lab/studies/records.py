@@ -13,7 +13,7 @@ import pandas as pd
 
 from kondo.run_files import DamagedFileError, atomically
 from kondo_lab.part import Record
-from kondo_lab.studies.study import FrontierPoint, Headline
+from kondo_lab.studies.study import Claim, FrontierPoint, Headline
 
 DTYPES = {
     "part": str,
@@ -87,8 +87,10 @@ def read(path: Path) -> pd.DataFrame:
     return table
 
 
-def write_rows(path: Path, made: type[Headline | FrontierPoint], rows: Iterable[Any]) -> None:
-    """Write headline.csv or frontier.csv; what there is none of stays empty."""
+def write_rows(
+    path: Path, made: type[Headline | FrontierPoint | Claim], rows: Iterable[Any]
+) -> None:
+    """Write headline.csv, frontier.csv or claims.csv; what there is none of stays empty."""
     with atomically(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(made._fields)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from kondo_lab.studies.agreement import Against, Verdict
-from kondo_lab.studies.study import FrontierPoint, Headline
+from kondo_lab.studies.study import Claim, ClaimVerdict, FrontierPoint, Headline
 
 MANIFEST, HEADLINE, FRONTIER = "manifest.json", "headline.csv", "frontier.csv"
+CLAIMS = "claims.csv"
 CURVES = "curves.csv.gz"
 NEEDED = (MANIFEST, HEADLINE, CURVES)
 KEYS = (
@@ -46,6 +47,8 @@ class Result:
     manifest: dict[str, Any]
     headline: list[Headline]
     frontier: list[FrontierPoint]
+    claims: list[Claim]
+    """None where an older version wrote the folder; `kondo plot` writes them."""
     figures: list[Path]
 
     @property
@@ -72,9 +75,11 @@ def read(folder: Path) -> Result:
             "a folder that `kondo run` wrote. Leave it out or run the study."
         )
     figures = sorted(folder.glob("*.png"), key=_natural)
-    # Only studies that train to a target have a frontier.
-    frontier = [folder / FRONTIER] if os.path.lexists(folder / FRONTIER) else []
-    for path in [*(folder / name for name in NEEDED), *frontier, *figures]:
+    # Only studies that train to a target have a frontier; older folders have no claims.
+    frontier, claims = (
+        [folder / name] if os.path.lexists(folder / name) else [] for name in (FRONTIER, CLAIMS)
+    )
+    for path in [*(folder / name for name in NEEDED), *frontier, *claims, *figures]:
         _check_regular(path)
     for path in figures:
         _check_png(path)
@@ -82,6 +87,7 @@ def read(folder: Path) -> Result:
         manifest=_manifest(folder / MANIFEST),
         headline=[_row(Headline, where, line) for where, line in _lines(folder / HEADLINE)],
         frontier=[_row(FrontierPoint, *each) for path in frontier for each in _lines(path)],
+        claims=[_row(Claim, *each) for path in claims for each in _lines(path)],
         figures=figures,
     )
 
@@ -142,7 +148,11 @@ def _manifest(path: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-_COLUMNS = {HEADLINE: Headline._fields, FRONTIER: FrontierPoint._fields}
+_COLUMNS = {
+    HEADLINE: Headline._fields,
+    FRONTIER: FrontierPoint._fields,
+    CLAIMS: Claim._fields,
+}
 _COUNTS, _OPTIONAL = ("seeds", "reached"), ("expected", "se")
 _NUMBERS = ("rate", "forward", "backward", "final_error", "ours", *_COUNTS, *_OPTIONAL)
 
@@ -166,16 +176,17 @@ def _lines(path: Path) -> list[tuple[str, dict[str, str]]]:
 
 
 def _row(made: Any, where: str, line: dict[str, str]) -> Any:
-    """Return a line as a Headline or FrontierPoint; files leave empty what there is none of."""
+    """Return a line as what it is a line of; files leave empty what there is none of."""
     if None in line or None in line.values():
         raise ValueError(
             f"folders: {where} does not have a cell for each column. Run the study again."
         )
-    for name, kind in (("verdict", Verdict), ("against", Against)):
-        if line.get(name, "") not in get_args(kind):
-            known = ", ".join(word for word in get_args(kind) if word)
+    verdicts = ClaimVerdict if made is Claim else Verdict
+    for name, kind in (("verdict", verdicts), ("against", Against)):
+        if name in line and line[name] not in get_args(kind):
+            known = ", ".join(word or "nothing" for word in get_args(kind))
             raise ValueError(
-                f"folders: {where}: {name} is {line[name]!r}; expected {known} or nothing. Run the "
+                f"folders: {where}: {name} is {line[name]!r}; expected one of {known}. Run the "
                 "study again."
             )
     values: dict[str, Any] = dict(line)

@@ -1,7 +1,9 @@
 """Populations on token reversal, with the papers' transformer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pandas as pd
 
 from kondo_lab.part import Context, Record
 from kondo_lab.population import run
@@ -9,11 +11,29 @@ from kondo_lab.population.member import Member
 from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import SequenceProgram
 from kondo_lab.population.train import Population
+from kondo_lab.studies import statistics
+from kondo_lab.studies.comparison import interpolated_longest
+from kondo_lab.studies.study import Estimate
 from kondo_lab.tasks.base import Credit
 from kondo_lab.tasks.reversal import ReversalTask
 
+Points = Mapping[float, float]
+"""x -> what was read off a figure there."""
+
 NUM_PROMPTS = 10
 NUM_ANSWERS = 10
+FEED_FORWARD = 256
+"""Feed-forward width of the studies of reversal; `reversal-fit` compares others."""
+LEARNING_RATE = 1e-4
+"""Of Adam in the studies of reversal, settled together with the width."""
+ONLINE = "online error"
+SOLVED = 0.25
+"""A length counts as solved where the error is below this, the reward above 0.75."""
+SOLVED_SO_FAR = True
+"""Whether the paper's Figure 10 is taken to mean the mean reward since the start of training, or
+else the reward at the moment: settled together with the model. Both are shown."""
+FLOAT32 = "PMPO float32"
+"""Series of PMPO with advantages as the author's code has them: the one to compare with papers."""
 
 
 def population(
@@ -23,12 +43,37 @@ def population(
     length: int,
     num_tokens: int = 2,
     reward: Credit = "to_first_error",
+    feed_forward: int = FEED_FORWARD,
+    reverse: bool = True,
+    increment: bool = False,
 ) -> Population:
-    """Return a population of transformers: d = 64, 2 layers, 2 heads, feed-forward 256."""
-    task = ReversalTask(length=length, num_tokens=num_tokens, reward=reward)
-    network = StackedTransformer(prompt_length=length, answer_length=length, num_tokens=num_tokens)
+    """Return a population of transformers: d = 64, 2 layers, 2 heads.
+
+    `reverse` and `increment` choose a variant of the task, see ReversalTask.
+    """
+    task = ReversalTask(
+        length=length, num_tokens=num_tokens, reward=reward, reverse=reverse, increment=increment
+    )
+    network = StackedTransformer(
+        prompt_length=length, answer_length=length, num_tokens=num_tokens, ff_width=feed_forward
+    )
     program = SequenceProgram(task, network, num_prompts=NUM_PROMPTS, num_answers=NUM_ANSWERS)
     return Population(program, members, device=context.device)
+
+
+def judged(known: Mapping[str, Points]) -> dict[str, Points]:
+    """Return the papers' numbers by our series: their PMPO is our `FLOAT32`."""
+    return {FLOAT32 if name == "PMPO" else name: points for name, points in known.items()}
+
+
+def with_ppo(records: pd.DataFrame) -> pd.DataFrame:
+    """Return records in which PG's runs stand for PPO too, in the parts that PPO was not run in.
+
+    On its own samples, with one update a batch and no KL term, PPO's gradient is PG's (tested).
+    """
+    run = set(records[records["series"] == "PPO"]["part"])
+    same = records[(records["series"] == "PG") & ~records["part"].isin(run)]
+    return pd.concat([records, same.assign(series="PPO")], ignore_index=True)
 
 
 def train(
@@ -48,3 +93,25 @@ def train(
         return run.train(
             populations, context, part=part, num_steps=num_steps, log_steps=log_steps, **options
         )
+
+
+def longest_solved(
+    records: pd.DataFrame, part: str, series: str, forward: float, *, average: bool
+) -> Estimate:
+    """Return the longest length solved after that many forward passes, mean over seeds.
+
+    Settings are lengths. Between two lengths the error is taken to be linear, below the shortest
+    one as well: nothing to write has no error. Where all are solved it is the longest there is.
+
+    Args:
+        average: judge by the mean reward since the start of training, instead of by the reward at
+            that moment (since the logged step before).
+    """
+    own = (records["part"] == part) & (records["series"] == series) & (records["metric"] == ONLINE)
+    chosen = records[own & (records["forward"] <= forward)].sort_values("forward")
+    found = []
+    for _, own in chosen.groupby("seed"):
+        by_length = own.groupby("setting")["value"]
+        errors = by_length.mean() if average else by_length.last()
+        found.append(interpolated_longest({0.0: 0.0} | dict(errors), SOLVED))
+    return statistics.estimate(found)

@@ -29,8 +29,8 @@ from kondo_lab import progress, provenance
 from kondo_lab.part import Context, DamagedCheckpointError, Part, Stopped
 from kondo_lab.studies import part_files, plotting, records, statistics
 from kondo_lab.studies.part_files import PARTS, RECORDS, path_of
-from kondo_lab.studies.result_folder import CURVES, FRONTIER, HEADLINE, MANIFEST
-from kondo_lab.studies.study import Analysis, FrontierPoint, Headline, Size, Study
+from kondo_lab.studies.result_folder import CLAIMS, CURVES, FRONTIER, HEADLINE, MANIFEST
+from kondo_lab.studies.study import Analysis, Claim, FrontierPoint, Headline, Size, Study
 from kondo_lab.worker_pool import stop_on_interrupt
 
 # What must be the same for a run to be resumed.
@@ -283,7 +283,8 @@ def _analyse(
             plotting.save(figure, path)
     records.write(folder / CURVES, statistics.over_seeds(table))
     records.write_rows(folder / HEADLINE, Headline, analysis.headline)
-    written = [folder / CURVES, folder / HEADLINE, *pictures]
+    records.write_rows(folder / CLAIMS, Claim, analysis.claims)
+    written = [folder / CURVES, folder / HEADLINE, folder / CLAIMS, *pictures]
     stale = {folder / name for name in manifest["figures"]} | {folder / FRONTIER}
     if analysis.frontier:
         records.write_rows(folder / FRONTIER, FrontierPoint, analysis.frontier)

@@ -166,11 +166,20 @@ def first_reach(
     seeds = 0
     for seed, own in chosen.sort_values("step").groupby("seed"):
         seeds += 1
-        below = np.flatnonzero(own["value"] <= target)
-        if len(below):
-            values, paid = own["value"].to_numpy(), own[["forward", "backward"]].to_numpy()
-            costs[int(seed)] = _crossing(values, paid, int(below[0]), target)
+        paid = own[["forward", "backward"]].to_numpy()
+        cost = cost_to(target, own["value"].to_numpy(), paid)
+        if cost is not None:
+            costs[int(seed)] = cost
     return Reach(costs, seeds)
+
+
+def cost_to(target: float, values: np.ndarray, paid: np.ndarray) -> Cost | None:
+    """Return what was paid until `values` [n] first fell to a target; None if they never do.
+
+    `paid` [n, 2] are forward and backward passes. Between two points as `first_reach` says.
+    """
+    below = np.flatnonzero(values <= target)
+    return _crossing(values, paid, int(below[0]), target) if len(below) else None
 
 
 def frontier_point(

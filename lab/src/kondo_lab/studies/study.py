@@ -1,6 +1,6 @@
 """What a study is: a claim, parts that produce records, and an analysis that reads them.
 
-    parts (run one by one, saved, resumed) -> records -> analysis -> headline, curves, figures
+    parts (run one by one, saved, resumed) -> records -> analysis -> claims, headline, figures
 
 `kondo_lab.part` says what parts and records are.
 """
@@ -105,6 +105,19 @@ def ordering(
     return Headline(figure, name, what, x, 1.0, same, None, seeds, against, verdict)
 
 
+ClaimVerdict = Literal["met", "missed", "open"]
+
+
+class Claim(NamedTuple):
+    """One line of claims.csv: a statement that a study tests, and what came of it."""
+
+    statement: str
+    verdict: ClaimVerdict
+    """By a rule of `claims`, never by hand."""
+    measured: str
+    """The numbers behind the verdict."""
+
+
 class FrontierPoint(NamedTuple):
     """What a series pays to reach a quality; from it a cost ratio tells which one wins."""
 
@@ -135,6 +148,7 @@ class Analysis:
     findings: list[str] = dataclasses.field(default_factory=list)
     """Sentences with measured numbers in them, for the terminal, the report and the docs."""
     frontier: list[FrontierPoint] = dataclasses.field(default_factory=list)
+    claims: list[Claim] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,18 @@
 """Tables of studies: for the terminal the headline of a run and the studies, and for pages."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from kondo_lab.studies.study import Headline, Study
+from kondo_lab.studies.study import Claim, ClaimVerdict, Headline, Study
 
 WIDTH = 100
 _COLOURS = {"matches": "green", "differs": "yellow", "noisy": "dim", "": ""}
+_CLAIM_COLOURS: dict[ClaimVerdict, str] = {"met": "green", "missed": "yellow", "open": "dim"}
 
 
 MOST_METRICS = 6
@@ -73,15 +74,33 @@ def _by_series(lines: Sequence[Headline], metrics: Sequence[str]) -> Table:
     return table
 
 
-def studies(known: Sequence[Study]) -> Table:
-    """Return one line per study: its name, what it is about and its claim."""
+def claims(several: Sequence[Claim]) -> Table:
+    """Return one line per claim: what came of it, what it says, and the numbers."""
+    table = _table()
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("claim", ratio=3)
+    table.add_column("measured", ratio=2)
+    for claim in several:
+        cells = (claim.verdict, escape(claim.statement), escape(claim.measured))
+        table.add_row(*cells, style=_CLAIM_COLOURS[claim.verdict])
+    return table
+
+
+def studies(known: Sequence[Study], verdicts: Mapping[str, str]) -> Table:
+    """Return one line per study: its name, what it is about, its claim and what came of it.
+
+    Args:
+        verdicts: name of a study -> what came of its claims.
+    """
     table = _table()
     table.expand = True  # shares of the width are counted only then
     table.add_column("study", no_wrap=True)
     table.add_column("paper", ratio=2)
     table.add_column("claim", ratio=5)
+    table.add_column("verdicts", ratio=1, min_width=9)
     for study in known:
-        table.add_row(study.name, escape(study.paper), escape(study.claim))
+        came = verdicts.get(study.name) or "no verdict"
+        table.add_row(study.name, escape(study.paper), escape(study.claim), escape(came))
     return table
 
 

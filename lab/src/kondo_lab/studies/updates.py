@@ -11,7 +11,12 @@ from kondo_lab.population.member import Update
 PG = Update()
 DG = Update(gate=Everything(eta=1.0))
 PPO = Update(loss=partial(losses.ppo, clip=0.1, beta=0.1))
+PPO_WITHOUT_KL = Update(loss=partial(losses.ppo, clip=0.1))
+"""On-policy, with one update a batch, every ratio is 1: its gradient is PG's."""
 PMPO = Update(loss=PreferenceOptimisation(alpha=0.6, beta=0.1))
+PMPO_FLOAT32 = Update(loss=PMPO.loss, equal_rewards="rounded")
+"""With advantages as the author's float32 code has them: PMPO looks at their signs alone, and so
+prefers, or not, answers to a prompt that all earned the same."""
 PRICE_0 = Update(gate=Gate(price=0.0))
 
 

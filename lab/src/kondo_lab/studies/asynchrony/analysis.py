@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.asynchrony import run
+from kondo_lab.studies.asynchrony.claims import claims
 from kondo_lab.studies.asynchrony.run import FIXED, ON_RAY, ONLINE, REPLAYED, TWINS, UNIFORM, named
 from kondo_lab.studies.asynchrony.settings import Settings
 from kondo_lab.studies.learner_error import LEARNER_ERROR
@@ -106,8 +107,10 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
             found.append(one)
             ours = Estimate(one.value, one.se, one.seeds)
             lines.append(crew.line(f"{one.method}, {one.twin} - {ON_RAY}", one.metric, ours))
+    lines += _share_lines(found)
     return Analysis(
-        headline=[*lines, *_share_lines(found)],
+        headline=lines,
+        claims=claims(lines),
         figures={
             "ages": _age_figure(crews),
             "errors": _error_figure(crews),

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.bandit_dg.claims import claims
 from kondo_lab.studies.bandit_dg.run import (
     ALONG,
     CE,
@@ -53,6 +54,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         found.findings.append(_search_finding(records, settings))
     if {"table", "search"} <= there:
         figures["prop2-eta"] = _eta_figure(records, settings)
+    found.claims.extend(claims(found.headline))
     return found
 
 

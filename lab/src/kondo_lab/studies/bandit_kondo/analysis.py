@@ -1,6 +1,7 @@
 """Closed form beside Monte Carlo, and two figures."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,8 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
-from kondo_lab.studies.bandit_kondo.run import GATE, PG, PG_FITTED
+from kondo_lab.studies.bandit_kondo.claims import claims
+from kondo_lab.studies.bandit_kondo.run import BEST, DRAWN, GATE, PG, PG_FITTED
 from kondo_lab.studies.bandit_kondo.settings import Settings
 from kondo_lab.studies.comparison import means
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
@@ -19,6 +21,8 @@ BATCH = 100
 ROUNDING = 12
 """Decimals of a number that theory says is zero: below them is float64's rounding."""
 VARIANCE = "perpendicular variance"
+FEW = 10
+"""A share is not compared where fewer kept samples are expected in all."""
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
@@ -38,8 +42,11 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _cosine_lines(records, settings)
         found.findings.append(_cosine_finding(records, settings))
         figures["prop1-cosine"] = _cosine_figure(records, settings)
+    if "gate-problem" in there:
+        lines += _gate_lines(records, settings)
     if {"moments", "cosine", "first-success"} <= there:
         figures["prop1-variance-and-passes"] = _gradient_figure(records, settings)
+    found.claims.extend(claims(found.headline))
     return found
 
 
@@ -98,6 +105,37 @@ def _moment_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         paid = Estimate(share.mean * BATCH, share.se * BATCH, share.seeds)
         lines.append(_line(series, f"backward passes of a batch of {BATCH}", p, p * BATCH, paid))
     return lines
+
+
+def _gate_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    """The best weight beside sigmoid((chi - price) / eta), and the share that a gate draws."""
+    own = records[records["part"] == "gate-problem"]
+    apart = [
+        abs(value - _sigmoid(chi - price, eta))
+        for price in settings.gate_prices
+        for eta in settings.gate_etas
+        for chi, value in own[
+            (own["series"] == f"eta={eta:g}, price={price:g}") & (own["metric"] == BEST)
+        ][["setting", "value"]].itertuples(index=False)
+    ]
+    steps = math.floor(max(apart) * settings.gate_grid)  # whole steps of the grid
+    metric = f"{BEST}: whole steps of 1/{settings.gate_grid} off the sigmoid, most"
+    line = partial(headline, "Kondo Eq 1", against="formula")
+    lines = [line("every eta, price and delight", metric, "", float(steps), expected=0.0)]
+    for eta in settings.gate_etas:
+        for chi in settings.gate_delights:
+            drawn = settings.gate_draws * settings.seeds
+            # Our gate never keeps delight 0, which has no gradient; so few draws say nothing.
+            if chi == 0 or _sigmoid(chi, eta) * drawn < FEW:
+                continue
+            series = f"eta={eta:g}, price=0"
+            found = statistics.final(records, "gate-problem", series, DRAWN, setting=chi)
+            lines.append(line(series, DRAWN, chi, found, expected=_sigmoid(chi, eta)))
+    return lines
+
+
+def _sigmoid(value: float, eta: float) -> float:
+    return 0.5 * (1 + math.tanh(value / (2 * eta)))
 
 
 def _line(series: str, metric: str, p: float, theory: float, found: Estimate) -> Headline:

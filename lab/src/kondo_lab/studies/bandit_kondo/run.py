@@ -15,6 +15,7 @@ from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.settings import Settings
 
 PG, GATE, PG_FITTED = "PG", "DG-K price 0", "PG, b = p"
+BEST, DRAWN = "best weight, enumerated", "share kept, drawn"
 
 
 def parts(settings: Settings) -> list[Part]:
@@ -24,6 +25,7 @@ def parts(settings: Settings) -> list[Part]:
         "cosine": (_cosine, 2 * settings.cosine_samples * settings.cosine_seeds),
         "first-success": (_first_success, 100 * settings.success_batches * settings.seeds),
         "ranking": (_ranking, 100_000 * settings.ranking_seeds),
+        "gate-problem": (_gate_problem, 1_000_000),
     }
     return [
         Part(name=n, run=bandit.on_one_thread(partial(f, settings)), work=float(w))
@@ -178,3 +180,37 @@ def _search_threshold(
         wrong = failures(kondo.signals.additive(log_probs, advantages, alpha=middle))
         low, high = (middle, high) if wrong else (low, middle)
     return high, float(failures(kondo.delight(log_probs, advantages)))
+
+
+def best_weight(delight: float, price: float, eta: float, grid: int) -> float:
+    """Return the w in [0, 1] that maximises (delight - price) w + eta H(w), tried on a grid.
+
+    H(w) = -w log w - (1 - w) log(1 - w), in nats. The closed form is the sigmoid of
+    (delight - price) / eta.
+
+    Example:
+        >>> from kondo_lab.studies.bandit_kondo.run import best_weight
+        >>> best_weight(0.5, 0.5, 1.0, 1000), best_weight(2.0, 0.5, 1e-3, 1000)
+        (0.5, 1.0)
+    """
+    weights = torch.linspace(0, 1, grid + 1, dtype=torch.float64)
+    entropy = -torch.xlogy(weights, weights) - torch.xlogy(1 - weights, 1 - weights)
+    return float(weights[((delight - price) * weights + eta * entropy).argmax()])
+
+
+def _gate_problem(settings: Settings, context: Context) -> Iterator[Record]:
+    """What a sample is worth to the gate: the best weight by enumeration, and what is drawn."""
+    draws = Draws(range(settings.seeds), context.device)
+    cells = [(price, eta) for price in settings.gate_prices for eta in settings.gate_etas]
+    for done, (price, eta) in enumerate(cells):
+        series = f"eta={eta:g}, price={price:g}"
+        bandit.report(context, done / len(cells), series)
+        gate = kondo.Gate(price=price, temperature=eta)
+        for step, chi in enumerate(settings.gate_delights):
+            best = best_weight(chi, price, eta, settings.gate_grid)
+            yield Record("gate-problem", series, chi, 0, 0, 0, 0, BEST, best)
+            uniform = draws.uniform(f"gate/{series}", step, settings.gate_draws).double()
+            values = torch.full_like(uniform, chi)
+            kept = gate.choose(values, torch.ones_like(values, dtype=torch.bool), uniform).keep
+            measured = {DRAWN: kept.double().mean(dim=1)}
+            yield from bandit.by_seed("gate-problem", series, chi, measured)

@@ -37,6 +37,15 @@ class Settings:
     ranking_seeds: int = 10
     ranking_halvings: int = 40
 
+    gate_delights: tuple[float, ...] = (-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0)
+    gate_prices: tuple[float, ...] = (0.0, 0.5)
+    gate_etas: tuple[float, ...] = (0.001, 0.1, 1.0, 10.0, 1000.0)
+    """The first and the last stand for the limits."""
+    gate_grid: int = 20_000
+    """Weights tried in [0, 1], to find the best by enumeration."""
+    gate_draws: int = 20_000
+    """Samples of each delight that a gate draws from."""
+
 
 SMALL = Settings(
     seeds=8,
@@ -45,6 +54,7 @@ SMALL = Settings(
     cosine_samples=2**13,
     success_batches=100,
     ranking_seeds=2,
+    gate_draws=2000,
 )
 
 

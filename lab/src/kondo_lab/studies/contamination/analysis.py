@@ -12,6 +12,7 @@ from torch import Tensor
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.contamination import run, theory
+from kondo_lab.studies.contamination.claims import claims
 from kondo_lab.studies.contamination.run import IS, PG, at, dg
 from kondo_lab.studies.contamination.settings import Settings
 from kondo_lab.studies.contamination.theory import Source
@@ -113,6 +114,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _context_lines(numbers)
         figures["many-contexts"] = _context_figure(numbers)
         findings.append(_context_finding(numbers))
+    found.claims.extend(claims(found.headline))
     return found
 
 

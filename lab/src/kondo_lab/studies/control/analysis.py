@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.comparison import ends
 from kondo_lab.studies.control import run
+from kondo_lab.studies.control.claims import task_claims, told
 from kondo_lab.studies.control.run import COSINE, DENSE, ENTROPY, GRADIENT_ERROR, RATE, RETURN
 from kondo_lab.studies.control.settings import Settings, Task
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+from kondo_lab.studies.study import Analysis, Claim, Estimate, Headline, headline
 
 COLOURS = (
     "#000000",
@@ -38,12 +39,13 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     names = list(run.contenders(settings))
     lines: list[Headline] = []
     findings: list[str] = []
+    claims: list[Claim] = []
     for task in done:
         own = records[records["part"] == task.name]
         present = _present(own, task, names)
         lines += _headline(own, task, present)
         findings.append(_table(own, task, present))
-        findings += _verdicts(own, task, [n for n in run.promised(settings) if n in present])
+        claims += _claims(own, task, settings, present)
     draw = partial(_figure, records, done, names)
     returns = "mean return of 100 episodes"
     figures = {
@@ -51,7 +53,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         "returns-by-rows": draw(RETURN, returns, "backward"),
         "entropies": draw(ENTROPY, "entropy (nats)"),
     }
-    return Analysis(headline=lines, findings=findings, figures=figures)
+    return Analysis(headline=lines, claims=claims, findings=findings, figures=figures)
 
 
 def over_run(records: pd.DataFrame, part: str, series: str, metric: str) -> Estimate:
@@ -100,42 +102,20 @@ def _table(records: pd.DataFrame, task: Task, names: Sequence[str]) -> str:
     """Return the final returns of a task in one sentence."""
     final = ends(records, task.name, names, RETURN)
     shares = ends(records, task.name, names, RATE)
-    each = "; ".join(f"{n} {_shown(final[n])} ({shares[n].mean:.0%} of the rows)" for n in names)
+    each = "; ".join(f"{n} {told(final[n])} ({shares[n].mean:.0%} of the rows)" for n in names)
     return f"{task.training.task}, return at the end: {each}."
 
 
-def _verdicts(records: pd.DataFrame, task: Task, names: Sequence[str]) -> Iterator[str]:
-    """Say of each contender whether it ends within one standard error of dense."""
-    if DENSE not in set(records["series"]):
-        return
-    dense = statistics.final(records, task.name, DENSE, RETURN)
-    for name in names:
-        own = statistics.final(records, task.name, name, RETURN)
-        yield (
-            f"{verdict(own, dense)}: on {task.training.task}, {name} ends within one standard "
-            f"error of dense ({_shown(own)} and {_shown(dense)})."
-        )
-
-
-def verdict(own: Estimate, dense: Estimate) -> str:
-    """Return "met" if a return is above dense's less one standard error of their difference.
-
-    Open where a standard error is not known. A higher return is no miss.
-
-    Example:
-        >>> from kondo_lab.studies.study import Estimate
-        >>> verdict(Estimate(480.0, 9.0, 10), Estimate(494.0, 12.0, 10))
-        'met'
-    """
-    se = math.hypot(own.se, dense.se)
-    if math.isnan(se) or math.isnan(own.mean - dense.mean):
-        return "open"
-    return "met" if own.mean >= dense.mean - se else "missed"
-
-
-def _shown(found: Estimate) -> str:
-    spread = "" if math.isnan(found.se) else f" ± {found.se:.1f}"
-    return f"{found.mean:.1f}{spread}"
+def _claims(
+    records: pd.DataFrame, task: Task, settings: Settings, names: Sequence[str]
+) -> Sequence[Claim]:
+    """Return the claims about a task that was run; none without dense."""
+    if DENSE not in names:
+        return []
+    final = ends(records, task.name, names, RETURN)
+    promised = {name: final[name] for name in run.promised(settings) if name in final}
+    highest = {name: own for name, own in final.items() if name.startswith("delight ")}
+    return task_claims(task, final[DENSE], promised, highest)
 
 
 def _figure(

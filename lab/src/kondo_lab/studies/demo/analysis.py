@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.demo.claims import claims
 from kondo_lab.studies.demo.run import ONLINE, STAGES, TASKS, TEST, compared
 from kondo_lab.studies.demo.settings import Settings
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
@@ -76,8 +77,10 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the demo's table, figure and findings."""
     trained = set(records["part"])
     tables = {task: rows(records, settings, task) for task in TASKS if task in trained}
+    lines = [line for task, table in tables.items() for line in _lines(task, table)]
     return Analysis(
-        headline=[line for task, table in tables.items() for line in _lines(task, table)],
+        headline=lines,
+        claims=claims(lines),
         figures={"figure": _figure(records, tables)},
         findings=[
             _finding(task, row, table)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kondo_lab.studies import statistics
 from kondo_lab.studies.frontier import compared_gates, drawing
+from kondo_lab.studies.frontier.claims import claims
 from kondo_lab.studies.frontier.points import ONLINE, TEST, Point, Task, front, measure
 from kondo_lab.studies.frontier.run import REVERSAL
 from kondo_lab.studies.frontier.settings import Settings
@@ -42,6 +43,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         points = [measure(records, task, line) for line in compared_gates.lines(settings)]
         found.headline.extend(_lines(task, points))
         found.findings.extend(_findings(task, points))
+        found.claims.extend(claims(task, points, COST_RATIOS))
         found.figures[task.part] = drawing.figure(task, points, COST_RATIOS)
         for point in points:
             place = (task.part, point.line.series, point.line.rate, task.label, *point.reach.mean)

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.comparison import beats, ends, finals, means
 from kondo_lab.studies.gambling import bandit, rules
+from kondo_lab.studies.gambling.claims import claims
 from kondo_lab.studies.gambling.rules import Rule
-from kondo_lab.studies.gambling.run import FINAL, LUCKY, base_rules, few_rules
+from kondo_lab.studies.gambling.run import FINAL, LUCKY, base_rules, cases, few_rules
 from kondo_lab.studies.gambling.settings import Settings
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
@@ -58,6 +59,10 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if "optimisers" in there:
         names = records[records["part"] == "optimisers"]["series"].unique()
         lines += _final_lines(records, "optimisers", names)
+    if "actors" in there:
+        lines += _actor_lines(records, settings)
+        found.findings.extend(_actor_findings(records, settings))
+    found.claims.extend(claims(found.headline))
     return found
 
 
@@ -92,6 +97,33 @@ def _final_lines(
             found = statistics.final(records, part, name, FINAL, setting=ratio)
             lines.append(headline(figure, name, f"{FINAL}, {part}", ratio, found))
     return lines
+
+
+def _actor_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    return [
+        line
+        for case, (_, _, ratios) in cases(settings).items()
+        for rule in few_rules()
+        for line in _final_lines(records, "actors", [f"{rule.name}, {case}"], ratios)
+    ]
+
+
+def _actor_findings(records: pd.DataFrame, settings: Settings) -> list[str]:
+    """Return a sentence per case: every rule's end, by noise of the landmine or of the sampler."""
+    told = []
+    for case, (_, _, ratios) in cases(settings).items():
+        each = "; ".join(
+            f"{rule.name} "
+            + ", ".join(f"{end:.3f}" for end in _case_ends(records, rule.name, case, ratios))
+            for rule in few_rules()
+        )
+        noise = f" at sigma / Delta = {', '.join(f'{r:g}' for r in ratios)}" if any(ratios) else ""
+        told.append(f"Actors, {case}: {FINAL}{noise}: {each}.")
+    return told
+
+
+def _case_ends(records: pd.DataFrame, rule: str, case: str, ratios: Iterable[float]) -> list[float]:
+    return means(records, "actors", f"{rule}, {case}", FINAL, tuple(ratios))
 
 
 def _claim_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:

@@ -47,6 +47,13 @@ def gamble(gap: float, *, num_arms: int = 2, gamblers: int = 1) -> Arms:
     return Arms(means=(1.0,) + (1.0 - gap,) * worse, noisy=noisy)
 
 
+def landmine(gap: float, penalty: float, *, num_arms: int) -> Arms:
+    """Return arm 0 sure, worse sure arms, and last a noisy one that costs `penalty` on top."""
+    worse = (1.0 - gap,) * (num_arms - 2)
+    means = (1.0, *worse, 1.0 - gap - penalty)
+    return Arms(means=means, noisy=(False,) * (num_arms - 1) + (True,))
+
+
 def equal_noise(gap: float) -> Arms:
     """Return two arms with the same noise."""
     return Arms(means=(1.0, 1.0 - gap), noisy=(True, True))

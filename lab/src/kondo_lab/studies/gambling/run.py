@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,23 @@ from kondo_lab.studies.gambling.settings import Settings
 LUCKY = "share of lucky draws"
 FINAL = "bad arms at the end"
 """Probability of all arms but the best, mean over the last steps: regret in units of Delta."""
+
+
+class Actor(NamedTuple):
+    """How the actions that a learner sees differ from draws of its own policy.
+
+    Neither changes the log-probs of the learner, which delight and DG are made of.
+    """
+
+    bug: float = 0.0
+    """Share of the actions that are replaced by the last arm."""
+    noise: float = 0.0
+    """Standard deviation of Gaussian noise on the logits that actions are drawn from."""
+    fresh: bool = False
+    """Whether that noise is drawn anew at every step; else once per seed."""
+
+
+HONEST = Actor()
 
 
 def base_rules(settings: Settings) -> list[Rule]:
@@ -51,7 +69,44 @@ def parts(settings: Settings) -> list[Part]:
         made.append(Part(name=name, run=run, work=float(len(tried) * (10 + len(ratios)))))
     optimisers = on_one_thread(partial(_optimisers, settings))
     variants = len(settings.learning_rates) + 1
-    return [*made, Part(name="optimisers", run=optimisers, work=float(15 * len(few) * variants))]
+    actors = on_one_thread(partial(_actors, settings))
+    return [
+        *made,
+        Part(name="optimisers", run=optimisers, work=float(15 * len(few) * variants)),
+        Part(name="actors", run=actors, work=float(15 * len(few) * len(cases(settings)))),
+    ]
+
+
+def cases(settings: Settings) -> dict[str, tuple[Arms, Actor, tuple[float, ...]]]:
+    """Return what goes wrong with actors -> bandit, actor, sigma / Delta of the noisy arm."""
+    num_arms = settings.many_arms
+    mined = bandit.landmine(settings.gap, settings.penalty, num_arms=num_arms)
+    sure = bandit.gamble(settings.gap, num_arms=num_arms, gamblers=0)
+    found = {
+        "landmine": (mined, HONEST, settings.few_ratios),
+        f"landmine, {100 * settings.bug:g}% bugs": (
+            mined,
+            Actor(bug=settings.bug),
+            settings.few_ratios,
+        ),
+    }
+    for fresh, kind in ((False, "fixed"), (True, "fresh")):
+        for noise in settings.sampler_noises:
+            actor = Actor(noise=noise, fresh=fresh)
+            found[f"{kind} sampler noise {noise:g}"] = (sure, actor, (0.0,))
+    return found
+
+
+def _actors(settings: Settings, context: Context) -> Iterator[Record]:
+    """Landmines and noisy samplers, as the author's code has them, one by one."""
+    tried = [(rule, name) for name in cases(settings) for rule in few_rules()]
+    for done, (rule, name) in enumerate(tried):
+        softmax_bandit.report(context, done / len(tried), f"{rule.name}, {name}")
+        arms, actor, ratios = cases(settings)[name]
+        trainer = Trainer(settings, arms, rule, ratios, context.device, actor=actor)
+        for _ in range(trainer.num_steps):
+            trainer.step()
+        yield from trainer.records("actors", f"{rule.name}, {name}")
 
 
 def _luck(settings: Settings, context: Context) -> Iterator[Record]:
@@ -151,7 +206,9 @@ class Trainer:
         *,
         rate: float | None = None,
         sgd: bool = False,
+        actor: Actor = HONEST,
     ):
+        self.actor = actor
         self.settings, self.arms, self.rule, self.ratios = settings, arms, rule, ratios
         self.rewards_per_step = settings.batch * rule.batches
         self.num_actions = self.rewards_per_step // rule.repeats
@@ -180,7 +237,7 @@ class Trainer:
         """Draw a batch of rewards, update every member, and note where the policy stood."""
         probs = self.logits.softmax(dim=1)
         uniform = self._spread(self.draws.uniform("actions", self.done, self.num_actions))
-        actions = softmax_bandit.draw_actions(probs, uniform)
+        actions = self._spoilt(softmax_bandit.draw_actions(self._sampler(probs), uniform))
         noise = self.draws.normal("rewards", self.done, self.num_actions, self.rule.repeats)
         rewards = self.arms.rewards(actions, self.sigma, self._spread(noise.mean(dim=2)))
         samples = self._samples(probs, actions, rewards)
@@ -189,6 +246,21 @@ class Trainer:
         self._note(probs, paid)
         self.optimiser.step()
         self.done += 1
+
+    def _sampler(self, probs: Tensor) -> Tensor:
+        """Return [P, K]: the probabilities that actions are drawn from."""
+        if not self.actor.noise:
+            return probs
+        when = self.done if self.actor.fresh else 0
+        noise = self._spread(self.draws.normal("sampler", when, probs.shape[1]))
+        return (self.logits + self.actor.noise * noise).softmax(dim=1)
+
+    def _spoilt(self, actions: Tensor) -> Tensor:
+        """Return [P, n]: the actions, some of them replaced by the last arm."""
+        if not self.actor.bug:
+            return actions
+        lots = self._spread(self.draws.uniform("bugs", self.done, self.num_actions))
+        return torch.where(lots < self.actor.bug, len(self.arms.means) - 1, actions)
 
     def _samples(self, probs: Tensor, actions: Tensor, rewards: Tensor) -> Samples:
         value = (probs * self.means).sum(dim=1, keepdim=True)

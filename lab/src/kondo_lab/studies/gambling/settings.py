@@ -34,6 +34,12 @@ class Settings:
     """How many of the many arms are noisy; the other worse arms pay 1 - Delta exactly."""
     learning_rates: tuple[float, ...] = (0.005, 0.05)
     """Of Adam, to see how much hangs on it."""
+    penalty: float = 1.0
+    """What a landmine's reward is lower by than that of the other worse arms, on average."""
+    bug: float = 0.1
+    """Share of the actions that a broken actor replaces by the landmine."""
+    sampler_noises: tuple[float, ...] = (0.0, 0.3, 1.0, 3.0)
+    """Standard deviation of the Gaussian noise on the sampler's logits."""
     sgd_rate: float = 0.2
     """Learning rate of plain SGD, for the same reason."""
 
@@ -46,6 +52,7 @@ SMALL = Settings(
     ratios=(0.0, 1.0, 10.0),
     few_ratios=(0.0, 10.0),
     learning_rates=(0.05,),
+    sampler_noises=(0.0, 1.0),
 )
 
 

@@ -37,7 +37,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         found.headline.extend(_lines(own, records, settings))
         found.findings.extend(_best(own))
         found.findings.extend(_lags(own, records, settings))
-        found.findings.extend(verdicts.findings(own, without))
+        found.claims.extend(verdicts.claims(own, without))
         found.figures[slug("table", field.name)] = drawing.table(own)
         figure = drawing.strengths(own)
         if figure is not None:

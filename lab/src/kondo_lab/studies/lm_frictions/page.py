@@ -34,6 +34,7 @@ def tables(records: pd.DataFrame, settings: Settings) -> dict[str, str]:
     first, wrong = [cell.name for cell in FIRST], [cell.name for cell in FIRST[1:3]]
     sorting, addition = known["sorting-3-25m"], known["addition-3-25m"]
     queues = [cell.name for cell in sorting.cells if cell.queue]
+    lags = [cell.name for cell in sorting.cells if "lag" in cell.name]
     few, fewest = known["sorting-3-25m-from-5%"], known["sorting-3-25m-from-1%"]
     return {
         "sorting, claims": table(sorting, first, CLAIMED),
@@ -43,6 +44,7 @@ def tables(records: pd.DataFrame, settings: Settings) -> dict[str, str]:
         "addition, others": table(addition, first, _others(addition)),
         "multiplication": table(known["multiplication-2-25m"], first, CLAIMED),
         "queues": table(sorting, queues, CLAIMED),
+        "lags": table(sorting, lags, CLAIMED),
         "one seed": table(sorting, ONE_SEED_CELLS, CLAIMED),
         "from 5%": table(few, RARE_CELLS, few.contenders),
         "from 1%": table(fewest, RARE_CELLS, fewest.contenders),

@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from kondo_lab.language.frictions import NONE, Friction
+from kondo_lab.studies.claims import above_zero
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes
 from kondo_lab.studies.lm_frictions.settings import COMBINED, COMBINED_WRONG
 from kondo_lab.studies.lm_gates.analysis import Difference
-from kondo_lab.studies.lm_rl import comparisons
-from kondo_lab.studies.lm_rl.comparisons import Verdict
 from kondo_lab.studies.statistics import estimate
+from kondo_lab.studies.study import Claim, ClaimVerdict
 
 UNCORRECTED, PAPER, CORRECTED = "GRPO uncorrected", "DG, eta 1", "PPO clip 0.2"
 """The paper's baseline, its rule, and what is done where log-probs are known."""
@@ -49,12 +49,12 @@ def _alone(cell: Friction, strength: str) -> bool:
     return dataclasses.replace(cell, **neutral) == NONE
 
 
-def ahead(own: Difference) -> Verdict:
+def ahead(own: Difference) -> ClaimVerdict:
     """Return whether a difference is above 0 by more than chance makes it one time in twenty."""
-    return comparisons.verdict(own.estimate)
+    return above_zero(own.estimate)
 
 
-def reached(own: Difference) -> Verdict:
+def reached(own: Difference) -> ClaimVerdict:
     """Return whether a difference is at least 0.
 
     Met if its mean is: unlike in lm-gates a large standard error is no help. Missed if it is lower
@@ -102,8 +102,8 @@ def growth(found: Outcomes, strength: str) -> tuple[str, str, Difference] | None
     return weakest, strongest, Difference(estimate(apart))
 
 
-def findings(found: Outcomes, tuned: Mapping[str, float]) -> Iterator[str]:
-    """Yield the verdicts of a field.
+def claims(found: Outcomes, tuned: Mapping[str, float]) -> Iterator[Claim]:
+    """Yield the claims about a field.
 
     Args:
         found: of the field.
@@ -114,24 +114,26 @@ def findings(found: Outcomes, tuned: Mapping[str, float]) -> Iterator[str]:
     for cell in found.cells:
         ratio = tenfold(found, cell.name)
         if ratio is not None and not cell.is_none and cell.reports_truly:
-            yield (
-                f"{where}, {cell.name}: the error of {UNCORRECTED} is {ratio[0]:.2g} times that of "
-                f"{PAPER}; log10 less 1: {ratio[1]}. At least {FACTOR:g} times: "
-                f"{reached(ratio[1])}."
+            yield Claim(
+                f"{where}, {cell.name}: the error of {UNCORRECTED} is at least {FACTOR:g} times "
+                f"that of {PAPER}",
+                reached(ratio[1]),
+                f"{ratio[0]:.2g} times; log10 less 1: {ratio[1]}",
             )
     for strength, called in SWEPT.items():
         grown = growth(found, strength)
         if grown is not None:
             weakest, strongest, own = grown
-            yield (
-                f"{where}, {called}: log10 of the factor between the errors of {UNCORRECTED} and "
-                f"{PAPER} at {strongest} less that at {weakest}: {own}. The gain grows with "
-                f"strength: {ahead(own)}."
+            yield Claim(
+                f"{where}, {called}: the factor between the errors of {UNCORRECTED} and {PAPER} "
+                "grows with strength",
+                ahead(own),
+                f"log10 of it at {strongest} less that at {weakest}: {own}",
             )
     yield from _aim(found, tuned)
 
 
-def _aim(found: Outcomes, tuned: Mapping[str, float]) -> Iterator[str]:
+def _aim(found: Outcomes, tuned: Mapping[str, float]) -> Iterator[Claim]:
     where, cell = found.field.name, COMBINED.name
     known = [name for name in tuned if name in found.ends.get(cell, {})]
     if not known:
@@ -141,15 +143,17 @@ def _aim(found: Outcomes, tuned: Mapping[str, float]) -> Iterator[str]:
     if close:
         own = Difference(estimate(close))
         within = Difference(estimate([apart + WITHIN for apart in close]))
-        yield (
+        yield Claim(
             f"{where}, {cell}: {rule}, the best rule without the actors' log-probs on the tuning "
-            f"seed, less {CORRECTED} with correct ones: {own}. Within {WITHIN:g}: "
-            f"{reached(within)}."
+            f"seed, ends within {WITHIN:g} of {CORRECTED} with correct ones",
+            reached(within),
+            str(own),
         )
     wrong = found.apart((cell, rule), (COMBINED_WRONG.name, CORRECTED))
     if wrong:
         own = Difference(estimate(wrong))
-        yield (
-            f"{where}, {cell}: {rule} less {CORRECTED} with wrong log-probs: {own}. Ahead: "
-            f"{ahead(own)}."
+        yield Claim(
+            f"{where}, {cell}: {rule} ends ahead of {CORRECTED} with wrong log-probs",
+            ahead(own),
+            str(own),
         )

@@ -6,15 +6,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from kondo_lab.studies.claims import LEAST_SEEDS, chance_errors
 from kondo_lab.studies.lm_gates import drawing, equal_seconds
 from kondo_lab.studies.lm_gates.settings import Settings
 from kondo_lab.studies.lm_rl import assignments, runs, tuning
 from kondo_lab.studies.lm_rl import findings as lm_rl
-from kondo_lab.studies.lm_rl.comparisons import LEAST_SEEDS, Verdict
-from kondo_lab.studies.lm_rl.failures import FADE_ERRORS
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Arena, Run, SpeedUp
 from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+from kondo_lab.studies.study import Analysis, Claim, ClaimVerdict, Estimate, Headline, headline
 
 _line = partial(headline, "beyond the papers")
 
@@ -25,7 +24,7 @@ class Difference(NamedTuple):
     estimate: Estimate
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClaimVerdict:
         """Whether the end is lower than dense's by at most one standard error.
 
         Missed only if it is lower by more than chance alone makes it one time in twenty. Open
@@ -36,22 +35,17 @@ class Difference(NamedTuple):
             return "open"
         if mean >= -se:
             return "met"
-        return "missed" if mean < -_errors(seeds) * se else "open"
+        return "missed" if mean < -chance_errors(seeds) * se else "open"
 
     @property
     def largest_loss(self) -> float:
         """The reward that may be lost at most: a greater loss is excluded at 95%, one-sided."""
         mean, se, seeds = self.estimate
-        return max(0.0, _errors(seeds) * se - mean)
+        return max(0.0, chance_errors(seeds) * se - mean)
 
     def __str__(self) -> str:
         mean, se, seeds = self.estimate
         return f"{mean:+.3f} ± {se:.3f} over {seeds} seeds" if seeds > 1 else f"{mean:+.3f}, 1 seed"
-
-
-def _errors(seeds: int) -> float:
-    """Return how many standard errors chance exceeds one time in twenty."""
-    return FADE_ERRORS.get(seeds, 2.0)
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
@@ -78,6 +72,11 @@ def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: S
     found.headline.extend(_lines(arena, records, known))
     for name in settings.claimed:
         if name in known:
+            statement = (
+                f"{arena.field.name}: {name} ends lower than dense GRPO by at most one standard "
+                "error"
+            )
+            found.claims.append(Claim(statement, known[name].verdict, str(known[name])))
             found.findings.append(_verdict(arena, name, known[name]))
     lower = [
         f"{name} ({own})"

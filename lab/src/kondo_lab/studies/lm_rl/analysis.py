@@ -8,12 +8,13 @@ import pandas as pd
 
 from kondo_lab.language.selections import JOIN, LOSSES, named
 from kondo_lab.language.step_seconds import PLAIN
+from kondo_lab.studies.claims import together
 from kondo_lab.studies.lm_rl import assignments, comparisons, drawing, findings, runs, tuning
 from kondo_lab.studies.lm_rl.plane_analysis import add_planes
 from kondo_lab.studies.lm_rl.runs import ROLLOUTS, ROWS, Arena, Run
 from kondo_lab.studies.lm_rl.settings import Field, Settings
 from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+from kondo_lab.studies.study import Analysis, Claim, Estimate, Headline, headline
 
 _line = partial(headline, "beyond the papers")
 ENTROPY = "entropy"
@@ -106,9 +107,10 @@ def _add_selection(
     )
     for statements, values, what in asked:
         for statement in statements:
-            sentence = comparisons.told(statement, values, what)
-            if sentence is not None:
-                found.findings.append(f"{main.name}: {sentence}")
+            claim = comparisons.claim(statement, values, what)
+            if claim is not None:
+                found.findings.append(_sentence(main, claim))
+    found.claims.extend(_delight_claims(main, ends))
     dense = {loss: runs.end_rewards(by_series[loss]) for loss in LOSSES if loss in by_series}
     table: dict[str, dict[str, Estimate]] = {}
     for name, several in by_series.items():
@@ -121,6 +123,27 @@ def _add_selection(
     if curves:
         panels = {main.name: curves}
         found.figures["entropy"] = drawing.by_step(panels, "entropy, nats a token")
+
+
+def _sentence(field: Field, claim: Claim) -> str:
+    return f"{field.name}: {claim.statement}: {claim.verdict} ({claim.measured})."
+
+
+def _delight_claims(field: Field, ends: comparisons.Values) -> Iterator[Claim]:
+    """Yield, loss by loss, whether the selection of delight ends above every other one."""
+    for loss in LOSSES:
+        asked = [
+            comparisons.claim(statement, ends, "reward at the end")
+            for statement in comparisons.selection_statements()
+            if statement.ours == named("delight", loss)
+        ]
+        known = [claim for claim in asked if claim is not None]
+        if known:
+            yield together(
+                f"{field.name}, {loss}: rows of highest delight end at a higher reward than those "
+                "of any other signal",
+                known,
+            )
 
 
 def _by_step(
@@ -160,9 +183,9 @@ def _add_rare(
         for name in ends:
             if name != "GRPO":
                 statement = comparisons.Statement(name, "GRPO")
-                sentence = comparisons.told(statement, ends, "reward at the end")
-                if sentence is not None:
-                    found.findings.append(f"{field.name}: {sentence}")
+                claim = comparisons.claim(statement, ends, "reward at the end")
+                if claim is not None:
+                    found.findings.append(_sentence(field, claim))
 
 
 def _add_seconds(found: Analysis, records: pd.DataFrame, settings: Settings) -> None:

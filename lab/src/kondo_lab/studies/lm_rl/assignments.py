@@ -139,6 +139,11 @@ def best_name(plane: Plane, role: Role) -> str:
     return slug("best", plane.name, role)
 
 
+def rival_name(plane: Plane, point: Point) -> str:
+    """Return the name of the part that runs a rival with all seeds."""
+    return slug("rival", plane.name, point.name)
+
+
 def roles(plane: Plane) -> list[Role]:
     """Return the roles that points of a plane are candidates for, each once."""
     return list(dict.fromkeys(point.role for point in plane.points))

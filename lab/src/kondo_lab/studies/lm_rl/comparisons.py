@@ -1,25 +1,20 @@
 """Who ends higher than whom: paired differences, seed by seed, and verdicts on statements.
 
     difference    reward at the end of one contender less that of another, of the seeds of both
-    met           it is above 0 by more than chance makes it one time in twenty (Student's t)
-    missed        it is 0 or below
-    open          between the two, or fewer than three seeds
+    verdict       `claims.above_zero`
 
 All contenders of a seed share start, prompts and held-out prompts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from kondo_lab.language.selections import LOSSES, named, selectors
-from kondo_lab.studies.lm_rl.failures import FADE_ERRORS
+from kondo_lab.studies.claims import LEAST_SEEDS, above_zero
 from kondo_lab.studies.lm_rl.runs import Run, SpeedUp
 from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Estimate
+from kondo_lab.studies.study import Claim, ClaimVerdict, Estimate
 
-LEAST_SEEDS = 3
-"""Below, a statement stays open."""
-Verdict = Literal["met", "missed", "open"]
 Values = Mapping[str, Mapping[int, float]]
 """Series -> seed -> a number of its run."""
 
@@ -47,26 +42,7 @@ def difference(values: Values, ours: str, other: str) -> Estimate | None:
     return estimate([values[ours][seed] - values[other][seed] for seed in both]) if both else None
 
 
-def verdict(apart: Estimate) -> Verdict:
-    """Return whether a difference that should be above 0 is.
-
-    Example:
-        >>> from kondo_lab.studies.lm_rl.comparisons import verdict
-        >>> from kondo_lab.studies.study import Estimate
-        >>> verdict(Estimate(0.1, 0.01, 5)), verdict(Estimate(0.1, 0.1, 5))
-        ('met', 'open')
-        >>> verdict(Estimate(-0.1, 0.1, 5)), verdict(Estimate(0.1, 0.01, 2))
-        ('missed', 'open')
-    """
-    mean, se, seeds = apart
-    if seeds < LEAST_SEEDS:
-        return "open"
-    if mean <= 0:
-        return "missed"
-    return "met" if mean > FADE_ERRORS.get(seeds, 2.0) * se else "open"
-
-
-def aim_verdict(ratio: SpeedUp, seeds: int, aim: float) -> Verdict:
+def aim_verdict(ratio: SpeedUp, seeds: int, aim: float) -> ClaimVerdict:
     """Return whether a speed-up is what was aimed for, by at least one standard error.
 
     A bound on the wrong side proves nothing: "at least 3x" leaves an aim of 5x open.
@@ -117,15 +93,16 @@ def entropy_statements() -> Iterator[Statement]:
     yield Statement(named("random", "PG"), delight, lower=True)
 
 
-def told(statement: Statement, values: Values, what: str) -> str | None:
-    """Return a sentence with the difference and its verdict; None where no seed is of both."""
+def claim(statement: Statement, values: Values, what: str) -> Claim | None:
+    """Return the statement with the difference and its verdict; None where no seed is of both."""
     apart = difference(values, statement.ours, statement.other)
     if apart is None:
         return None
     tested = apart._replace(mean=-apart.mean) if statement.lower else apart
     word = "lower" if statement.lower else "higher"
     error = f" ± {apart.se:.3f}" if apart.seeds > 1 else ""
-    return (
-        f"{statement.ours} has a {word} {what} than {statement.other}: {verdict(tested)} "
-        f"({apart.mean:+.3f}{error}, seed by seed, {apart.seeds} seeds)."
+    return Claim(
+        f"{statement.ours} has a {word} {what} than {statement.other}",
+        above_zero(tested),
+        f"{apart.mean:+.3f}{error}, seed by seed, {apart.seeds} seeds",
     )

@@ -8,13 +8,11 @@ import numpy as np
 import pandas as pd
 
 from kondo_lab.language.contenders import Contender
+from kondo_lab.studies.claims import chance_errors
 from kondo_lab.studies.lm_rl.runs import Arena, Run
 from kondo_lab.studies.statistics import estimate
 from kondo_lab.studies.study import Estimate
 
-FADE_ERRORS = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13}
-"""Seeds -> standard errors by which a reward must have fallen from its peak: the quantile of
-Student's t that chance exceeds once in twenty. Of more seeds, two."""
 LEAST_FALL = 0.05
 """What a reward must have fallen by at least: two errors of one evaluation, about."""
 COLLAPSED = 0.01
@@ -51,7 +49,7 @@ def fade(runs: Sequence[Run]) -> tuple[int, Estimate] | None:
     rewards = np.stack([own.reward for own in runs])
     peak = int(rewards.mean(axis=0).argmax())
     fall = estimate([float(own.reward[peak] - own.reward[-1]) for own in runs])
-    if fall.mean > max(FADE_ERRORS.get(len(runs), 2.0) * fall.se, LEAST_FALL):
+    if fall.mean > max(chance_errors(len(runs)) * fall.se, LEAST_FALL):
         return int(runs[0].steps[peak]), fall
     return None
 

@@ -82,3 +82,15 @@ def best_runs(records: pd.DataFrame, plane: Plane, role: Role) -> list[Run]:
     """Return the smoothed runs of a role's best point, one for each seed."""
     by_series = runs.clock_runs(records, [assignments.best_name(plane, role)])
     return [smoothed(run) for several in by_series.values() for run in several]
+
+
+def rival_runs(records: pd.DataFrame, plane: Plane) -> list[tuple[Point, float, list[Run]]]:
+    """Return the rivals that were run: point, learning rate, and smoothed runs, one a seed."""
+    found = []
+    for point in plane.rivals:
+        own = records[records["part"] == assignments.rival_name(plane, point)]
+        for rate, one in own.groupby("setting"):
+            by_series = runs.clock_runs(one, own["part"].unique())
+            several = [smoothed(run) for runs_of in by_series.values() for run in runs_of]
+            found.append((point, float(rate), several))
+    return found

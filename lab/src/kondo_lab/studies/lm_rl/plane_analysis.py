@@ -8,10 +8,10 @@ import pandas as pd
 
 from kondo_lab.studies.lm_rl import assignments, plane_drawing, runs
 from kondo_lab.studies.lm_rl.comparisons import aim_verdict
-from kondo_lab.studies.lm_rl.plane import Trial, best, best_runs, trials
+from kondo_lab.studies.lm_rl.plane import Trial, best, best_runs, rival_runs, trials
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, ROWS, Reach, Run
 from kondo_lab.studies.lm_rl.settings import Plane, Role, Settings
-from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
+from kondo_lab.studies.study import Analysis, Claim, Estimate, FrontierPoint, Headline, headline
 
 AIMS = {LEARNER: 5.0, LOOP: 2.5}
 """Speed-ups to aim for at the largest model that learns, over the best dense point."""
@@ -27,10 +27,17 @@ def add_planes(found: Analysis, records: pd.DataFrame, settings: Settings) -> No
             continue
         by_role = {role: best_runs(records, plane, role) for role in assignments.roles(plane)}
         reported = {role: several for role, several in by_role.items() if several}
+        for point, rate, several in rival_runs(records, plane):
+            found.headline.extend(_rival_lines(plane, rate, several, settings.target))
+            found.findings.append(_rival_told(plane, rate, several, settings.target))
+            if point.role in reported:
+                rivals = (reported[point.role], several)
+                reported[point.role] = min(rivals, key=partial(_loop_seconds, settings.target))
         found.headline.extend(_trial_lines(plane, tried, settings.target))
         found.findings.extend(_choices(plane, tried, settings.target))
         found.headline.extend(_best_lines(plane, reported, settings.target))
         found.findings.extend(_speed_ups(plane, reported, settings.target))
+        found.claims.extend(_aims(plane, reported, settings.target))
         found.frontier.extend(_frontier(plane, reported, settings.target))
         name = assignments.slug("plane", plane.name)
         found.figures[name] = plane_drawing.plane(tried, reported, settings.target, plane.name)
@@ -46,6 +53,36 @@ def _trial_lines(plane: Plane, tried: Sequence[Trial], target: float) -> Iterato
             (paid,) = runs.reach([run], target, axis).paid
             yield _line(point.name, f"{axis} to {target:g}{metric}", place, paid)
         yield _line(point.name, "smoothed reward where the run ended", place, float(run.reward[-1]))
+
+
+def _loop_seconds(target: float, several: Sequence[Run]) -> float:
+    return runs.reach(several, target, LOOP).mean.mean
+
+
+def _rival_lines(
+    plane: Plane, rate: float, several: Sequence[Run], target: float
+) -> Iterator[Headline]:
+    """Yield what a rival took, with all seeds."""
+    for axis in (LOOP, LEARNER, ROLLOUTS, ROWS):
+        own = runs.reach(several, target, axis)
+        metric = f"{axis} to {target:g}, rival{_least(own)}"
+        place = f"{plane.name}, learning rate {rate:g}"
+        yield _line(several[0].series, metric, place, own.mean)
+
+
+def _least(own: Reach) -> str:
+    """Say that a mean is a bound, where seeds never got there."""
+    missed = own.seeds - own.reached
+    return f", at least: {missed} of {own.seeds} seeds never" if missed else ""
+
+
+def _rival_told(plane: Plane, rate: float, several: Sequence[Run], target: float) -> str:
+    own = runs.reach(several, target, LOOP)
+    return (
+        f"{plane.name}: {several[0].series} with a learning rate of {rate:g}, which the tuning "
+        f"seed did not choose, took {own.mean.mean:.3g} ± {own.mean.se:.2g} loop seconds to "
+        f"{target:g} ({own.reached} of {own.seeds} seeds)."
+    )
 
 
 def _choices(plane: Plane, tried: Sequence[Trial], target: float) -> Iterator[str]:
@@ -68,9 +105,7 @@ def _best_lines(
     for role, several in reported.items():
         for axis in (LOOP, LEARNER, ROLLOUTS, ROWS):
             own = runs.reach(several, target, axis)
-            missed = own.seeds - own.reached
-            least = f", at least: {missed} of {own.seeds} seeds never" if missed else ""
-            metric = f"{axis} to {target:g}, best {role} point{least}"
+            metric = f"{axis} to {target:g}, best {role} point{_least(own)}"
             yield _line(several[0].series, metric, plane.name, own.mean)
         if role != "dense" and "dense" in reported:
             for axis in (LOOP, LEARNER):
@@ -113,6 +148,21 @@ def _speed_ups(
             f"{plane.name}: {several[0].series} reached a held-out reward of {target:g} "
             f"({own.reached} of {own.seeds} seeds) sooner than {dense[0].series}, the best dense "
             f"point, by {'; by '.join(told)}."
+        )
+
+
+def _aims(plane: Plane, reported: Mapping[Role, Sequence[Run]], target: float) -> Iterator[Claim]:
+    """Yield whether the best gated point is as much sooner as was aimed for, by its size."""
+    if plane.size != AIMED_SIZE or not {"dense", "gated"} <= reported.keys():
+        return
+    for axis, aim in AIMS.items():
+        theirs, own = (runs.reach(reported[role], target, axis) for role in ("dense", "gated"))
+        ratio, seeds = runs.speed_up(theirs, own), _common(theirs, own)
+        yield Claim(
+            f"{plane.name}: an unbiased gate reaches {target:g} at least {aim:g} times sooner in "
+            f"{axis} than the best dense point",
+            aim_verdict(ratio, seeds, aim),
+            f"{ratio}, {seeds} seeds",
         )
 
 

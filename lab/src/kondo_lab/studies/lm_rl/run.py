@@ -4,6 +4,7 @@ warm, tune    see `training`
 grid          selections and losses at their tuned rates, many members in one program
 plane         one point of a plane, its learning rates on the tuning seed, by the clock
 best          the best point of a role, with all seeds, by the clock
+rival         a point that the tuning seed did not choose, with all seeds, by the clock
 seconds       stages of a step of the largest model
 """
 
@@ -38,6 +39,8 @@ def parts(settings: Settings) -> list[Part]:
         found += [warm_part(settings, each), *_plane_parts(settings, each)]
         found += _best_parts(settings, each)
     found += _best_parts(settings, first)
+    for each in settings.planes:
+        found += _rival_parts(settings, each)
     found += _grid_parts(settings, main, blocks[1:])
     for each in larger[1:]:
         found += [warm_part(settings, each), *_plane_parts(settings, each)]
@@ -78,6 +81,15 @@ def _best_parts(settings: Settings, field: Plane) -> list[Part]:
         ]
         work = sum(works) / len(works)  # whose it will be is not known yet
         found.append(make_part(name, settings, field, work, _best, settings, role))
+    return found
+
+
+def _rival_parts(settings: Settings, field: Plane) -> list[Part]:
+    found = []
+    for point in field.rivals:
+        name = assignments.rival_name(field, point)
+        work = expected_seconds.point(field, point, len(point.learning_rates) * field.num_seeds)
+        found.append(make_part(name, settings, field, work, _rival, settings, point))
     return found
 
 
@@ -123,6 +135,12 @@ def _best(place: Place, settings: Settings, role: Role) -> list[Record]:
     tried = plane.trials(tuning.finished(place.context, names), field)
     point, rate, _ = plane.best(tried, role, settings.target)
     pairs = [(rate, seed) for seed in range(field.num_seeds)]
+    return _by_clock(place, settings, point, pairs, round(settings.longer * point.num_steps))
+
+
+def _rival(place: Place, settings: Settings, point: Point) -> list[Record]:
+    """Run a point with all reported seeds, as long as the best. Setting: the learning rate."""
+    pairs = [(rate, seed) for rate in point.learning_rates for seed in range(place.field.num_seeds)]
     return _by_clock(place, settings, point, pairs, round(settings.longer * point.num_steps))
 
 

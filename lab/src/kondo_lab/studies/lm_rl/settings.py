@@ -186,9 +186,13 @@ class Plane(Field):
     """A field whose points are run by the clock."""
 
     points: tuple[Point, ...] = ()
+    rivals: tuple[Point, ...] = ()
+    """Points with other learning rates that are run with all seeds, whatever the tuning seed says
+    of them: the best dense one of all is what gates are compared with."""
 
     def __post_init__(self) -> None:
-        uneven = [point.name for point in self.points if point.num_rows % self.repeats]
+        points = (*self.points, *self.rivals)
+        uneven = [point.name for point in points if point.num_rows % self.repeats]
         if uneven:
             raise ValueError(
                 f"points must have whole groups of {self.repeats} rows, got {', '.join(uneven)}; "
@@ -348,6 +352,7 @@ _PLANE_300M = Plane(
         _larger(2048, 10, 60, LOWER),
         _larger(4096, 3, 36, (3e-5,)),
     ),
+    rivals=(_larger(2048, 100, 34, (1.5e-5,)),),
 )
 _PLANE_85M = Plane(
     **_SORTING,
@@ -406,6 +411,7 @@ _TOY_PLANE = Plane(
         Point(num_rows=128, rate=0.1, num_steps=6, learning_rates=(1e-3,)),
         Point(num_rows=64, rate=0.3, rule="PODS", num_steps=8, learning_rates=(1e-3,)),
     ),
+    rivals=(Point(num_rows=64, num_steps=8, learning_rates=(3e-4,)),),
 )
 SMALL = Settings(
     main=dataclasses.replace(TOY, num_steps=12, other_seeds=0),

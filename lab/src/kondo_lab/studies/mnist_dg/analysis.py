@@ -1,4 +1,4 @@
-"""Records -> Figures 2, 3 and 4 of the DG paper, beside the paper's numbers."""
+"""Records -> Figures 2, 3 and 4 of the DG paper, beside its numbers, and the appendix."""
 
 import itertools
 
@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.comparison import against_paper
-from kondo_lab.studies.mnist_dg import paper
+from kondo_lab.studies.mnist_dg import appendix, paper
+from kondo_lab.studies.mnist_dg.claims import claims
 from kondo_lab.studies.mnist_dg.run import BASELINES, TO_CE, TO_PG, part_name, series
 from kondo_lab.studies.mnist_dg.settings import Settings
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
@@ -19,6 +20,8 @@ PROBED = "expected"
 METHODS = {"PG": "#5a5a5a", "DG": "#0072b2"}
 """And their colours."""
 DIRECTIONS = {TO_PG: paper.FIG_4A, TO_CE: paper.FIG_4B}
+END = 0.98
+"""What is logged after this share of the steps is the error at the end."""
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
@@ -36,6 +39,11 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if probed:
         found.headline.extend(_cosine_lines(records, settings, probed))
         found.figures["fig4-directions"] = _cosine_figure(records, settings, probed)
+    swept = appendix.there(records)
+    if swept:
+        found.headline.extend(appendix.lines(records, settings, swept))
+        found.figures["appendix-sweeps"] = appendix.figure(records, settings, swept)
+    found.claims.extend(claims(found.headline))
     return found
 
 
@@ -45,9 +53,9 @@ def _full(settings: Settings) -> bool:
 
 
 def _end(records: pd.DataFrame, settings: Settings, name: str, samples: int) -> Estimate:
-    """Return the online error over the last tenth of the steps."""
+    """Return the online error over the last 2% of the steps."""
     chosen = statistics.select(records, part_name(samples), name, ONLINE)
-    late = chosen[chosen["step"] > 0.9 * settings.num_steps]
+    late = chosen[chosen["step"] > END * settings.num_steps]
     return statistics.estimate(late.groupby("seed")["value"].mean().tolist())
 
 
@@ -127,7 +135,7 @@ def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int])
             level = _end(records, settings, "exact PG", 1).mean
             ax.axhline(level, color="black", linestyle=":", label="exact PG")
         ax.set_xscale("log")
-        plotting.log_percent(ax, f"{ONLINE}, last tenth")
+        plotting.log_percent(ax, f"{ONLINE} at the end")
         ax.set(title=f"{baseline} baseline", xlabel="samples per image")
     axes[0][0].legend()
     return figure

@@ -30,6 +30,8 @@ FIG_2: dict[str, dict[float, float]] = {
 }
 """Online error by step."""
 
+FIG_2_STEPS = sorted({step for points in FIG_2.values() for step in points})
+
 _SAMPLES = (1, 3, 10, 30, 100)
 
 

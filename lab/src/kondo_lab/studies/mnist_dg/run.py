@@ -1,22 +1,33 @@
-"""One part per number of samples S: four baselines, PG and DG; at S = 1 the exact gradients too."""
+"""One part per number of samples S, then the sweeps of the appendix.
+
+With each S four baselines, PG and DG; at S = 1 the exact gradients too.
+"""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from kondo_lab.gates import Everything
 from kondo_lab.part import Context, Part, Record
+from kondo_lab.population import run
 from kondo_lab.population.losses import CrossEntropy, ExactPG
-from kondo_lab.population.member import BaselineName, Update, each_seed
-from kondo_lab.population.run import log_spaced
+from kondo_lab.population.member import BaselineName, Member, Update, each_seed
+from kondo_lab.population.programs import BanditProgram
 from kondo_lab.population.train import Population
 from kondo_lab.studies import image_bandits, updates
+from kondo_lab.studies.mnist_dg import paper
 from kondo_lab.studies.mnist_dg.settings import Settings
 
 BASELINES: tuple[BaselineName, ...] = ("zero", "constant", "expected", "oracle")
 EXACT = {"exact PG": Update(loss=ExactPG()), "cross-entropy": Update(loss=CrossEntropy())}
+METHODS = {"PG": updates.PG, "DG": updates.DG}
+RATES, BATCHES, WIDTHS = "learning-rates", "batches", "widths"
+"""Parts of the appendix."""
+ETA = "DG, eta"
+"""Series of the part `learning-rates`; its setting is eta."""
 TO_PG = "1 - cosine to the exact PG gradient"
 TO_CE = "1 - cosine to the cross-entropy gradient"
 
@@ -32,24 +43,35 @@ def part_name(samples: int) -> str:
 
 
 def parts(settings: Settings) -> list[Part]:
-    """Return one part per S."""
+    """Return one part per S, first what stands in most figures, then the appendix."""
+    ends = (1, max(settings.samples))
+    in_order = sorted(settings.samples, key=lambda samples: samples not in ends)
+    work = {1: 36.0, 100: 24.0}
     return [
-        Part(name=part_name(samples), run=partial(_train, settings, samples), work=20 + samples / 4)
-        for samples in settings.samples
+        *(
+            Part(
+                name=part_name(samples),
+                run=partial(_train, settings, samples),
+                work=work.get(samples, 17.0),
+            )
+            for samples in in_order
+        ),
+        Part(name=RATES, run=partial(_learning_rates, settings), work=12),
+        Part(name=BATCHES, run=partial(_shapes, settings, BATCHES), work=16),
+        Part(name=WIDTHS, run=partial(_shapes, settings, WIDTHS), work=21),
     ]
 
 
 def _train(settings: Settings, samples: int, context: Context) -> Iterable[Record]:
     compared = {
         series(method, baseline): dataclasses.replace(update, baseline=baseline)
-        for method, update in (("PG", updates.PG), ("DG", updates.DG))
+        for method, update in METHODS.items()
         for baseline in BASELINES
     }
     if samples == 1:
         compared |= EXACT
     seeds = settings.num_seeds if samples == 1 else settings.sweep_seeds
     members = each_seed(compared, seeds, learning_rate=settings.learning_rate, setting=samples)
-    every = list(range(settings.log_every, settings.num_steps + 1, settings.log_every))
     # S = 1 and the largest S stand in Figure 4.
     probed = samples in (1, max(settings.samples))
     step = settings.num_steps // settings.num_probes
@@ -60,21 +82,79 @@ def _train(settings: Settings, samples: int, context: Context) -> Iterable[Recor
         samples=samples,
         part=part_name(samples),
         num_steps=settings.num_steps,
-        log_steps=[*log_spaced(settings.log_every, 8), *every],
+        log_steps=image_bandits.logged(settings.num_steps, settings.log_every, paper.FIG_2_STEPS),
         evaluate_steps=range(step, settings.num_steps + 1, step) if probed else [],
-        probe=cosine_gaps if probed else None,
+        probe=partial(cosine_gaps, num_batches=settings.probe_batches) if probed else None,
     )
 
 
-def cosine_gaps(population: Population) -> dict[str, Tensor]:
-    """Return 1 - cosine of each member's gradient to two exact ones, on fresh images.
+def _learning_rates(settings: Settings, context: Context) -> Iterable[Record]:
+    """PG and DG by learning rate, and DG by eta. Setting: either."""
+    seeds = settings.appendix_seeds
+    members = []
+    for rate in settings.learning_rates:
+        members += each_seed(METHODS, seeds, learning_rate=rate, setting=rate)
+    for eta in settings.etas:
+        sharper = {ETA: Update(gate=Everything(eta=eta))}
+        members += each_seed(sharper, seeds, learning_rate=settings.learning_rate, setting=eta)
+    return _sweep(settings, context, RATES, [(settings.width, settings.batch, members)])
+
+
+def _shapes(settings: Settings, part: str, context: Context) -> Iterable[Record]:
+    """PG and DG by the size of a batch or the width of a network. Setting: either."""
+    shapes = []
+    for size in settings.batches if part == BATCHES else settings.widths:
+        rate = settings.learning_rate
+        members = each_seed(METHODS, settings.appendix_seeds, learning_rate=rate, setting=size)
+        width, batch = (settings.width, size) if part == BATCHES else (size, settings.batch)
+        shapes.append((width, batch, members))
+    return _sweep(settings, context, part, shapes)
+
+
+def _sweep(
+    settings: Settings,
+    context: Context,
+    part: str,
+    shapes: Sequence[tuple[int, int, list[Member]]],
+) -> Iterable[Record]:
+    """Train the members of every (width, batch) side by side."""
+    task = image_bandits.task(settings.data, context.device)
+    start = settings.initialisation
+    populations = [
+        population
+        for width, batch, members in shapes
+        for population in run.side_by_side(
+            BanditProgram(task, width=width, batch=batch, initialisation=start),
+            members,
+            context.device,
+        )
+    ]
+    tenth = settings.num_steps // 10
+    return run.train(
+        populations,
+        context,
+        part=part,
+        num_steps=settings.num_steps,
+        log_steps=range(tenth, settings.num_steps + 1, tenth),
+    )
+
+
+def cosine_gaps(population: Population, num_batches: int = 1) -> dict[str, Tensor]:
+    """Return 1 - cosine of each member's gradient to two exact ones, a mean over fresh batches.
 
     Both exact gradients are taken over the actions, not over the images: they are those of the
     same batch of images.
     """
-    gaps: dict[str, list[Tensor]] = {TO_PG: [], TO_CE: []}
     # Negative steps are never trained on.
-    with population.aside(torch.tensor(-population.num_steps, device=population.device)):
+    steps = [-num_batches * population.num_steps - number for number in range(num_batches)]
+    found = [_cosine_gaps(population, step) for step in steps]
+    return {metric: torch.stack([one[metric] for one in found]).mean(dim=0) for metric in found[0]}
+
+
+def _cosine_gaps(population: Population, step: int) -> dict[str, Tensor]:
+    """Return them on the images of a step."""
+    gaps: dict[str, list[Tensor]] = {TO_PG: [], TO_CE: []}
+    with population.aside(torch.tensor(step, device=population.device)):
         for group in population.groups:
             rows = population.program.num_rows
             own = group.gradients(population, rows)

@@ -1,10 +1,11 @@
 """Numbers read off the paper's figures, about 3% of their value uncertain."""
 
-_FORWARD = (20e3, 50e3, 100e3, 200e3, 300e3, 500e3, 700e3, 1e6)
+FORWARD = (20e3, 50e3, 100e3, 200e3, 300e3, 500e3, 700e3, 1e6)
+"""Where Figure 1 was read."""
 
 
 def _at(*values: float) -> dict[float, float]:
-    return dict(zip(_FORWARD, values, strict=True))
+    return dict(zip(FORWARD, values, strict=True))
 
 
 FIG_1 = {

@@ -1,4 +1,4 @@
-"""Four parts: learning curves, rates, noise, priorities."""
+"""Four parts: learning curves, noise, priorities, rates; the last takes most of the time."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Member, Update, each_seed
 from kondo_lab.population.run import log_spaced
 from kondo_lab.studies import image_bandits, updates
+from kondo_lab.studies.mnist_kondo import paper
 from kondo_lab.studies.mnist_kondo.settings import Settings
 
 SIGNALS: dict[str, Signal] = {
@@ -23,15 +24,18 @@ SIGNALS: dict[str, Signal] = {
     "advantage + surprisal": signals.additive,
     "uniform": signals.uniform,
 }
+DELIGHT_NOISE, LOGIT_NOISE = "delight noise", "logit noise"
+NOISES = (DELIGHT_NOISE, LOGIT_NOISE, "logit noise in the surprisal alone")
+"""Logits give surprisal and baseline; in the last the baseline is free of noise."""
 
 
 def parts(settings: Settings) -> list[Part]:
     """Return the study's parts."""
     return [
-        Part(name="curves", run=partial(_curves, settings), work=15),
-        Part(name="rates", run=partial(_rates, settings), work=120),
-        Part(name="noise", run=partial(_noise, settings), work=25),
-        Part(name="priorities", run=partial(_priorities, settings), work=30),
+        Part(name="curves", run=partial(_curves, settings), work=17),
+        Part(name="noise", run=partial(_noise, settings), work=30),
+        Part(name="priorities", run=partial(_priorities, settings), work=29),
+        Part(name="rates", run=partial(_rates, settings), work=140),
     ]
 
 
@@ -39,15 +43,16 @@ def _curves(settings: Settings, context: Context) -> Iterable[Record]:
     """Figures 1 and 3: PG, DG and DG-K with many seeds, test error on the way."""
     compared = {"PG": updates.PG} | _delightful(settings)
     members = each_seed(compared, settings.num_seeds, learning_rate=settings.learning_rate)
-    every = list(range(settings.log_every, settings.num_steps + 1, settings.log_every))
+    every, num_steps = settings.log_every, settings.num_steps
+    points = [passes / settings.batch for passes in paper.FORWARD]
     return image_bandits.train(
         settings,
         context,
         members,
         part="curves",
-        num_steps=settings.num_steps,
-        log_steps=[*log_spaced(settings.log_every, 8), *every],
-        evaluate_steps=every,
+        num_steps=num_steps,
+        log_steps=image_bandits.logged(num_steps, every, points),
+        evaluate_steps=range(every, num_steps + 1, every),
     )
 
 
@@ -78,14 +83,24 @@ def _rates(settings: Settings, context: Context) -> Iterable[Record]:
 def _noise(settings: Settings, context: Context) -> Iterable[Record]:
     """Figure 4: noise on delight, or on the logits it is computed from. Setting: its size."""
     members = []
-    levels = {"delight_noise": settings.delight_noises, "logit_noise": settings.logit_noises}
-    for field, sizes in levels.items():
+    for way in NOISES:
         for name, update in _delightful(settings).items():
-            for size in sizes:
-                options: dict[str, Any] = {field: size}
-                noisy = dataclasses.replace(update, **options)
-                members += _swept(settings, f"{name}, {field.replace('_', ' ')}", noisy, size)
+            for size in levels(settings, way):
+                noisy = dataclasses.replace(update, **noise(way, size))
+                members += _swept(settings, f"{name}, {way}", noisy, size)
     return _sweep(settings, context, "noise", members)
+
+
+def levels(settings: Settings, way: str) -> tuple[float, ...]:
+    """Return the sizes of noise that are tried."""
+    return settings.delight_noises if way == DELIGHT_NOISE else settings.logit_noises
+
+
+def noise(way: str, size: float) -> dict[str, Any]:
+    """Return options of `Update`."""
+    if way == DELIGHT_NOISE:
+        return {"delight_noise": size}
+    return {"logit_noise": size, "screened": "both" if way == LOGIT_NOISE else "surprisal"}
 
 
 def _priorities(settings: Settings, context: Context) -> Iterable[Record]:

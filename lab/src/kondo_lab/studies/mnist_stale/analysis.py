@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from kondo_lab.studies import plotting
 from kondo_lab.studies.comparison import beats, ends, finals, settings_of
 from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
+from kondo_lab.studies.mnist_stale.claims import claims
 from kondo_lab.studies.mnist_stale.run import OLDEST, REINFORCE, UNIFORM, methods
 from kondo_lab.studies.mnist_stale.settings import Settings
 from kondo_lab.studies.study import Analysis, Headline, headline
@@ -35,6 +36,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     found.figures["error-by-delay"] = _delay_figure(records, settings, there)
     if OLDEST in there:
         found.figures["learning-curves"] = _curves_figure(records, settings)
+    found.claims.extend(claims(found.headline))
     return found
 
 

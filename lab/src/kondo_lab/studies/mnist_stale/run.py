@@ -21,7 +21,7 @@ def parts(settings: Settings) -> list[Part]:
     oldest = partial(_train, settings, OLDEST, delays, seeds)
     some, few = settings.uniform_delays, settings.uniform_seeds
     uniform = partial(_train, settings, UNIFORM, some, few)
-    return [Part(name=OLDEST, run=oldest, work=45), Part(name=UNIFORM, run=uniform, work=25)]
+    return [Part(name=OLDEST, run=oldest, work=42), Part(name=UNIFORM, run=uniform, work=21)]
 
 
 def methods(settings: Settings) -> dict[str, Update]:

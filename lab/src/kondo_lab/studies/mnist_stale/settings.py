@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from kondo_lab.population.networks import Initialisation
 from kondo_lab.studies.image_bandits import Data
 from kondo_lab.studies.study import Size, sized
 
@@ -13,6 +14,8 @@ class Settings:
     data: Data = "mnist"
     width: int = 100
     batch: int = 100
+    initialisation: Initialisation = "lecun normal"
+    """Presumably the author's: it is the default of JAX's libraries."""
     learning_rate: float = 1e-3
     num_steps: int = 10_000
     rate: float = 0.03
@@ -23,9 +26,9 @@ class Settings:
     """In learner steps; the actor always uses the oldest parameters."""
     uniform_delays: tuple[int, ...] = (1, 3, 10, 30, 100, 300, 1000)
     """The same, but the age is drawn at every step, uniform on 0 .. delay."""
-    num_seeds: int = 5
+    num_seeds: int = 10
     """With the oldest parameters."""
-    uniform_seeds: int = 3
+    uniform_seeds: int = 5
     train_images: int = 10_000
     """On which the learner's error is measured."""
 

@@ -1,40 +1,46 @@
-"""Records -> Figures 8 and 9 of the DG paper: curves, final and average error by H and M."""
+"""Records -> Figures 8 and 9 of the DG paper: curves, final and average error; variants."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies import plotting, reversals, seed_blocks, statistics
 from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of
 from kondo_lab.studies.reversal_dg import paper
-from kondo_lab.studies.reversal_dg.run import COMPARED, at_learning_rate
+from kondo_lab.studies.reversal_dg.claims import claims
+from kondo_lab.studies.reversal_dg.run import COMPARED, EXACT_TIES, VARIANTS, VARIED
 from kondo_lab.studies.reversal_dg.settings import Settings
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
-ONLINE = "online error"
-OTHERS = ("PG", "PPO", "PMPO")
+ONLINE = reversals.ONLINE
+FIG_8 = reversals.judged(paper.FIG_8)
+OTHERS = ("PG", "PPO", reversals.FLOAT32)
+"""Compared with DG's, as in the paper."""
 SWEEPS = {
     "lengths": ("DG Fig 9a", "DG Fig 9c", "length H"),
     "vocabularies": ("DG Fig 9b", "DG Fig 9d", "vocabulary M"),
 }
 """Figure of the error at the end, of the average error, and what the axis says."""
+AVERAGE = "average error"
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
-    """Return the study's numbers and figures."""
+    """Return the study's numbers and figures, of the seeds that are there."""
+    records = reversals.with_ppo(seed_blocks.joined(records))
     there, found = set(records["part"]), Analysis()
     if "curves" in there:
         found.headline.extend(_curve_lines(records, settings))
         found.figures["fig8-learning-curves"] = _curves_figure(records, settings)
     sweeps = [part for part in SWEEPS if part in there]
     for part in sweeps:
-        for learning_rate in settings.sweep_learning_rates:
-            names = {name: at_learning_rate(name, settings, learning_rate) for name in COMPARED}
-            found.headline.extend(_sweep_lines(records, settings, part, names))
-            found.findings.append(_finding(records, part, names))
-    for learning_rate in settings.sweep_learning_rates if sweeps else ():
-        drawn = _sweeps_figure(records, settings, sweeps, learning_rate)
-        found.figures[f"fig9-learning-rate-{learning_rate:g}"] = drawn
+        found.headline.extend(_sweep_lines(records, settings, part))
+        found.findings.append(_finding(records, part))
+    if sweeps:
+        found.figures["fig9-lengths-and-vocabularies"] = _sweeps_figure(records, settings, sweeps)
+    if "variants" in there:
+        found.headline.extend(_variant_lines(records))
+        found.figures["variants"] = _variants_figure(records)
+    found.claims.extend(claims(found.headline))
     return found
 
 
@@ -43,10 +49,10 @@ def _full(settings: Settings) -> bool:
     return settings.num_steps >= 10_000 and settings.length == 10
 
 
-def _known(settings: Settings, part: str) -> dict[str, dict[float, float]]:
+def _known(settings: Settings, part: str) -> dict[str, reversals.Points]:
     if not _full(settings):
         return {}
-    return paper.FIG_9A if part == "lengths" else paper.FIG_9B
+    return reversals.judged(paper.FIG_9A if part == "lengths" else paper.FIG_9B)
 
 
 def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
@@ -54,8 +60,18 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     order = beats("DG Fig 8", ONLINE, settings.curve_steps, ["DG"], OTHERS, found)
     if not _full(settings):
         return order
-    points = against_paper(records, "curves", "DG Fig 8", ONLINE, paper.FIG_8, by="step")
-    return [*points, *order]
+    points = against_paper(records, "curves", "DG Fig 8", ONLINE, FIG_8, by="step")
+    ties = [
+        headline(
+            "DG Fig 8",
+            EXACT_TIES,
+            ONLINE,
+            x,
+            statistics.at(records, "curves", EXACT_TIES, ONLINE, x),
+        )
+        for x in FIG_8[reversals.FLOAT32]
+    ]
+    return [*points, *ties, *order]
 
 
 def averages(records: pd.DataFrame, part: str, series: str) -> dict[float, Estimate]:
@@ -77,39 +93,51 @@ def exponent(found: dict[float, Estimate]) -> float:
     return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
 
 
-def _sweep_lines(
-    records: pd.DataFrame, settings: Settings, part: str, names: dict[str, str]
-) -> list[Headline]:
-    """Return a sweep's lines at one learning rate; `names` are method -> series."""
+def _sweep_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[Headline]:
     figure, average, _ = SWEEPS[part]
     lines, metric = [], f"{ONLINE} at the end"
-    found = {series: finals(records, part, series) for series in names.values()}
-    for name, series in names.items():
-        known = _known(settings, part).get(name, {})
-        for setting, value in found[series].items():
+    found = {series: finals(records, part, series) for series in COMPARED}
+    for series, values in found.items():
+        known = _known(settings, part).get(series, {})
+        for setting, value in values.items():
             theirs = known.get(setting)
             lines.append(headline(figure, series, metric, setting, value, expected=theirs))
-    dg, others = names["DG"], [names[name] for name in OTHERS]
-    hardest = max(found[dg])
+    hardest = max(found["DG"])
     at_hardest = {series: values[hardest] for series, values in found.items()}
-    lines += beats(figure, metric, hardest, [dg], others, at_hardest)
-    slopes = {series: exponent(averages(records, part, series)) for series in found}
+    lines += beats(figure, metric, hardest, ["DG"], OTHERS, at_hardest)
+    means = {series: averages(records, part, series) for series in COMPARED}
+    slopes = {
+        series: Estimate(exponent(own), seeds=min(value.seeds for value in own.values()))
+        for series, own in means.items()
+    }
     for series, slope in slopes.items():
-        ours = Estimate(slope, seeds=settings.sweep_seeds)
-        lines.append(headline(average, series, "exponent of the average error", "", ours))
-    return [*lines, *beats(average, "exponent", "", [dg], others, slopes)]
+        lines.append(headline(average, series, "exponent of the average error", "", slope))
+    return [*lines, *beats(average, "exponent", "", ["DG"], OTHERS, slopes)]
 
 
-def _finding(records: pd.DataFrame, part: str, names: dict[str, str]) -> str:
-    hardest = max(settings_of(records, part, names["DG"]))
-    found = ends(records, part, names.values(), setting=hardest)
+def _variant_lines(records: pd.DataFrame) -> list[Headline]:
+    """Return the average error of every variant, and whether DG's is the lowest."""
+    found = {series: averages(records, "variants", series) for series in VARIED}
+    lines, others = [], [series for series in VARIED if series != "DG"]
+    for place, variant in enumerate(VARIANTS):
+        here = {series: values[place] for series, values in found.items()}
+        metric = f"{AVERAGE}, {variant.name}"
+        lines += [headline("DG App D", series, metric, "", value) for series, value in here.items()]
+        lines += beats("DG App D", metric, "", ["DG"], others, here)
+    return lines
+
+
+def _finding(records: pd.DataFrame, part: str) -> str:
+    hardest = max(settings_of(records, part, "DG"))
+    found = ends(records, part, COMPARED, setting=hardest)
     told = ", ".join(f"{series} {100 * at.mean:.1f}%" for series, at in found.items())
-    return f"Error at the end, {SWEEPS[part][2]} = {hardest:g}: {told}."
+    seeds = found["DG"].seeds
+    return f"Error at the end, {SWEEPS[part][2]} = {hardest:g}, {seeds} seeds: {told}."
 
 
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 1, width=5.5, height=4)
-    ax, known = axes[0][0], paper.FIG_8 if _full(settings) else None
+    ax, known = axes[0][0], FIG_8 if _full(settings) else None
     plotting.curves(ax, records, "curves", list(COMPARED), ONLINE, known=known)
     plotting.log_percent(ax, "sequence error")
     ax.set_xlabel("step of 100 sequences (crosses: the paper)")
@@ -117,19 +145,16 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     return figure
 
 
-def _sweeps_figure(
-    records: pd.DataFrame, settings: Settings, sweeps: list[str], learning_rate: float
-) -> Figure:
-    """Draw the error at the end (above) and on average (below) at one learning rate."""
+def _sweeps_figure(records: pd.DataFrame, settings: Settings, sweeps: list[str]) -> Figure:
+    """Draw the error at the end (above) and on average (below)."""
     figure, axes = plotting.grid(2, len(sweeps))
     for column, part in enumerate(sweeps):
         final, average = axes[0][column], axes[1][column]
         for name, colour in zip(COMPARED, plotting.WHEEL, strict=False):
-            series = at_learning_rate(name, settings, learning_rate)
-            plotting.by_setting(final, finals(records, part, series), name, colour=colour)
+            plotting.by_setting(final, finals(records, part, name), name, colour=colour)
             points = _known(settings, part).get(name, {})
             plotting.crosses(final, points, color=colour, markersize=7)
-            found = averages(records, part, series)
+            found = averages(records, part, name)
             label = f"{name}, exponent {exponent(found):.2f}"
             plotting.by_setting(average, found, label, colour=colour)
         final.set_ylabel("error at the end")
@@ -137,5 +162,18 @@ def _sweeps_figure(
         for ax in (final, average):
             ax.set_xlabel(SWEEPS[part][2])
             ax.legend(fontsize=8)
-    axes[0][0].set_title(f"learning rate {learning_rate:g} (crosses: the paper)")
+    axes[0][0].set_title("crosses: the paper")
+    return figure
+
+
+def _variants_figure(records: pd.DataFrame) -> Figure:
+    """Draw the curves of every variant."""
+    columns = len(VARIANTS) // 2
+    figure, axes = plotting.grid(2, columns, width=3.1, height=2.7)
+    for place, (ax, variant) in enumerate(zip(axes.flat, VARIANTS, strict=True)):
+        plotting.curves(ax, records, "variants", list(VARIED), ONLINE, setting=place)
+        plotting.log_percent(ax, "error")
+        ax.set_title(variant.name.replace(", ", ",\n"), fontsize=8)
+        ax.set_xlabel("step")
+    axes[0][0].legend(fontsize=7)
     return figure

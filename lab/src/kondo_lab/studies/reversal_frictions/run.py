@@ -1,20 +1,42 @@
-"""Two parts: each friction alone at H = 10, and all of them together by length."""
+"""Parts by kind, reward and seeds: a run that is stopped has what is worth most.
 
+    each        every friction alone, and none, at H = 10               setting: strength
+    together    all of them, by length                                  setting: H
+    own         bugs, and all frictions, where replaced rows report     setting: strength, or H
+                what the actor's policy would have said of them
+    longer      all of them, at lengths that few solve                  setting: H
+    why         which of the bugs' rows do the harm                     no setting
+
+Names of parts are `<kind>-<reward>-seeds-<first>-<last>`; `without_seeds` is what is analysed.
+"""
+
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from kondo.core import losses
+from kondo_lab.gates import Everything
 from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Frictions, Member, Update, each_seed
+from kondo_lab.population.run import log_and_regular
 from kondo_lab.population.train import Population
 from kondo_lab.studies import learner_error, reversals, updates
+from kondo_lab.studies.reversal_frictions import bug_rows
 from kondo_lab.studies.reversal_frictions.settings import Settings
+from kondo_lab.tasks.base import Credit
 
-NONE = "none"
-EACH, TOGETHER = "each", "together"
+NONE, ALL = "none", "all frictions"
+EACH, TOGETHER, OWN, LONGER, WHY = "each", "together", "own", "longer", "why"
 BY_TOKEN = "PG by token ratio"
+"""What the author's code calls PG."""
+REWARDS: dict[str, Credit] = {"prefix": "to_first_error", "bag": "bag_of_tokens"}
+PACE = 9_000
+"""Steps of a member with H = 10 that an H200 makes in a second, when hundreds run side by side."""
 
 
 class Sweep(NamedTuple):
@@ -27,6 +49,14 @@ class Sweep(NamedTuple):
     """What its axis says."""
 
 
+class Cell(NamedTuple):
+    """A friction at one strength."""
+
+    friction: str
+    strength: float
+    met: Frictions
+
+
 def sweeps(settings: Settings) -> dict[str, Sweep]:
     """Return the frictions by name."""
     return {
@@ -37,22 +67,57 @@ def sweeps(settings: Settings) -> dict[str, Sweep]:
     }
 
 
+def cells(settings: Settings) -> list[Cell]:
+    """Return no friction, then every friction alone at each of its strengths."""
+    found = [Cell(NONE, 0.0, Frictions())]
+    for friction, sweep in sweeps(settings).items():
+        for strength in sweep.strengths:
+            options: dict[str, Any] = {sweep.field: strength}
+            if sweep.field == "delay":
+                options["uniform_delay"] = True
+            found.append(Cell(friction, strength, Frictions(**options)))
+    return found
+
+
 def methods(settings: Settings) -> dict[str, Update]:
-    """Return the compared rules by name."""
+    """Return the compared rules by name; all but the last two are what DG is compared with."""
     return {
         "PG": updates.PG,
-        "PPO": updates.PPO,
+        BY_TOKEN: Update(loss=partial(losses.ppo, clip=math.inf)),
+        "PPO": updates.PPO_WITHOUT_KL,
         "PMPO": updates.PMPO,
+        reversals.FLOAT32: updates.PMPO_FLOAT32,
         learner_error.capped(settings.cap): learner_error.importance_weighted(settings.cap),
         "DG": updates.DG,
         updates.percent(settings.rate): updates.kondo(settings.rate),
     }
 
 
-def compared_together(settings: Settings) -> dict[str, Update]:
-    """Return the rules of the part together: one more, PG as the author's code has it."""
-    unclipped = Update(loss=partial(losses.ppo, clip=math.inf))
-    return methods(settings) | {BY_TOKEN: unclipped}
+def corrected(settings: Settings) -> dict[str, Update]:
+    """Return the rules whose updates depend on what the actors report."""
+    names = (BY_TOKEN, "PPO", learner_error.capped(settings.cap))
+    return {name: methods(settings)[name] for name in names}
+
+
+def told_of_bugs(settings: Settings) -> dict[str, Update]:
+    """Return the rules of the part why; those with "bugs" in their names are told of them."""
+    known: dict[str, Update] = {
+        "PG": updates.PG,
+        "PG, no bugs that succeed": Update(gate=bug_rows.TellsBugs(successes=0.0)),
+        "PG, no bugs that fail": Update(gate=bug_rows.TellsBugs(failures=0.0)),
+        "DG": updates.DG,
+        "DG, no bugs": Update(gate=bug_rows.TellsBugs(1.0, successes=0.0, failures=0.0)),
+        "DG, no bugs that succeed": Update(gate=bug_rows.TellsBugs(1.0, successes=0.0)),
+        "DG, no bugs that fail": Update(gate=bug_rows.TellsBugs(1.0, failures=0.0)),
+        "DG, weight 1 for bugs": Update(gate=bug_rows.TellsBugs(1.0, successes=1.0, failures=1.0)),
+    }
+    known |= {f"DG, eta {eta:g}": Update(gate=Everything(eta)) for eta in settings.why_etas}
+    rates = (settings.rate, *settings.why_rates)
+    known |= {updates.percent(rate): updates.kondo(rate) for rate in rates}
+    known["DG-K price 0"] = updates.PRICE_0
+    name = f"{updates.percent(settings.rate)} and bugs that fail"
+    known[name] = Update(gate=bug_rows.AddsFailedBugs(rate=settings.rate))
+    return known
 
 
 def named(method: str, friction: str) -> str:
@@ -60,74 +125,146 @@ def named(method: str, friction: str) -> str:
     return f"{method}, {friction}"
 
 
+def of(kind: str, reward: str) -> str:
+    """Return the name of a part without its seeds."""
+    return f"{kind}-{reward}"
+
+
+def without_seeds(part: str) -> str:
+    """Return a part's name without its seeds.
+
+    Example:
+        >>> from kondo_lab.studies.reversal_frictions.run import without_seeds
+        >>> without_seeds("each-prefix-seeds-0-1")
+        'each-prefix'
+    """
+    return re.sub(r"-seeds-\d+-\d+$", "", part)
+
+
 def parts(settings: Settings) -> list[Part]:
-    """Return the study's parts."""
-    return [
-        Part(name=EACH, run=partial(_each, settings), work=120),
-        Part(name=TOGETHER, run=partial(_together, settings), work=70),
+    """Return the study's parts, those that are worth most first."""
+    blocks = [
+        range(start, min(start + settings.seeds_per_part, settings.num_seeds))
+        for start in range(0, settings.num_seeds, settings.seeds_per_part)
     ]
+    found: list[Part] = []
+    for number, seeds in enumerate(blocks):
+        for place, reward in enumerate(settings.rewards):
+            for kind in (EACH, TOGETHER, OWN):
+                found.append(_part(settings, kind, reward, seeds))
+            if number == place == 0:
+                found.append(_part(settings, WHY, reward, range(settings.why_seeds)))
+        if number == 0:
+            longer = range(settings.long_seeds)
+            found += [_part(settings, LONGER, reward, longer) for reward in settings.rewards]
+    return found
 
 
-def _each(settings: Settings, context: Context) -> Iterable[Record]:
-    """Every friction alone, and none. Setting: strength."""
-    cells: list[tuple[str, float, Frictions]] = [(NONE, 0.0, Frictions())]
-    for friction, sweep in sweeps(settings).items():
-        for strength in sweep.strengths:
-            options: dict[str, Any] = {sweep.field: strength}
-            if sweep.field == "delay":
-                options["uniform_delay"] = True
-            cells.append((friction, strength, Frictions(**options)))
-    # One population per method: their programs differ in size, and overlap on a GPU.
-    populations = []
-    for method, update in methods(settings).items():
-        members = [
-            member
-            for friction, strength, met in cells
-            for member in each_seed(
-                {named(method, friction): update},
-                settings.num_seeds,
-                learning_rate=settings.learning_rate,
-                setting=strength,
-                frictions=met,
-            )
-        ]
-        populations.append(_population(settings, context, members, settings.length))
-    return _train(settings, context, EACH, populations)
+def _part(settings: Settings, kind: str, reward: str, seeds: range) -> Part:
+    name = f"{of(kind, reward)}-seeds-{seeds.start}-{seeds.stop - 1}"
+    run = partial(_run, settings, kind, reward, seeds, name)
+    return Part(name=name, run=run, work=_expected_seconds(settings, kind, len(seeds)))
 
 
-def _together(settings: Settings, context: Context) -> Iterable[Record]:
-    """All frictions at once. Setting: H."""
-    populations = []
-    for length in sorted(settings.lengths, reverse=True):
-        members = each_seed(
-            compared_together(settings),
-            settings.num_seeds if length == settings.length else settings.length_seeds,
-            learning_rate=settings.learning_rate,
-            setting=length,
-            frictions=settings.together,
+def _expected_seconds(settings: Settings, kind: str, num_seeds: int) -> float:
+    """Return the time on an H200: a step's is proportional to H."""
+    if kind == WHY:
+        return len(told_of_bugs(settings)) * num_seeds * settings.why_steps / PACE
+    tens = {
+        EACH: len(cells(settings)) * settings.length / 10,
+        TOGETHER: sum(settings.lengths) / 10,
+        OWN: (len(settings.bugs) + 1) * settings.length / 10,
+        LONGER: sum(settings.long_lengths) / 10,
+    }
+    compared = corrected(settings) if kind == OWN else methods(settings)
+    return len(compared) * num_seeds * settings.num_steps * tens[kind] / PACE
+
+
+def _run(
+    settings: Settings, kind: str, reward: str, seeds: range, name: str, context: Context
+) -> Iterable[Record]:
+    """Train the members of a part, population by population, side by side."""
+    populations = [
+        reversals.population(
+            context,
+            members,
+            length=length,
+            num_tokens=settings.num_tokens,
+            reward=REWARDS[reward],
+            feed_forward=settings.feed_forward,
         )
-        populations.append(_population(settings, context, members, length))
-    return _train(settings, context, TOGETHER, populations)
-
-
-def _population(
-    settings: Settings, context: Context, members: list[Member], length: int
-) -> Population:
-    return reversals.population(context, members, length=length, num_tokens=settings.num_tokens)
-
-
-def _train(
-    settings: Settings, context: Context, part: str, populations: list[Population]
-) -> list[Record]:
-    between = settings.num_steps // settings.looks
-    every = range(between, settings.num_steps + 1, between)
+        for length, members in _populations(settings, kind, seeds)
+    ]
+    steps = settings.why_steps if kind == WHY else settings.num_steps
+    between = steps // settings.looks
+    looks: Sequence[int] = range(between, steps + 1, between)
+    if kind in (TOGETHER, LONGER):  # samples to an error: the shortest get there early
+        looks = log_and_regular(
+            steps, log_points=2 * settings.looks, regular_points=2 * settings.looks
+        )
     return reversals.train(
         populations,
         context,
-        part=part,
-        num_steps=settings.num_steps,
+        part=name,
+        num_steps=steps,
         precision=settings.precision,
-        log_steps=every,
-        evaluate_steps=every,
-        probe=partial(learner_error.sequence_error, num_prompts=settings.test_prompts),
+        log_steps=looks,
+        evaluate_steps=looks,
+        probe=partial(_look, settings, kind),
     )
+
+
+def _look(settings: Settings, kind: str, population: Population) -> dict[str, Tensor]:
+    found = learner_error.sequence_error(population, settings.test_prompts)
+    return found | bug_rows.shares(population) if kind == WHY else found
+
+
+def _populations(settings: Settings, kind: str, seeds: range) -> Iterator[tuple[int, list[Member]]]:
+    """Yield lengths and members; those of a population share kernels, and populations overlap."""
+    together = settings.together
+    match kind:
+        case "each":
+            for one in _one_by_one(methods(settings)):
+                yield settings.length, _under(settings, one, cells(settings), seeds)
+        case "own":
+            met = [cell for cell in cells(settings) if cell.friction == "bugs"]
+            met.append(Cell(ALL, settings.length, together))
+            own = [c._replace(met=dataclasses.replace(c.met, reported=None)) for c in met]
+            for one in _one_by_one(corrected(settings)):
+                yield settings.length, _under(settings, one, own, seeds)
+        case "why":
+            frictions = Frictions(bug=settings.why_bug)
+            known = told_of_bugs(settings)
+            for dense in (True, False):  # rules that choose rows have other sizes
+                some = {n: own for n, own in known.items() if own.trains_all_rows is dense}
+                yield settings.length, _members(settings, some, seeds, frictions=frictions)
+        case _:
+            lengths = settings.lengths if kind == TOGETHER else settings.long_lengths
+            for length in sorted(lengths, reverse=True):
+                options = {"setting": length, "frictions": together}
+                yield length, _members(settings, methods(settings), seeds, **options)
+
+
+def _one_by_one(compared: Mapping[str, Update]) -> Iterator[dict[str, Update]]:
+    """Yield each method alone: their programs differ in size."""
+    for name, update in compared.items():
+        yield {name: update}
+
+
+def _under(
+    settings: Settings, compared: Mapping[str, Update], met: Iterable[Cell], seeds: range
+) -> list[Member]:
+    """Return the members of methods under frictions."""
+    found: list[Member] = []
+    for cell in met:
+        renamed = {named(name, cell.friction): update for name, update in compared.items()}
+        options = {"setting": cell.strength, "frictions": cell.met}
+        found += _members(settings, renamed, seeds, **options)
+    return found
+
+
+def _members(
+    settings: Settings, compared: Mapping[str, Update], seeds: range, **options: Any
+) -> list[Member]:
+    everyone = each_seed(compared, seeds.stop, learning_rate=settings.learning_rate, **options)
+    return [member for member in everyone if member.seed in seeds]

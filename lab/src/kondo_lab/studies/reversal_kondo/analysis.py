@@ -1,40 +1,39 @@
-"""Records -> Figures 8 and 10, speed-ups at growing (H, M), vocabularies, and what was tried."""
+"""Records -> Figures 8 and 10, speed-ups at growing (H, M), and vocabularies."""
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics, updates
-from kondo_lab.studies.comparison import (
-    against_paper,
-    beats,
-    ends,
-    finals,
-    interpolated_longest,
-    settings_of,
-)
+from kondo_lab.studies import plotting, reversals, seed_blocks, statistics, updates
+from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of
 from kondo_lab.studies.reversal_kondo import paper
-from kondo_lab.studies.reversal_kondo.run import EXACT_COUNT, baselines, delightful
+from kondo_lab.studies.reversal_kondo.claims import claims
+from kondo_lab.studies.reversal_kondo.run import (
+    EXACT_COUNT,
+    EXACT_TIES,
+    baselines,
+    delightful,
+)
 from kondo_lab.studies.reversal_kondo.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline, ordering
+from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
 
-ONLINE = "online error"
-SOLVED = 0.25
-"""A length counts as solved where the error is below this, the reward above 0.75."""
+ONLINE, SOLVED = reversals.ONLINE, reversals.SOLVED
+FIG_8, FIG_10 = reversals.judged(paper.FIG_8), reversals.judged(paper.FIG_10)
 SOLVED_SO_FAR = "longest length with mean reward above 0.75 so far"
 SOLVED_NOW = "longest length with reward above 0.75 at that moment"
-FIG_10_PARTS = ("lengths", "shorter")
+READINGS = {SOLVED_NOW: False, SOLVED_SO_FAR: True}
+"""Metric -> whether it is the mean since the start of training."""
 SPEED_COSTS = (0, 1, 2, 4, 8)
 TARGETS = (SOLVED, 0.05)
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
-    """Return the study's numbers and figures."""
+    """Return the study's numbers and figures, of the seeds that are there."""
+    records = reversals.with_ppo(seed_blocks.joined(records))
     there, found = set(records["part"]), Analysis()
     lines, figures = found.headline, found.figures
     if "curves" in there:
@@ -45,17 +44,13 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if "lengths" in there:
         lines += _length_lines(records, settings)
         figures["fig10-lengths"] = _lengths_figure(records, settings)
-    if "slow" in there:
-        lines += _slow_lines(records, settings)
-        figures["fig10-slow"] = _slow_figure(records, settings)
     if {"lengths", "vocabularies"} <= there:
         lines += _speed_lines(records, settings)
         figures["speed-up-by-backward-cost"] = _speed_figure(records, settings)
     if "vocabularies" in there:
         lines += _vocabulary_lines(records, settings)
         figures["vocabularies"] = _vocabulary_figure(records, settings)
-    if "tried" in there:
-        lines += _tried_lines(records, settings)
+    found.claims.extend(claims(found.headline))
     return found
 
 
@@ -65,7 +60,7 @@ def _full(settings: Settings) -> bool:
 
 
 def _all_series(settings: Settings) -> list[str]:
-    return [*delightful(settings), *baselines()]
+    return [*delightful(settings), *baselines(), EXACT_TIES]
 
 
 def _exact(settings: Settings) -> str:
@@ -82,14 +77,24 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     exact, end, best = _exact(settings), settings.num_steps, delightful(settings)
     lines = []
     if _full(settings):
-        lines += against_paper(records, "curves", "Kondo Fig 8", ONLINE, paper.FIG_8, by="step")
+        lines += against_paper(records, "curves", "Kondo Fig 8", ONLINE, FIG_8, by="step")
     for series in (*list(best)[1:], exact):
         known = paper.FIG_8_BACKWARD.get(series) if _full(settings) else None
         metric, paid = "backward passes at the end", _paid(records, series)
         lines.append(headline("Kondo Fig 8", series, metric, "", paid, expected=known))
     found = ends(records, "curves", [*_all_series(settings), exact])
     lines += beats("Kondo Fig 8", ONLINE, end, best, baselines(), found)
+    lines += [
+        headline("Kondo Fig 8", EXACT_TIES, ONLINE, x, at) for x, at in _ties(records, settings)
+    ]
     return [*lines, headline("beyond the paper", exact, ONLINE, end, found[exact])]
+
+
+def _ties(records: pd.DataFrame, settings: Settings) -> Iterator[tuple[float, Estimate]]:
+    """Yield PMPO with exact ties where the paper's PMPO was read off, if the run got there."""
+    for step in [*FIG_8[reversals.FLOAT32], settings.num_steps]:
+        if step <= settings.num_steps:
+            yield step, statistics.at(records, "curves", EXACT_TIES, ONLINE, step)
 
 
 def _ties_finding(records: pd.DataFrame, settings: Settings) -> str:
@@ -129,11 +134,11 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         ("backward", "backward passes"),
     )
     for ax, (x, label) in zip(axes[0], panels, strict=True):
-        for name, colour in zip(names, plotting.WHEEL, strict=False):
+        for name, colour in zip(names, (*plotting.WHEEL, "black"), strict=True):
             curve = statistics.curve(records, "curves", name, ONLINE)
             dash = "-" if name in delightful(settings) else (0, (4, 1.5))
             plotting.line(ax, curve, name, names, x=x, color=colour, linestyle=dash)
-            points = paper.FIG_8.get(name, {}) if _full(settings) and x == "step" else {}
+            points = FIG_8.get(name, {}) if _full(settings) and x == "step" else {}
             plotting.crosses(ax, points, color=colour, markersize=4)
         plotting.log_percent(ax, "sequence error")
         ax.set(xscale="log", xlabel=label)
@@ -142,130 +147,71 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     return figure
 
 
-def longest(
-    records: pd.DataFrame,
-    series: str,
-    forward: float,
-    *,
-    average: bool,
-    parts: Sequence[str] = FIG_10_PARTS,
-) -> Estimate | None:
-    """Return the longest length solved after that many forward passes, mean over seeds.
-
-    `average` judges by the mean reward since the start of training, which reproduces the paper's
-    figure, instead of by the reward at that moment. None if some seed solves not even the shortest
-    length of these parts.
-    """
-    chosen = records[
-        records["part"].isin(parts)
-        & (records["series"] == series)
-        & (records["metric"] == ONLINE)
-        & (records["forward"] <= forward)
-    ].sort_values("forward")
-    values = []
-    for _, own in chosen.groupby("seed"):
-        by_length = own.groupby("setting")["value"]
-        errors = by_length.mean() if average else by_length.last()
-        values.append(interpolated_longest(dict(errors), SOLVED))
-    return None if min(values) == 0 else statistics.estimate(values)
-
-
-def _logged(records: pd.DataFrame, part: str) -> list[int]:
-    return sorted(int(x) for x in records[records["part"] == part]["forward"].unique())
+def _logged(records: pd.DataFrame) -> list[int]:
+    return sorted(int(x) for x in records[records["part"] == "lengths"]["forward"].unique())
 
 
 def _length_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
+    """Return Figure 10 in both readings; the settled one is judged."""
     lines = []
-    end = _logged(records, "lengths")[-1]
-    for series in _all_series(settings):
-        known = paper.FIG_10[series] if _full(settings) else {}
-        for forward in known or [float(end)]:
-            for average, metric in ((True, SOLVED_SO_FAR), (False, SOLVED_NOW)):
-                found = longest(records, series, forward, average=average)
-                if found is None:
-                    continue
-                theirs = known.get(forward) if average else None
-                lines.append(
-                    headline("Kondo Fig 10", series, metric, forward, found, expected=theirs)
-                )
-    solved = {
-        name: -found.mean
-        for name in _all_series(settings)
-        if (found := longest(records, name, end, average=True)) is not None
-    }
-    lines += [
-        ordering("Kondo Fig 10", "- longest length", end, order=[series, baseline], ours=solved)
-        for series in delightful(settings)
-        for baseline in baselines()
-        if {series, baseline} <= set(solved)
-    ]
+    end = _logged(records)[-1]
+    every = sorted({x for points in FIG_10.values() for x in points}) if _full(settings) else [end]
+    for metric, average in READINGS.items():
+        is_judged = _full(settings) and average == settings.solved_so_far
+        for series in _all_series(settings):
+            known = FIG_10.get(series, {}) if is_judged else {}
+            for x in every:
+                found = reversals.longest_solved(records, "lengths", series, x, average=average)
+                theirs = known.get(x)
+                lines.append(headline("Kondo Fig 10", series, metric, x, found, expected=theirs))
+    solved = {name: _shortfall(records, settings, name, end) for name in _all_series(settings)}
+    lines += beats(
+        "Kondo Fig 10", "- longest length", end, delightful(settings), baselines(), solved
+    )
     return lines
 
 
-def _slow_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    """Return Figure 10 at the lower learning rate, judged at the moment."""
-    end = _logged(records, "slow")[-1]
-    lines = []
-    for series in _all_series(settings):
-        known = paper.FIG_10[series] if _full(settings) else {}
-        name = f"{series}, lr {settings.slow_learning_rate:g}"
-        for forward in known or [float(end)]:
-            found = longest(records, series, forward, average=False, parts=["slow"])
-            if found is not None:
-                theirs = known.get(forward)
-                line = headline("Kondo Fig 10", name, SOLVED_NOW, forward, found, expected=theirs)
-                lines.append(line)
-    return lines
+def _shortfall(records: pd.DataFrame, settings: Settings, series: str, forward: float) -> Estimate:
+    """Return minus the longest length solved, so that the best is the lowest."""
+    average = settings.solved_so_far
+    found = reversals.longest_solved(records, "lengths", series, forward, average=average)
+    return found._replace(mean=-found.mean)
 
 
-def _lengths_figure(
-    records: pd.DataFrame,
-    settings: Settings,
-    *,
-    average: bool = True,
-    parts: Sequence[str] = FIG_10_PARTS,
-) -> Figure:
-    figure, axes = plotting.grid(1, 2, width=4.8, height=4)
-    _draw_longest(axes[0][0], records, settings, average=average, parts=parts)
-    errors = {
-        name: {length: at for part in parts for length, at in finals(records, part, name).items()}
-        for name in _all_series(settings)
-    }
-    plotting.sweep(axes[0][1], errors)
-    axes[0][1].set(xlabel="length H", ylabel="sequence error at the end")
-    axes[0][1].axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
-    return figure
-
-
-def _slow_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure = _lengths_figure(records, settings, average=False, parts=["slow"])
-    figure.axes[0].set_title(f"learning rate {settings.slow_learning_rate:g}")
+def _lengths_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    """Draw the longest length solved in both readings, and the error at the end by length."""
+    figure, axes = plotting.grid(1, 3, width=4.4, height=4)
+    for ax, (metric, average) in zip(axes[0], READINGS.items(), strict=False):
+        _draw_longest(ax, records, settings, metric, average=average)
+    errors = {name: finals(records, "lengths", name) for name in _all_series(settings)}
+    plotting.sweep(axes[0][2], errors)
+    axes[0][2].set(xlabel="length H", ylabel="sequence error at the end")
+    axes[0][2].axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
     return figure
 
 
 def _draw_longest(
-    ax: Axes, records: pd.DataFrame, settings: Settings, *, average: bool, parts: Sequence[str]
+    ax: Axes, records: pd.DataFrame, settings: Settings, metric: str, *, average: bool
 ) -> None:
-    for name, colour in zip(_all_series(settings), plotting.WHEEL, strict=False):
-        found = {
-            float(forward): value
-            for forward in _logged(records, parts[0])
-            if (value := longest(records, name, forward, average=average, parts=parts)) is not None
-        }
-        means = [value.mean for value in found.values()]
-        errors = [value.se for value in found.values()]
-        ax.plot(list(found), means, color=colour, label=name)
-        plotting.band(ax, list(found), means, errors, colour=colour)
-        plotting.crosses(ax, paper.FIG_10[name] if _full(settings) else {}, color=colour)
+    every = _logged(records)
+    for name, colour in zip(_all_series(settings), plotting.WHEEL, strict=True):
+        found = [
+            reversals.longest_solved(records, "lengths", name, forward, average=average)
+            for forward in every
+        ]
+        means, errors = [each.mean for each in found], [each.se for each in found]
+        ax.plot(every, means, color=colour, label=name)
+        plotting.band(ax, every, means, errors, colour=colour)
+        plotting.crosses(ax, FIG_10.get(name, {}) if _full(settings) else {}, color=colour)
     ax.xaxis.set_major_formatter(plotting.counts)
-    label = SOLVED_SO_FAR if average else SOLVED_NOW
-    ax.set(xlabel="forward passes (crosses: the paper)", ylabel=label)
+    ax.set(xlabel="forward passes (crosses: the paper)", ylabel="longest length solved")
+    ax.set_title(metric.removeprefix("longest length with "), fontsize=9)
     ax.legend(fontsize=8)
 
 
 def _speed(
     records: pd.DataFrame, part: str, series: str, setting: float, ratio: float
-) -> float | None:
+) -> Estimate | None:
     """Return the counted speed-up over PG to the solved level; None unless all seeds got there."""
     reached = [
         statistics.first_reach(records, part, name, ONLINE, SOLVED, setting=setting)
@@ -273,7 +219,8 @@ def _speed(
     ]
     if any(reach.reached < reach.seeds for reach in reached):
         return None
-    return statistics.speed_up(ratio, baseline=reached[0].mean, cost=reached[1].mean)
+    found = statistics.speed_up(ratio, baseline=reached[0].mean, cost=reached[1].mean)
+    return Estimate(found, seeds=min(reach.seeds for reach in reached))
 
 
 def _places(records: pd.DataFrame, settings: Settings) -> list[tuple[str, float, str]]:
@@ -295,8 +242,7 @@ def _speed_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
             for ratio in SPEED_COSTS:
                 value = _speed(records, part, series, setting, ratio)
                 if value is not None:
-                    ours = Estimate(value, seeds=settings.sweep_seeds)
-                    lines.append(headline("Kondo section 5", series, metric, ratio, ours))
+                    lines.append(headline("Kondo section 5", series, metric, ratio, value))
     return lines
 
 
@@ -307,8 +253,9 @@ def _speed_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     ratios = np.linspace(0, 8, 17)
     for ax, series in zip(axes[0], names, strict=True):
         for number, (part, setting, name) in enumerate(places):
-            values = [_speed(records, part, series, setting, float(ratio)) for ratio in ratios]
-            if values[0] is not None:
+            found = [_speed(records, part, series, setting, float(ratio)) for ratio in ratios]
+            values = [each.mean for each in found if each is not None]
+            if values:
                 colour = plotting.sequential(number / max(1, len(places) - 1))
                 ax.plot(ratios, values, color=colour, label=name)
         ax.axhline(1, color="#5a5a5a", linestyle=":")
@@ -335,14 +282,3 @@ def _vocabulary_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     axes[0][0].set(xscale="log", xlabel="vocabulary M", ylabel="sequence error at the end")
     axes[0][0].legend()
     return figure
-
-
-def _tried_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
-    names = sorted(records[records["part"] == "tried"]["series"].unique())
-    steps = [settings.tried_steps // 4, settings.tried_steps // 2, settings.tried_steps]
-    at = partial(statistics.at, records, "tried")
-    return [
-        headline("beyond the paper", name, ONLINE, step, at(name, ONLINE, step))
-        for name in names
-        for step in steps
-    ]

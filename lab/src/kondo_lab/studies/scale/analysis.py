@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.scale import run, theory
+from kondo_lab.studies.scale.claims import claims
 from kondo_lab.studies.scale.costs import Costs
 from kondo_lab.studies.scale.run import DESIGNS, IDLE, MODES, PACE, SINGLE, STALENESS, Case, cases
 from kondo_lab.studies.scale.settings import EVERY_ROW, SOURCE, Settings
@@ -124,10 +125,12 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     there = set(records["part"])
     tasks = [_Task(records, settings, name) for name in settings.tasks if name in there]
-    lines = (_cost_lines, _check_lines, _scale_lines)
+    kinds = (_cost_lines, _check_lines, _scale_lines)
+    lines = [line for task in tasks for some in kinds for line in some(task)]
     findings = (_check_finding, _scale_finding, _source_finding, _limit_finding)
     return Analysis(
-        headline=[line for task in tasks for some in lines for line in some(task)],
+        headline=lines,
+        claims=claims(lines),
         figures={
             "measured-against-simulated": _check_figure(tasks, settings),
             **{f"{task.name}-actors": _scale_figure(task) for task in tasks},

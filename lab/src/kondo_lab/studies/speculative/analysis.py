@@ -8,6 +8,7 @@ import pandas as pd
 
 from kondo_lab.studies import statistics
 from kondo_lab.studies.speculative import drafts, drawing
+from kondo_lab.studies.speculative.claims import claims
 from kondo_lab.studies.speculative.drafts import EXACT
 from kondo_lab.studies.speculative.points import ONLINE, TEST, Point, dense_cost, measure
 from kondo_lab.studies.speculative.settings import Settings
@@ -43,6 +44,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         figure = drawing.figure(records, own, dense, settings, COST_RATIO)
         analysis.figures[f"{part}-{100 * rate:g}"] = figure
         analysis.findings.extend(_findings(own, settings))
+    analysis.claims.extend(claims(analysis.headline))
     return analysis
 
 

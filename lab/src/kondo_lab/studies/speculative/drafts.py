@@ -64,16 +64,19 @@ def screens(settings: Settings) -> list[Screen]:
     |----------------|-----------------------------------------------------------------------|
     | exact          | 1, a forward of the policy                                            |
     | noisy          | NaN: noise stands for a cheap forward's error, whatever that costs    |
+    | noisy alone    | the same, with noise in the surprisal and none in the baseline        |
     | stale          | 1: an old policy computes as much; what it saves is sending weights   |
     | quantised      | bits / 32, as if time went with the bits of a weight                  |
     | narrow         | its multiplications over the policy's, three times: it also learns    |
     | advantage only | 0: no surprisal, no forward                                           |
     """
     found = [Screen(EXACT, EXACT, {}, 1.0)]
-    found += [
-        Screen(f"noise {noise:g}", "noisy", {"logit_noise": noise}, math.nan)
-        for noise in settings.noises
-    ]
+    for noise in settings.noises:
+        options: dict[str, Any] = {"logit_noise": noise}
+        found.append(Screen(f"noise {noise:g}", "noisy", options, math.nan))
+        alone = options | {"screened": "surprisal"}
+        name = f"noise {noise:g}, surprisal alone"
+        found.append(Screen(name, "noisy alone", alone, math.nan))
     found += [
         Screen(f"{steps} steps old", "stale", {"screen": "stale", "draft": steps}, 1.0)
         for steps in settings.periods

@@ -16,6 +16,7 @@ from kondo_lab.studies.speculative.settings import Settings
 LOOKS = {
     "exact": ("#5a5a5a", "s"),
     "noisy": ("#d55e00", "o"),
+    "noisy alone": ("#f0a070", "o"),
     "stale": ("#0072b2", "^"),
     "quantised": ("#009e73", "D"),
     "narrow": ("#cc79a7", "v"),

@@ -26,7 +26,12 @@ def logged(settings: Settings) -> list[int]:
 
 def _train(settings: Settings, context: Context) -> Iterable[Record]:
     task = image_bandits.task(settings.images, context.device)
-    program = BanditProgram(task, width=settings.width, batch=settings.batch)
+    program = BanditProgram(
+        task,
+        width=settings.width,
+        batch=settings.batch,
+        initialisation=settings.initialisation,
+    )
     # One population per number of rows trained on: on a GPU they overlap.
     populations: list[Population] = [
         draft_agreement.ComparedPopulation(

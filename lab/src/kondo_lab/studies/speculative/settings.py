@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from kondo_lab.population.networks import Initialisation
 from kondo_lab.studies.image_bandits import Data
 from kondo_lab.studies.study import Size, sized
 
@@ -24,6 +25,8 @@ class Settings:
     images: Data = "mnist"
     width: int = 100
     batch: int = 100
+    initialisation: Initialisation = "lecun normal"
+    """Presumably the author's: it is the default of JAX's libraries."""
     num_steps: int = 10_000
     learning_rate: float = 1e-3
     target: float = 0.05

@@ -1,0 +1,43 @@
+"""What the study claims, judged by its headline lines."""
+
+from collections.abc import Sequence
+
+from kondo_lab.studies.agreement import judge
+from kondo_lab.studies.claims import by_lines, estimate_of
+from kondo_lab.studies.study import Claim, Headline
+
+BORNE = "noise at which the error is"
+
+
+def claims(lines: Sequence[Headline]) -> list[Claim]:
+    """Return the claims of the five figures."""
+    papers = [line for line in lines if line.against == "paper"]
+
+    def of(figure: str, metric: str = "") -> list[Headline]:
+        return [
+            line
+            for line in papers
+            if line.figure.startswith(figure) and line.metric.startswith(metric)
+        ]
+
+    # Bearing more noise than the paper's DG is no miss.
+    borne = [
+        line._replace(verdict=judge(estimate_of(line), line.expected, line.against, "at least"))
+        for line in of("Kondo Fig 4", BORNE)
+        if line.expected is not None
+    ]
+    return [
+        by_lines(
+            "with 3% of the backward passes DG-K ends below PG, and DG below DG-K",
+            of("Kondo Fig 1", "order of"),
+        ),
+        by_lines("every rate ends at an error of about 0.5%", of("Kondo Fig 2")),
+        by_lines(
+            "counted in passes DG-K reaches 5% test error 1.41 (1 + c) / (1 + 0.03 c) times "
+            "cheaper than PG",
+            [line for line in of("Kondo Fig 3") if line.series.startswith("DG-K")],
+        ),
+        by_lines("DG bears as much noise in delight and in logits as the paper's", borne),
+        by_lines("DG-K bears less noise than DG", of("Kondo Fig 4", "order of")),
+        by_lines("no additive mix of advantage and surprisal replaces delight", of("Kondo Fig 5")),
+    ]

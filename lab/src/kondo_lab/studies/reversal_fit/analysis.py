@@ -1,0 +1,241 @@
+"""Records -> how far each pair is from the papers, figure by figure and in all.
+
+    score of a figure = sqrt(mean over its numbers of log(ours / paper)^2)
+    score of a pair   = sqrt(mean over the figures of score^2)
+
+Numbers are means over seeds. Errors below 0.001, ours and the paper's, count as 0.001: a run of few
+seeds does not tell smaller ones. Every figure counts as much as any other, whatever the number of
+points that were read off it. Kondo Figure 10 is read in two ways, so a pair has two scores; the
+lower of them ranks it.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kondo_lab.studies import plotting, reversals, statistics, updates
+from kondo_lab.studies.reversal_dg import paper as dg_paper
+from kondo_lab.studies.reversal_fit.claims import claims
+from kondo_lab.studies.reversal_fit.run import (
+    LONGEST,
+    PREFIX,
+    SOLVED,
+    TOKENS,
+    VOCABULARIES,
+    named,
+    prefix_methods,
+)
+from kondo_lab.studies.reversal_fit.settings import Pair, Settings
+from kondo_lab.studies.reversal_kondo import paper as kondo_paper
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+
+ONLINE = reversals.ONLINE
+SMALLEST = 1e-3
+"""Errors below it count as this."""
+NOW, SO_FAR = "reward at the moment", "mean reward since the start"
+"""What makes a length solved in Kondo Figure 10."""
+LENGTH = "longest length solved, by "
+SCORE = "root mean square of log(ours / paper)"
+READ_AS = {"PMPO float32": "PMPO"}
+"""Series of ours -> the paper's, where the names differ."""
+CURVES = {
+    PREFIX: ("Kondo Fig 8", kondo_paper.FIG_8),
+    TOKENS: ("DG Fig 8", dg_paper.FIG_8),
+}
+ENDS = {
+    VOCABULARIES: ("DG Fig 9b", dg_paper.FIG_9B),
+    LONGEST: ("DG Fig 9a", dg_paper.FIG_9A),
+}
+"""Part -> figure, and its numbers by series and step, or by series and setting at the end."""
+
+
+class Compared(NamedTuple):
+    """A number of the paper beside that of one pair."""
+
+    figure: str
+    method: str
+    metric: str
+    x: float
+    expected: float
+    ours: Estimate
+
+
+def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
+    """Return the scores, the ranking, and all numbers that were compared."""
+    numbers = {pair: compared(records, settings, pair) for pair in settings.pairs}
+    found = Analysis()
+    totals = {pair: scores(own) for pair, own in numbers.items()}
+    ranked = sorted(totals, key=lambda pair: min(totals[pair][1].values()))
+    if not any(totals[pair][0] for pair in ranked):
+        return found
+    found.findings.append(_best(ranked[0], totals[ranked[0]][1]))
+    found.findings.extend(_row(place, pair, totals[pair]) for place, pair in enumerate(ranked, 1))
+    for pair in ranked:
+        found.headline.extend(_score_lines(pair, totals[pair]))
+    found.claims.extend(claims(found.headline))
+    for pair in ranked:
+        found.headline.extend(_number_lines(pair, numbers[pair]))
+    found.figures["scores"] = _scores_figure(settings, totals)
+    if PREFIX in set(records["part"]):
+        found.figures["fig8-learning-curves"] = _curves_figure(records, settings)
+    return found
+
+
+def compared(records: pd.DataFrame, settings: Settings, pair: Pair) -> list[Compared]:
+    """Return every number of the papers that was run, beside ours at this pair."""
+    steps = {PREFIX: settings.prefix_steps, TOKENS: settings.token_steps}
+    found: list[Compared] = []
+    for part, (figure, known) in CURVES.items():
+        for method, x, value in _known(records, part, pair, known):
+            if x <= steps[part]:
+                ours = statistics.at(records, part, named(method, pair), ONLINE, x)
+                found.append(Compared(figure, method, ONLINE, x, value, ours))
+    for part, (figure, known) in ENDS.items():
+        run_at = set(records[records["part"] == part]["setting"])
+        for method, x, value in _known(records, part, pair, known):
+            if x in run_at:
+                series = named(method, pair)
+                ours = statistics.final(records, part, series, ONLINE, setting=x)
+                found.append(Compared(figure, method, ONLINE, x, value, ours))
+    return [*found, *_lengths(records, settings, pair)]
+
+
+def _lengths(records: pd.DataFrame, settings: Settings, pair: Pair) -> Iterator[Compared]:
+    """Yield the numbers of Kondo Figure 10, read both ways."""
+    end = settings.solved_steps * reversals.NUM_PROMPTS * reversals.NUM_ANSWERS
+    for method, forward, value in _known(records, SOLVED, pair, kondo_paper.FIG_10):
+        if forward <= end:
+            for reading in (NOW, SO_FAR):
+                series, average = named(method, pair), reading == SO_FAR
+                ours = reversals.longest_solved(records, SOLVED, series, forward, average=average)
+                yield Compared("Kondo Fig 10", method, LENGTH + reading, forward, value, ours)
+
+
+def _known(
+    records: pd.DataFrame, part: str, pair: Pair, known: Mapping[str, Mapping[float, float]]
+) -> Iterator[tuple[str, float, float]]:
+    """Yield (method, x, the paper's number) of every method that this part was run with."""
+    ending = f", {pair.name}"
+    for series in records[records["part"] == part]["series"].unique():
+        if series.endswith(ending):
+            method = series.removesuffix(ending)
+            for x, value in known[READ_AS.get(method, method)].items():
+                yield method, x, value
+
+
+def score(numbers: Iterable[Compared]) -> float:
+    """Return sqrt(mean log(ours / paper)^2); errors below SMALLEST count as that."""
+    ratios = [
+        max(each.ours.mean, SMALLEST) / max(each.expected, SMALLEST)  # lengths are above it anyway
+        for each in numbers
+    ]
+    return _root_mean_square([math.log(ratio) for ratio in ratios])
+
+
+def scores(numbers: Sequence[Compared]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return (figure -> score, reading of Kondo Figure 10 -> score of the pair).
+
+    Exact ties of PMPO do not count. Of the two readings each stands in its own score of the pair;
+    without that figure both are the same.
+    """
+    counted = [each for each in numbers if each.method != "PMPO"]
+    by_figure: dict[str, list[Compared]] = {}
+    for each in counted:
+        reading = each.metric.removeprefix(LENGTH)
+        name = each.figure if reading == each.metric else f"{each.figure}, {reading}"
+        by_figure.setdefault(name, []).append(each)
+    found = {name: score(own) for name, own in by_figure.items()}
+    totals = {}
+    for reading, other in ((NOW, SO_FAR), (SO_FAR, NOW)):
+        totals[reading] = _root_mean_square(
+            [value for name, value in found.items() if not name.endswith(other)]
+        )
+    return found, totals
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values)) if values else math.nan
+
+
+def _best(pair: Pair, totals: Mapping[str, float]) -> str:
+    reading = min(totals, key=lambda name: totals[name])
+    return (
+        f"Best pair: feed-forward {pair.feed_forward}, learning rate {pair.learning_rate:g}, with "
+        f"solved read as {reading}: score {totals[reading]:.3f}."
+    )
+
+
+def _row(place: int, pair: Pair, found: tuple[dict[str, float], dict[str, float]]) -> str:
+    figures, totals = found
+    told = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
+    both = ", ".join(f"{value:.3f} ({reading})" for reading, value in totals.items())
+    return f"{place}. {pair.name}: {both}; {told}."
+
+
+def _score_lines(pair: Pair, found: tuple[dict[str, float], dict[str, float]]) -> list[Headline]:
+    figures, totals = found
+    lines = [headline(name, pair.name, SCORE, "", value) for name, value in figures.items()]
+    for reading, value in totals.items():
+        lines.append(headline(f"all figures, {reading}", pair.name, SCORE, "", value))
+    return lines
+
+
+def _number_lines(pair: Pair, numbers: Iterable[Compared]) -> list[Headline]:
+    """Return ours beside the paper's, without a verdict: what is fitted proves nothing."""
+    lines = []
+    for each in numbers:
+        series = named(each.method, pair)
+        line = headline(each.figure, series, each.metric, each.x, each.ours)
+        lines.append(line._replace(expected=each.expected))
+    return lines
+
+
+def _scores_figure(
+    settings: Settings, totals: Mapping[Pair, tuple[dict[str, float], dict[str, float]]]
+) -> Figure:
+    """Draw the scores by learning rate, a line for each width, a panel for each figure."""
+    every = {pair: own[0] | own[1] for pair, own in totals.items()}
+    names = list(next(iter(every.values())))
+    figure, axes = plotting.grid(2, math.ceil(len(names) / 2), width=3.2, height=2.9)
+    for ax, name in zip(axes.flat, names, strict=False):
+        for width, colour in zip(settings.feed_forwards, plotting.WHEEL, strict=False):
+            values = [every[Pair(width, rate)][name] for rate in settings.learning_rates]
+            ax.plot(settings.learning_rates, values, "o-", color=colour, label=f"ff {width}")
+        ax.set_title(f"all, {name}" if name in (NOW, SO_FAR) else name, fontsize=8)
+        top = 1.1 * max(own[name] for own in every.values())
+        ax.set(xlabel="learning rate", ylabel="distance to the paper", ylim=(0, top))
+        ax.set_xticks(settings.learning_rates, [f"{rate:g}" for rate in settings.learning_rates])
+    for ax in list(axes.flat)[len(names) :]:
+        ax.set_axis_off()
+    axes[0][0].legend(fontsize=8)
+    return figure
+
+
+def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
+    """Draw Kondo Figure 8: a panel for each width and method, a line for each learning rate."""
+    methods = ["DG", updates.percent(settings.rate), "PG", "PMPO float32"]
+    methods = [name for name in methods if name in prefix_methods(settings)]
+    widths, rates = settings.feed_forwards, settings.learning_rates
+    figure, axes = plotting.grid(len(widths), len(methods), width=2.9, height=2.5)
+    for (row, width), (column, method) in (
+        (row, column) for row in enumerate(widths) for column in enumerate(methods)
+    ):
+        ax = axes[row][column]
+        for rate, share in zip(rates, np.linspace(0, 1, len(rates)), strict=True):
+            series = named(method, Pair(width, rate))
+            own = statistics.curve(records, PREFIX, series, ONLINE)
+            ax.plot(
+                own["step"], own["mean"], color=plotting.sequential(share), label=f"lr {rate:g}"
+            )
+        known = kondo_paper.FIG_8[READ_AS.get(method, method)]
+        points = {x: value for x, value in known.items() if x <= settings.prefix_steps}
+        plotting.crosses(ax, points, color="black", markersize=4)
+        plotting.log_percent(ax, "error")
+        ax.set_title(f"{method}, ff {width}", fontsize=9)
+        ax.set_xlabel("step (crosses: the paper)")
+    axes[0][0].legend(fontsize=7)
+    return figure

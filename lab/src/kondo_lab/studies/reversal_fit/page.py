@@ -1,0 +1,24 @@
+"""The tables of docs/studies/reversal-fit.md, as its text has them; a test compares the two."""
+
+import pandas as pd
+
+from kondo_lab.studies.reversal_fit.analysis import SCORE
+from kondo_lab.studies.table import markdown
+
+ALL = "all figures, "
+
+
+def tables(headline: pd.DataFrame) -> dict[str, str]:
+    """Return the ranking: pairs by their better score, best first, with that of every figure.
+
+    Args:
+        headline: headline.csv of the run.
+    """
+    scores = headline[headline["metric"] == SCORE]
+    figures = list(scores["figure"].unique())
+    figures.sort(key=lambda name: not name.startswith(ALL))
+    rows = []
+    for pair, own in scores.groupby("series", sort=False):
+        found = dict(zip(own["figure"], own["ours"], strict=True))
+        rows.append([str(pair), *(f"{found[name]:.2f}" for name in figures)])
+    return {"ranking": markdown(["pair", *figures], rows)}

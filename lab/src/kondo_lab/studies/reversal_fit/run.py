@@ -1,0 +1,161 @@
+"""Five parts, one for each figure, the cheapest to tell pairs apart first.
+
+All learning rates of a width are members of one population; widths run side by side.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from kondo_lab.part import Context, Part, Record
+from kondo_lab.population.member import Update, each_seed
+from kondo_lab.population.train import Population
+from kondo_lab.studies import reversals, updates
+from kondo_lab.studies.reversal_fit.settings import Pair, Settings
+from kondo_lab.tasks.base import Credit
+
+PREFIX, TOKENS = "prefix", "tokens"
+VOCABULARIES, SOLVED, LONGEST = "vocabularies", "lengths", "longest"
+
+
+def named(method: str, pair: Pair) -> str:
+    """Return the series of a method at a pair."""
+    return f"{method}, {pair.name}"
+
+
+def prefix_methods(settings: Settings) -> dict[str, Update]:
+    """Return what is compared on Kondo Figure 8."""
+    return {
+        "DG": updates.DG,
+        updates.percent(settings.rate): updates.kondo(settings.rate),
+        "DG-K price 0": updates.PRICE_0,
+        "PG": updates.PG,
+        "PMPO": updates.PMPO,
+        "PMPO float32": updates.PMPO_FLOAT32,
+    }
+
+
+TOKEN_METHODS = {"PG": updates.PG, "DG": updates.DG, "PMPO float32": updates.PMPO_FLOAT32}
+"""Compared on the DG paper's figures."""
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Return the study's parts."""
+    return [
+        Part(name=PREFIX, run=partial(_prefix, settings), work=60),
+        Part(name=TOKENS, run=partial(_tokens, settings), work=18),
+        Part(name=VOCABULARIES, run=partial(_vocabularies, settings), work=75),
+        Part(name=SOLVED, run=partial(_solved, settings), work=75),
+        Part(name=LONGEST, run=partial(_longest, settings), work=220),
+    ]
+
+
+def _prefix(settings: Settings, context: Context) -> Iterable[Record]:
+    """Kondo Figure 8: H = 10, M = 2, paid by the correct prefix."""
+    methods, seeds, steps = prefix_methods(settings), settings.prefix_seeds, settings.prefix_steps
+    made = _populations(settings, context, methods, seeds, length=settings.length)
+    return _train(settings, context, PREFIX, made, steps, looks=125)
+
+
+def _tokens(settings: Settings, context: Context) -> Iterable[Record]:
+    """DG Figure 8: H = 10, M = 2, paid by the token."""
+    seeds, steps = settings.token_seeds, settings.token_steps
+    made = _populations(
+        settings, context, TOKEN_METHODS, seeds, length=settings.length, reward="bag_of_tokens"
+    )
+    return _train(settings, context, TOKENS, made, steps, looks=50)
+
+
+def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
+    """DG Figure 9b: H = 10, paid by the token. Setting: M."""
+    made = [
+        population
+        for size in sorted(settings.vocabularies, reverse=True)
+        for population in _populations(
+            settings,
+            context,
+            TOKEN_METHODS,
+            settings.sweep_seeds,
+            length=settings.length,
+            num_tokens=size,
+            setting=size,
+            reward="bag_of_tokens",
+        )
+    ]
+    return _train(settings, context, VOCABULARIES, made, settings.sweep_steps)
+
+
+def _longest(settings: Settings, context: Context) -> Iterable[Record]:
+    """DG Figure 9a: the longest length, M = 2, paid by the token. Setting: H."""
+    made = _populations(
+        settings,
+        context,
+        TOKEN_METHODS,
+        settings.sweep_seeds,
+        length=settings.longest,
+        setting=settings.longest,
+        reward="bag_of_tokens",
+    )
+    return _train(settings, context, LONGEST, made, settings.sweep_steps)
+
+
+def _solved(settings: Settings, context: Context) -> Iterable[Record]:
+    """Kondo Figure 10: M = 2, paid by the correct prefix. Setting: H."""
+    methods = prefix_methods(settings)
+    made: list[Population] = []
+    for length in sorted({*settings.baseline_lengths, *settings.delight_lengths}, reverse=True):
+        names = ["PG"] if length in settings.baseline_lengths else []
+        if length in settings.delight_lengths:
+            names += ["DG", updates.percent(settings.rate)]
+        own, seeds = {name: methods[name] for name in names}, settings.solved_seeds
+        made += _populations(settings, context, own, seeds, length=length, setting=length)
+    return _train(settings, context, SOLVED, made, settings.solved_steps)
+
+
+def _populations(
+    settings: Settings,
+    context: Context,
+    methods: Mapping[str, Update],
+    seeds: int,
+    *,
+    length: int,
+    num_tokens: int = 2,
+    reward: Credit = "to_first_error",
+    setting: float = float("nan"),
+) -> list[Population]:
+    """Return one population for each width: every method, seed and learning rate."""
+    found = []
+    for width in settings.feed_forwards:
+        members = []
+        for rate in settings.learning_rates:
+            own = {named(method, Pair(width, rate)): update for method, update in methods.items()}
+            members += each_seed(own, seeds, learning_rate=rate, setting=setting)
+        population = reversals.population(
+            context,
+            members,
+            length=length,
+            num_tokens=num_tokens,
+            reward=reward,
+            feed_forward=width,
+        )
+        found.append(population)
+    return found
+
+
+def _train(
+    settings: Settings,
+    context: Context,
+    part: str,
+    populations: Sequence[Population],
+    num_steps: int,
+    *,
+    looks: int = 40,
+) -> list[Record]:
+    every = max(1, num_steps // looks)
+    return reversals.train(
+        populations,
+        context,
+        part=part,
+        num_steps=num_steps,
+        precision=settings.precision,
+        log_steps=range(every, num_steps + 1, every),
+    )

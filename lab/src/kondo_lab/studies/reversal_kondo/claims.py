@@ -1,0 +1,65 @@
+"""What the study claims, judged by its headline lines."""
+
+import math
+from collections.abc import Sequence
+
+from kondo_lab.studies.agreement import judge, judge_order
+from kondo_lab.studies.claims import NOTHING, OF_ORDERS, by_lines, estimate_of, shown
+from kondo_lab.studies.study import Claim, Headline
+
+LENGTH = "longest length with"
+"""In the reading that is compared with the paper."""
+GAIN = "speed-up over PG to 25% error"
+GATES = ("DG-K 3%", "DG-K price 0")
+
+
+def claims(lines: Sequence[Headline]) -> list[Claim]:
+    """Return the claims about passes, lengths and difficulty."""
+    papers = [line for line in lines if line.against == "paper"]
+    return [
+        by_lines(
+            "DG-K pays 3% to 7% of the backward passes",
+            [line for line in papers if line.metric == "backward passes at the end"],
+        ),
+        by_lines("DG-K solves about as long sequences as DG", _beside_dg(lines)),
+        by_lines(
+            "DG and DG-K solve longer sequences than PG, PPO and PMPO",
+            [line for line in papers if line.metric.startswith("order of - longest length")],
+        ),
+        *(_growth(lines, gate) for gate in GATES),
+    ]
+
+
+def _beside_dg(lines: Sequence[Headline]) -> list[Headline]:
+    """Return DG-K's lengths with DG's own at the same samples as what is expected."""
+    lengths = {
+        (line.series, str(line.x)): line
+        for line in lines
+        if line.metric.startswith(LENGTH) and line.against == "paper"
+    }
+    return [
+        line._replace(
+            expected=lengths["DG", x].ours,
+            verdict=judge(estimate_of(line), lengths["DG", x].ours, "simulation", "at least"),
+        )
+        for (series, x), line in lengths.items()
+        if series in GATES and ("DG", x) in lengths
+    ]
+
+
+def _growth(lines: Sequence[Headline], gate: str) -> Claim:
+    """Return whether a gate's speed-up at the highest backward cost rises with the vocabulary."""
+    own = [line for line in lines if line.series == gate and line.metric.startswith(GAIN)]
+    statement = f"{gate}: the gain over PG grows with the vocabulary"
+    if not own:
+        return Claim(statement, "open", NOTHING)
+    dearest = max(float(line.x) for line in own)
+    gains = {
+        int(line.metric.rpartition("M=")[2]): estimate_of(line)
+        for line in own
+        if float(line.x) == dearest and not math.isnan(line.ours)
+    }
+    sizes = sorted(gains)
+    order = judge_order([str(size) for size in sizes], {str(m): gains[m] for m in sizes})
+    told = ", ".join(f"M = {size}: {shown(gains[size])}" for size in sizes)
+    return Claim(statement, OF_ORDERS.get(order, "open"), f"{told} (c = {dearest:g})")

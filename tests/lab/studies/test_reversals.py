@@ -1,0 +1,96 @@
+"""What the studies of token reversal share."""
+
+import pandas as pd
+import torch
+
+from kondo_lab.part import Context, Record
+from kondo_lab.population.member import each_seed
+from kondo_lab.studies import records, reversals, seed_blocks, updates
+from tolerances import assert_close
+
+
+def context(tmp_path):
+    return Context(
+        device=torch.device("cpu"),
+        progress=lambda share, note: None,
+        stopped=lambda: False,
+        checkpoint=tmp_path / "checkpoint",
+    )
+
+
+def lengths(values):
+    """Records of DG from {(seed, length): errors at steps 1, 2, ...}."""
+    return records.frame(
+        part="lengths",
+        records=[
+            Record(
+                part="lengths",
+                series="DG",
+                setting=length,
+                seed=seed,
+                step=step,
+                forward=100 * step,
+                backward=100 * step,
+                metric="online error",
+                value=value,
+            )
+            for (seed, length), errors in values.items()
+            for step, value in enumerate(errors, start=1)
+        ],
+    )
+
+
+def test_a_population_has_the_width_it_is_given_and_the_settled_one_without(tmp_path):
+    members = each_seed({"PG": updates.PG}, [4, 7], learning_rate=1e-3)
+    assert [member.seed for member in members] == [4, 7]
+    here = context(tmp_path)
+    narrow = reversals.population(here, members, length=3, feed_forward=24)
+    assert narrow.parameters["0.up"].shape == (2, 64, 24)
+    assert narrow.parameters["1.down"].shape == (2, 24, 64)
+    settled = reversals.population(here, members, length=3)
+    assert settled.parameters["0.up"].shape[2] == reversals.FEED_FORWARD
+
+
+def test_a_population_may_be_asked_for_a_variant(tmp_path):
+    members = each_seed({"PG": updates.PG}, 1, learning_rate=1e-3)
+    copied = reversals.population(
+        context(tmp_path), members, length=3, num_tokens=4, reverse=False, increment=True
+    )
+    assert copied.program.task.target(torch.tensor([3, 1, 0])).tolist() == [0, 2, 1]
+
+
+def test_a_length_is_solved_by_the_mean_so_far_or_by_the_moment():
+    table = lengths({(0, 10): [0.4, 0.0], (0, 20): [0.9, 0.1], (0, 30): [0.9, 0.9]})
+    now = reversals.longest_solved(table, "lengths", "DG", 200, average=False)
+    so_far = reversals.longest_solved(table, "lengths", "DG", 200, average=True)
+    assert_close(now.mean, 20 + 10 * (0.25 - 0.1) / (0.9 - 0.1))
+    assert_close(so_far.mean, 10 + 10 * (0.25 - 0.2) / (0.5 - 0.2))
+
+
+def test_below_the_shortest_length_the_error_is_taken_to_fall_to_nothing():
+    table = lengths({(0, 10): [0.1], (0, 20): [0.9], (1, 10): [0.5], (1, 20): [0.9]})
+    found = reversals.longest_solved(table, "lengths", "DG", 100, average=False)
+    first, second = 10 + 10 * (0.25 - 0.1) / (0.9 - 0.1), 10 * 0.25 / 0.5
+    assert_close(found.mean, (first + second) / 2)
+    assert found.seeds == 2
+
+
+def test_pg_stands_for_ppo_only_where_ppo_was_not_run():
+    def one(part, series, value):
+        return Record(part, series, 1.0, 0, 1, 100, 100, "online error", value)
+
+    tables = [
+        records.frame([one("a", "PG", 0.25)], part="a"),
+        records.frame([one("b", "PG", 0.5), one("b", "PPO", 0.75)], part="b"),
+    ]
+    found = reversals.with_ppo(pd.concat(tables))
+    ppo = found[found["series"] == "PPO"]
+    assert dict(zip(ppo["part"], ppo["value"], strict=True)) == {"a": 0.25, "b": 0.75}
+    assert len(found) == 4
+
+
+def test_blocks_hold_every_seed_once_whatever_their_number():
+    for number in range(1, 14):
+        found = seed_blocks.blocks(number)
+        assert [seed for block in found for seed in block] == list(range(number))
+        assert len(found) == min(3, (number + 2) // 3)
