@@ -51,7 +51,7 @@ def test_counts_what_cases_did():
 
 def test_the_page_shows_the_last_campaign():
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "reliability.md").read_text()
+    page = (root / "docs" / "concepts" / "reliability.md").read_text()
     with (root / "benchmarks" / "data" / "attack_cpu.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert sum(float(line["seconds"]) for line in lines) >= 600

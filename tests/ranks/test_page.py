@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "ranks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "ddp-fsdp2.md"
 
 
 def test_the_code_of_the_page_runs():

@@ -1,4 +1,5 @@
-"""Actor-learner training on Ray: actors drop what is not worth sending. See docs/actors.md.
+"""Actor-learner training on Ray: actors drop what is not worth sending. See
+docs/how-to/ray-actors.md.
 
 Names are imported when they are used, so that the command line can list its commands without Ray.
 """

@@ -94,7 +94,7 @@ def sequence_dg(
 
     The sum is over the tokens of the sequence: its delight. Gradient: -w U grad log pi; w is not
     differentiated. It needs no log-probs of whoever acted. In `dg` the weight is the token's own;
-    docs/corrections.md says when to use either.
+    docs/how-to/off-policy.md says when to use either.
 
     Args:
         log_probs: [N, T] or [K] float, differentiated.

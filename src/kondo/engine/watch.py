@@ -107,7 +107,7 @@ def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) ->
             f"{seen} under {gate!r}, which keeps the highest delight. If one reward is shared by "
             f"many decisions (tokens of an answer, steps of an episode), that choice is biased "
             f"towards random policies: use kondo.UnbiasedGate(rate=...) or (noise=1.5). If each "
-            f"reward belongs to one decision, this may pass. See docs/which-gate.md.",
+            f"reward belongs to one decision, this may pass. See docs/concepts/which-gate.md.",
             RuntimeWarning,
             stacklevel=_callers_level(),
         )

@@ -105,7 +105,7 @@ def test_the_bundled_claims_are_those_of_the_results():
 
 
 def test_the_page_counts_the_claims():
-    page = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "papers.md").read_text(encoding="utf-8")
     assert bundled_claims.table(bundled_claims.read()) in page
 
 

@@ -456,5 +456,5 @@ def test_contenders_can_be_told_apart_in_the_figure():
 def test_the_page_has_the_tables_of_the_committed_records():
     root = Path(__file__).parents[3]
     made = page.tables(records.read(root / "results/lm-frictions-v1/records.csv.gz"), FULL)
-    text = (root / "docs/studies/lm-frictions.md").read_text(encoding="utf-8")
+    text = (root / "docs/results/studies/lm-frictions.md").read_text(encoding="utf-8")
     assert [name for name, markdown in made.items() if markdown not in text] == []

@@ -508,7 +508,7 @@ def test_a_family_has_one_colour_and_a_dash_for_each_rate():
 def test_the_page_has_the_tables_of_the_committed_headline():
     root = Path(__file__).parents[3]
     headline = pd.read_csv(root / "results/lm-rl-v2/headline.csv")
-    text = (root / "docs/studies/lm-rl.md").read_text(encoding="utf-8")
+    text = (root / "docs/results/studies/lm-rl.md").read_text(encoding="utf-8")
     made = page.tables(headline, FULL)
     assert {"crossed", "variants", "points, sorting-3-300m"} <= set(made)
     assert [name for name, markdown in made.items() if markdown not in text] == []

@@ -95,7 +95,7 @@ def test_a_row_of_the_speed_ups_says_which_reading_is_judged():
 def test_a_page_has_the_tables_of_its_run_or_says_that_it_is_older(name):
     study = registry.find(name)
     page = importlib.import_module(f"kondo_lab.studies.{name.replace('-', '_')}.page")
-    path = ROOT / "docs" / "studies" / f"{name}.md"
+    path = ROOT / "docs" / "results" / "studies" / f"{name}.md"
     text = path.read_text(encoding="utf-8")
     file = ROOT / "results" / f"{name}-v{study.version}" / "headline.csv"
     settings = study.settings("full", None)
@@ -186,7 +186,8 @@ def test_rows_of_speculative_tell_how_many_seeds_arrived():
 
 def test_the_command_fills_the_page_of_the_newest_version(tmp_path, monkeypatch, capsys):
     version = registry.find("speculative").version
-    results, docs = tmp_path / "results" / f"speculative-v{version}", tmp_path / "docs" / "studies"
+    results = tmp_path / "results" / f"speculative-v{version}"
+    docs = tmp_path / "docs" / "results" / "studies"
     results.mkdir(parents=True)
     docs.mkdir(parents=True)
     line = ("beyond the paper", "exact", "test error at the end", 0.1, 0.0339, 0.0011, "")

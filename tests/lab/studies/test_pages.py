@@ -19,7 +19,7 @@ FILLED = {
 @pytest.mark.parametrize("study", FILLED)
 def test_a_page_has_the_tables_of_the_committed_headline(study):
     folder = ROOT / "results" / FILLED[study]
-    text = (ROOT / f"docs/studies/{study}.md").read_text(encoding="utf-8")
+    text = (ROOT / f"docs/results/studies/{study}.md").read_text(encoding="utf-8")
     if not folder.exists():
         assert "Not run yet." in text
         return

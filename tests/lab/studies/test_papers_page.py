@@ -1,4 +1,4 @@
-"""The counts of verdicts in docs/papers.md are those of the committed results."""
+"""The counts of verdicts in docs/results/papers.md are those of the committed results."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 from kondo_lab.studies import result_folder
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "results" / "papers.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

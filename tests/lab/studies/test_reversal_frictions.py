@@ -171,7 +171,8 @@ def test_a_run_that_was_stopped_is_analysed_by_what_it_has(small):
 
 
 def test_the_page_has_a_place_for_every_table_whatever_was_run():
-    text = (Path(__file__).parents[3] / "docs/studies/reversal-frictions.md").read_text("utf-8")
+    root = Path(__file__).parents[3]
+    text = (root / "docs/results/studies/reversal-frictions.md").read_text("utf-8")
     nothing = pd.DataFrame({"metric": [], "x": [], "series": []})
     made = page.tables(nothing, Settings())
     assert set(made.values()) == {"Not run yet."}

@@ -1,4 +1,4 @@
-"""docs/text-tasks.md shows what the code draws and says."""
+"""docs/results/text-tasks.md shows what the code draws and says."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from kondo_lab.draws import Draws
 from kondo_lab.text import NUM_TOKENS, TASKS, decode, make
 
-PAGE = (Path(__file__).parents[3] / "docs/text-tasks.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/results/text-tasks.md").read_text()
 ROWS = [
     (section.split("`")[0], *cells)
     for section in PAGE.split("### `")[1:]

@@ -1,7 +1,7 @@
 """What came of the claims in the repository's own results, for those who installed the package.
 
 `python -m kondo_lab.studies.bundled_claims` reads results/, writes the file of `kondo list`, and
-prints the table for docs/papers.md. Only full runs of a study's present version count.
+prints the table for docs/results/papers.md. Only full runs of a study's present version count.
 """
 
 import json

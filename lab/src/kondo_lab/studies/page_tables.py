@@ -6,8 +6,8 @@ A page has a place for each of its tables:
     ...
     <!-- end of table -->
 
-`python -m kondo_lab.studies.page_tables mnist-kondo ...` fills docs/studies/NAME.md of each study
-from results/NAME-vVERSION, in the repository's root. What the tables are, a study's page.py says:
+`python -m kondo_lab.studies.page_tables mnist-kondo ...` fills docs/results/studies/NAME.md
+of each study from results/NAME-vVERSION, in the repository's root. What the tables are, a study's page.py says:
 `tables(headline, settings)` -> {name: Markdown}.
 """
 
@@ -90,7 +90,7 @@ def write(name: str, root: Path) -> Path:
     study = registry.find(name)
     page = importlib.import_module(f"kondo_lab.studies.{name.replace('-', '_')}.page")
     headline = read(root / "results" / f"{name}-v{study.version}" / "headline.csv")
-    path = root / "docs" / "studies" / f"{name}.md"
+    path = root / "docs" / "results" / "studies" / f"{name}.md"
     tables = page.tables(headline, study.settings("full", None))
     path.write_text(fill(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
     return path

@@ -1,7 +1,7 @@
 """Put the tables of a result folder into a study's page.
 
     python -m kondo_lab.studies.pages reversal-fit results/reversal-fit-v1 \\
-        docs/studies/reversal-fit.md
+        docs/results/studies/reversal-fit.md
 
 A page marks where a table goes. Whatever stands between the marks is replaced:
 

@@ -4,7 +4,7 @@
 - base.py: what a text task is; train and held-out prompts
 - arithmetic.py, countdown.py, sorting.py, recall.py: the tasks
 
-docs/text-tasks.md says what each level means.
+docs/results/text-tasks.md says what each level means.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,8 @@ Backend = Literal["auto", "torch", "liger", "cce"]
 
 # What "auto" takes: the first that can compute what is asked for. Ours, because the kernels of
 # other packages round logits (liger) or sums of gradients (cce) to half precision: an importance
-# ratio of two such log-probs is off by percents. docs/lm.md tells what that costs on an H200.
+# ratio of two such log-probs is off by percents. docs/how-to/language-models.md tells what that
+# costs on an H200.
 AUTO_WITH_GRAPH: tuple[Backend, ...] = ("torch",)
 AUTO_WITHOUT_GRAPH: tuple[Backend, ...] = ("torch",)
 

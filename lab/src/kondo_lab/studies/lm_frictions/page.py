@@ -1,4 +1,4 @@
-"""The tables of docs/studies/lm-frictions.md, as its text has them; a test compares the two."""
+"""The tables of docs/results/studies/lm-frictions.md; a test compares the two."""
 
 from collections.abc import Sequence
 

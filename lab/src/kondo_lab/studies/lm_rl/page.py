@@ -1,4 +1,4 @@
-"""The tables of docs/studies/lm-rl.md, as its text has them; a test compares the two."""
+"""The tables of docs/results/studies/lm-rl.md; a test compares the two."""
 
 import pandas as pd
 

@@ -1,4 +1,4 @@
-"""The tables of docs/studies/mnist-kondo.md; `page_tables` writes them."""
+"""The tables of docs/results/studies/mnist-kondo.md; `page_tables` writes them."""
 
 from functools import partial
 

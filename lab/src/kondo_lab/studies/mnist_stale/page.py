@@ -1,4 +1,4 @@
-"""The tables of docs/studies/mnist-stale.md; `page_tables` writes them."""
+"""The tables of docs/results/studies/mnist-stale.md; `page_tables` writes them."""
 
 from collections.abc import Sequence
 from functools import partial

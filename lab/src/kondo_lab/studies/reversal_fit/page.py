@@ -1,4 +1,4 @@
-"""The tables of docs/studies/reversal-fit.md, as its text has them; a test compares the two."""
+"""The tables of docs/results/studies/reversal-fit.md; a test compares the two."""
 
 import pandas as pd
 

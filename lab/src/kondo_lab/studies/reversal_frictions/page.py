@@ -1,4 +1,4 @@
-"""The tables of docs/studies/reversal-frictions.md; `page_tables` writes them."""
+"""The tables of docs/results/studies/reversal-frictions.md; `page_tables` writes them."""
 
 import math
 

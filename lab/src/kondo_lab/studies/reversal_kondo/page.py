@@ -1,4 +1,4 @@
-"""The tables of docs/studies/reversal-kondo.md, as its text has them; a test compares the two."""
+"""The tables of docs/results/studies/reversal-kondo.md; a test compares the two."""
 
 import pandas as pd
 

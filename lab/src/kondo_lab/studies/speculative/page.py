@@ -1,4 +1,4 @@
-"""The table of docs/studies/speculative.md; `page_tables` writes it."""
+"""The table of docs/results/studies/speculative.md; `page_tables` writes it."""
 
 from functools import partial
 
