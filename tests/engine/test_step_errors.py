@@ -64,3 +64,20 @@ def test_bad_input_is_named(changes, message):
     call = [arguments.pop(name) for name in ("log_prob", "batch", "advantages")]
     with pytest.raises(ValueError, match=message):
         run_step(*call, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("gate", "instead"),
+    [
+        (0.03, r"gate=kondo\.UnbiasedGate\(rate=0\.03\), or gate=kondo\.Gate\(rate=0\.03\)"),
+        (1, r"UnbiasedGate\(rate=1\)"),
+        ("unbiased:0.1", r"Write gate=kondo\.parse_gate\('unbiased:0\.1'\)"),
+        (kondo.Gate, r"a class: write gate=kondo\.Gate\(\.\.\.\)"),
+        (3, r"Write for example gate=kondo\.UnbiasedGate\(rate=0\.1\)"),
+        (True, r"Write for example"),
+    ],
+)
+def test_what_is_no_gate_is_refused_with_what_to_write(gate, instead):
+    policy, rows = torch.nn.Linear(2, 1), torch.ones(4, 2)
+    with pytest.raises(ValueError, match=instead):
+        kondo.backward(lambda x: -policy(x).squeeze(1).abs(), rows, torch.ones(4), gate=gate)

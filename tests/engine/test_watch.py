@@ -156,3 +156,61 @@ def test_a_trend_is_not_noise():
     assert not falling.rose
     flat.observe(math.nan)
     assert flat.steps == 300
+
+
+# Advantages without a baseline.
+
+
+def steps(gate, advantages, count=10):
+    """Make this many steps of a linear policy with the given advantages."""
+    model = torch.nn.Linear(2, 3)
+    rows = (torch.ones(len(advantages), 2), torch.zeros(len(advantages), 1, dtype=torch.int64))
+
+    def log_prob(given):
+        states, actions = given
+        return model(states).log_softmax(-1).gather(1, actions).squeeze(1)
+
+    for _ in range(count):
+        kondo.backward(log_prob, rows, advantages, gate=gate)
+
+
+ONE_SIGN = {
+    "rewards of 0 and 1": torch.tensor([0.0, 1.0, 0.0, 1.0]),
+    "costs": torch.tensor([-3.0, -2.0, -1.0, 0.0]),
+    "a share of 0.04 of the other sign": torch.tensor([0.96, -0.04]),
+}
+
+
+@pytest.mark.parametrize("advantages", ONE_SIGN.values(), ids=list(ONE_SIGN))
+@pytest.mark.parametrize("make", [kondo.Gate, kondo.UnbiasedGate], ids=["delight", "unbiased"])
+def test_advantages_of_one_sign_are_named_once(make, advantages):
+    gate = make(rate=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(gate, advantages, count=9)
+    with pytest.warns(RuntimeWarning, match=r"not centred.*batch_mean\(rewards\)") as caught:
+        steps(gate, advantages, count=3)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+CENTRED = {
+    "centred": torch.tensor([-0.5, 0.5]),
+    "mostly one sign": torch.tensor([0.9, 0.9, 0.9, -0.9]),
+    "nothing to learn": torch.zeros(4),
+}
+
+
+@pytest.mark.parametrize("advantages", CENTRED.values(), ids=list(CENTRED))
+def test_other_advantages_are_not_warned_about(advantages):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(kondo.UnbiasedGate(rate=0.5), advantages, count=30)
+
+
+def test_one_row_a_step_is_judged_over_steps():
+    gate = kondo.UnbiasedGate(rate=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(30):
+            steps(gate, torch.tensor([1.0 if number % 2 else -1.0]), count=1)

@@ -268,10 +268,23 @@ def as_gate(gate: Any) -> BaseGate:
     if callable(gate) and not isinstance(gate, type):
         return CallableGate(gate)
     raise ValueError(
-        f"gate must be a kondo.BaseGate, such as kondo.Gate(rate=0.03), a callable (values, mask, "
-        f"generator) -> kondo.Choice, or None for dense, got {gate!r}. kondo.parse_gate reads a "
-        f"short text such as 'unbiased:0.1'."
+        f"gate must be a kondo.BaseGate, a callable (values, mask, generator) -> kondo.Choice, or "
+        f"None for dense, got {gate!r}. {_instead_of(gate)}"
     )
+
+
+def _instead_of(gate: Any) -> str:
+    """Return what to write instead of something that is no gate."""
+    if isinstance(gate, str):
+        return f"Write gate=kondo.parse_gate({gate!r})."
+    if isinstance(gate, type) and issubclass(gate, BaseGate):
+        return f"This is a class: write gate=kondo.{gate.__name__}(...) with its options."
+    if isinstance(gate, int | float) and not isinstance(gate, bool) and 0 < gate <= 1:
+        return (
+            f"To keep that share of the units write gate=kondo.UnbiasedGate(rate={gate}), or "
+            f"gate=kondo.Gate(rate={gate}) for the highest delight."
+        )
+    return "Write for example gate=kondo.UnbiasedGate(rate=0.1)."
 
 
 def needs_log_probs(signal: Signal) -> bool:

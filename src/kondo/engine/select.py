@@ -46,6 +46,10 @@ class Counts(NamedTuple):
     rate: float
     surprisal: float
     """Sum over these elements; NaN where none are known."""
+    advantage: float = 0.0
+    """Sum of this process's advantages, as given."""
+    abs_advantage: float = 0.0
+    """Sum of their absolute values."""
 
     @property
     def entropy(self) -> float:
@@ -124,9 +128,9 @@ def select(
     kept_rows = choice.keep.any(dim=1) if unit == "token" else choice.keep
     read = _read(units, choice, kept_rows)
     if not early:
-        hidden_nan = _refuse_inputs(read[:4], log_probs, advantages, valid)
-    _refuse_choice(read[4:8], choice, units)
-    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[8:13])
+        hidden_nan = _refuse_inputs(read[:5], log_probs, advantages, valid)
+    _refuse_choice(read[5:9], choice, units)
+    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[9:14])
     index = kept_rows.nonzero_static(size=rows_kept).squeeze(1)  # of known size: no read
     counts = Counts(
         units=counted,
@@ -138,9 +142,11 @@ def select(
         hidden_nan=hidden_nan,
         rows_screened=0,
         surprised=elements,
-        price=read[13],
-        rate=read[14],
+        price=read[14],
+        rate=read[15],
         surprisal=read[3],
+        advantage=read[1],
+        abs_advantage=read[4],
     )
     rows, weight, keep = copy_together((index, choice.weight, choice.keep), log_probs.device)
     if unit == "sequence":
@@ -163,7 +169,7 @@ class _Units(NamedTuple):
     """What a gate chooses from: on the CPU where there are few, else on the device."""
 
     faults: Tensor
-    """[4], see `_faults`."""
+    """[5], see `_faults`."""
     values: Tensor
     mask: Tensor
     elements: Tensor
@@ -202,7 +208,7 @@ def _units(
 
 
 def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
-    """Return what the host must know, [15], after one read.
+    """Return what the host must know, [16], after one read.
 
     What `_faults` says, four faults of the choice (see `_refuse_choice`), five sizes, price, rate.
     """
@@ -344,7 +350,7 @@ def check_unit(unit: str, log_probs: Tensor) -> None:
 
 
 def _check_shapes(choice: Choice, unit_mask: Tensor) -> None:
-    """A gate may be anybody's: hold it to the units, and to a decision."""
+    """Validate the output of user-defined gates."""
     if choice.keep.dtype != torch.bool:
         raise ValueError(
             f"gate must return keep of dtype torch.bool, got {choice.keep.dtype}; compare with "
@@ -366,15 +372,17 @@ def _check_shapes(choice: Choice, unit_mask: Tensor) -> None:
 
 
 def _faults(log_probs: Tensor, advantages: Tensor, valid: Tensor, at_most_zero: bool) -> Tensor:
-    """Return [4] float64: two sums that are finite, an excess <= 0, and the sum of surprisals.
+    """Return [5] float64: two sums that are finite, an excess <= 0, and two sums to watch.
 
-    A NaN or an infinity never leaves a sum finite; log-probs may be -infinity. Log-probs of
-    densities may exceed 0.
+    The sums are of log-probs and advantages, then of surprisals and absolute advantages. A NaN or
+    an infinity never leaves a sum finite; log-probs may be -infinity. Log-probs of densities may
+    exceed 0.
     """
     counted = torch.where(valid, log_probs, 0.0)
-    sums = [part.sum(dtype=torch.float64) for part in (log_probs, advantages, counted)]
+    summed = (log_probs, advantages, counted, advantages.abs())
+    sums = [part.sum(dtype=torch.float64) for part in summed]
     above = excess(counted).double() if at_most_zero else torch.zeros_like(sums[0])
-    return torch.stack([*sums[:2], above, -sums[2]])
+    return torch.stack([*sums[:2], above, -sums[2], sums[3]])
 
 
 def _refuse_inputs(
@@ -385,7 +393,7 @@ def _refuse_inputs(
     Returns:
         The number of elements with a NaN that the mask hides.
     """
-    log_prob, advantage, above, _ = faults
+    log_prob, advantage, above = faults[:3]
     if above > 0:
         check_excess(torch.where(valid, log_probs, 0.0))
     if not math.isnan(log_prob) and math.isfinite(advantage):

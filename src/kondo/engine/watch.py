@@ -1,7 +1,10 @@
-"""Watch a run for the known failure of gates by delight, and warn once.
+"""Watch a run for two known mistakes, and warn once of each.
 
 Where one reward is shared by many decisions, a gate that keeps the highest delight keeps unlikely
 actions that happened to be rewarded: the policy grows more random, and the reward falls.
+
+Advantages that are plain rewards, without a baseline, have one sign: delight then cannot tell
+success from failure, and the gradient of every gate is noisier.
 """
 
 import math
@@ -23,6 +26,11 @@ _DECAY = 0.9
 # policy leaves a mistake: a small rise says nothing.
 _DEVIATIONS = 3.0
 _SHARE = 0.5
+
+# Advantages are judged once, over this many steps: a critic that starts at 0 is given time to
+# learn. Their sum is at most this share of the sum of their absolute values.
+_CENTRED_STEPS = 10
+_ONE_SIGN = 0.9
 
 
 class Trend:
@@ -67,6 +75,8 @@ class _Run:
     def __init__(self) -> None:
         self.entropy, self.loss_of_reward = Trend(), Trend()
         self.warned = False
+        self.steps = 0
+        self.advantage = self.abs_advantage = 0.0
 
 
 _RUNS: dict[int, _Run] = {}  # by identity: a gate need not have a hash, and equal ones are two
@@ -81,16 +91,20 @@ def _run_of(gate: BaseGate) -> _Run:
 
 
 def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) -> None:
-    """Take down one step, and warn once per gate if the run shows the known failure.
+    """Take down one step, and warn once per gate of each mistake that the run shows.
 
     Args:
-        gate: of the step. Only one that keeps the highest delight without a draw is watched.
+        gate: of the step. Entropy and reward are watched only of one that keeps the highest delight
+            without a draw.
         counts: of the step, of all ranks.
         reward: mean reward of the step, where it is known.
     """
-    if gate is None or gate.signal is not delight or gate.draws or gate.eta > 0:
+    if gate is None:
         return
     run = _run_of(gate)
+    _watch_advantages(gate, run, counts)
+    if gate.signal is not delight or gate.draws or gate.eta > 0:
+        return
     if run.warned or counts.units_kept == counts.units:
         return
     run.entropy.observe(counts.entropy)
@@ -111,6 +125,27 @@ def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) ->
             RuntimeWarning,
             stacklevel=_callers_level(),
         )
+
+
+def _watch_advantages(gate: BaseGate, run: _Run, counts: Counts) -> None:
+    """Warn, at the last of the first steps, if the advantages so far have one sign."""
+    if run.steps == _CENTRED_STEPS or not math.isfinite(counts.abs_advantage):
+        return
+    run.steps += 1
+    run.advantage += counts.advantage
+    run.abs_advantage += counts.abs_advantage
+    if run.steps < _CENTRED_STEPS or abs(run.advantage) <= _ONE_SIGN * run.abs_advantage:
+        return
+    share = abs(run.advantage) / run.abs_advantage
+    warnings.warn(
+        f"advantages of the first {_CENTRED_STEPS} steps under {gate!r} are not centred: "
+        f"{share:.0%} of their size has one sign. Rewards need a baseline, or delight cannot tell "
+        f"success from failure: pass kondo.advantage.batch_mean(rewards), or "
+        f"kondo.advantage.group_mean(rewards, size) for several answers to a prompt. See "
+        f"docs/concepts/delight.md.",
+        RuntimeWarning,
+        stacklevel=_callers_level(),
+    )
 
 
 def _callers_level() -> int:
