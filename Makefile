@@ -8,7 +8,7 @@ PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 VERL := .venv-verl
 TRL_OLDEST := .venv-trl-oldest
 
-.PHONY: demo test test-slow test-trl-oldest test-verl attack lint bench bench-lab clean
+.PHONY: demo test test-slow test-trl-oldest test-verl attack lint bench bench-lab dist clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
@@ -47,9 +47,16 @@ bench: $(READY)
 bench-lab: $(READY)
 	$(BIN)/python benchmarks/bench_lab.py
 
+# Source distributions and wheels of both, as docs/contributing/releasing.md uploads them.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist lab
+	$(BIN)/python -m twine check --strict dist/*
+
 # torch is asked for by its exact pin before anything that depends on it: the constraint then finds
 # the build at hand, and nothing later in the install can widen the choice.
-$(READY): pyproject.toml lab/pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml lab/setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './lab[control]'
