@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import kondo
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -35,6 +37,14 @@ def test_the_readme_shows_badges_from_the_repository_alone():
     shown = re.findall(r"!\[[^\]]*\]\(([^)]+\.svg)\)", text)
     assert {Path(path).stem for path in shown} == {"license", "python", "typed"}
     assert not [path for path in shown if "://" in path]
+
+
+def test_the_readme_is_short_and_cites_this_version():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120  # two screens
+    assert f"version={{{kondo.__version__}}}" in text
+    for name in ("2603.14608", "2603.20526", "2603.20521"):
+        assert f"arXiv:{name}" in text
 
 
 @pytest.fixture(scope="module")
