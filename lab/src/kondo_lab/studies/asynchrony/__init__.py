@@ -10,20 +10,20 @@ STUDY = Study(
     title="Real and simulated staleness",
     paper="Distributed paper, staleness; beyond it: real actors",
     claim=(
-        "What real asynchronous actors do to a learner is told by the ages of their weights: one "
-        "process that replays the ages ends with the same error. Question: does a simulated delay "
+        "Weight age explains the effect of asynchrony: one process that replays the recorded ages "
+        "of the weights ends with the same error as real actors. Question: does a simulated delay "
         "of the same mean age, fixed or uniform, do so too?"
     ),
     differences=(
-        "The paper's staleness is simulated, like that of mnist-stale; here actors on Ray are late "
-        "because they are busy, slow, or seldom given new weights. Digits instead of MNIST, 100 "
-        "images a step.",
-        "On Ray and replayed, baseline and the gate's delight are the actor's, by its old weights; "
-        "the laboratory's delays leave them to the learner of now. DG's soft gate and importance "
-        "weights ask the learner of now everywhere.",
+        "The paper simulates staleness, as mnist-stale does. Here actors on Ray are late because "
+        "they are busy or slow, or because weights are published rarely. Digits instead of MNIST, "
+        "100 images a step.",
+        "On Ray and replayed, the actor computes the baseline and the gate's delight with its old "
+        "weights. In simulated delays the learner computes them with its current weights. DG's "
+        "soft gate and importance weights always use the learner's current weights.",
         "On Ray and replayed, DG-K's price comes from earlier rollouts and is as old as the "
-        "weights; the laboratory's DG-K takes the best of each batch.",
-        "How old the weights are depends on the machine and on what else it does.",
+        "weights. In simulated delays DG-K keeps the best rows of each batch.",
+        "The age of the weights depends on the machine and its load.",
     ),
     version=1,
     settings=settings,

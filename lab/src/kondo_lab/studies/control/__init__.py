@@ -10,9 +10,9 @@ STUDY = Study(
     title="Gates on control tasks",
     paper="beyond the papers",
     claim=(
-        "Where one reward is shared by many decisions, a gate that keeps the highest delight does "
-        "not learn. A gate whose mean gradient is the dense one does: unbiased 10% and noise 1.5 "
-        "end within one standard error of dense."
+        "Where many decisions share one reward, gates that keep the highest delight end below "
+        "dense. Gates whose expected gradient is the dense one, unbiased 10% and noise 1.5, end "
+        "within one standard error of dense."
     ),
     differences=(
         "The papers have no control tasks. CartPole-v1 and Acrobot-v1 are trained by REINFORCE "

@@ -1,4 +1,4 @@
-"""Proposition 3 of the Kondo paper: arms whose luck a gate mistakes for a discovery."""
+"""Proposition 3 of the Kondo paper: gates by delight prefer arms with noisy rewards."""
 
 from kondo_lab.studies.gambling.analysis import analyse
 from kondo_lab.studies.gambling.run import parts
@@ -7,21 +7,21 @@ from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="gambling",
-    title="When luck passes for a discovery",
+    title="Gates by delight prefer lucky actions",
     paper="Kondo paper, Proposition 3 and section 4.2",
     claim=(
-        "An arm that is worse by Delta but noisy by sigma has a positive advantage with "
-        "probability Phi(-p Delta / sigma): next to never for sigma << Delta, half the time for "
-        "sigma >> Delta. DG and the gate then learn to gamble. With equal noise on all arms DG and "
-        "PG degrade together."
+        "An arm that is worse by Delta on average, with noise sigma, has a positive advantage "
+        "with probability Phi(-p Delta / sigma): almost never for sigma << Delta, half the time "
+        "for sigma >> Delta. DG and the gate then learn to prefer it. With equal noise on all arms "
+        "DG and PG degrade together."
     ),
     differences=(
         "The paper's parameters and numbers are not known to us; ours: Delta = 0.5, two arms, "
         "batches of 100, Adam at 0.02 for 1000 steps from even odds.",
-        "The baseline is the policy's true expected reward, as in the closed form; "
-        "nothing is learned to get it.",
-        "Learning rate and steps were chosen so that PG without noise falls below 1% bad arms; the "
-        "part `optimisers` shows other learning rates and SGD.",
+        "The baseline is the policy's true expected reward, as in the closed form. It is not "
+        "learned.",
+        "Learning rate and steps were chosen so that PG without noise plays the bad arm less than "
+        "1% of the time. The part `optimisers` shows other learning rates and SGD.",
     ),
     version=1,
     settings=settings,

@@ -7,7 +7,7 @@ from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="lm-gates",
-    title="Language-model RL: which gate ends where dense training ends",
+    title="Language-model RL: reward of gated and dense training",
     paper="beyond the papers",
     claim=(
         "With 25 million parameters, on sorting and on addition, kondo.UnbiasedGate at 10% of the "
@@ -15,18 +15,15 @@ STUDY = Study(
         "standard error of the difference."
     ),
     differences=(
-        "Tasks, starts, losses and the loop are those of lm-rl; evaluations have 1024 held-out "
-        "prompts instead of 256.",
-        "Unbiased gates have dense GRPO's loss, its full denominator and its learning rate; none "
-        "of them is tuned.",
+        "Tasks, starts, losses and the loop are those of lm-rl.",
+        "Unbiased gates have dense GRPO's loss, full denominator and learning rate. None is tuned.",
         "Learning rates on sorting are those of results/lm-rl-v1; on addition dense GRPO, DG-K, "
         "PODS and random rows are tuned here, on a seed that is not reported.",
-        "Rows are drawn by centred advantages, and the loss divides them by the group's standard "
-        "deviation: values are not quite in proportion to the gradients' norms.",
-        "Gradient norms are clipped at 1 and Adam divides by a running norm: the update of an "
-        "unbiased estimate is not quite unbiased.",
-        "Dense GRPO is trained without kondo, by the faster path of lm-rl; gates go through "
-        "kondo.backward.",
+        "Rows are drawn by centred advantages, and the loss divides advantages by the group's "
+        "standard deviation, so values are not exactly proportional to gradient norms.",
+        "Gradient norms are clipped at 1 and Adam divides by a running norm, so an unbiased "
+        "gradient does not give an exactly unbiased update.",
+        "Dense GRPO is plain PyTorch. Gates use kondo.backward.",
     ),
     version=1,
     settings=settings,

@@ -7,7 +7,7 @@ from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="lm-rl",
-    title="Language-model RL: selection, loss and the plane of rollouts and kept rows",
+    title="Language-model RL: which rows to keep, and how many rollouts a step",
     paper="beyond the papers",
     claim=(
         "With 302 million parameters an unbiased gate reaches a held-out sampled reward of 92% at "
@@ -16,17 +16,17 @@ STUDY = Study(
         "signals at an equal loss."
     ),
     differences=(
-        "Transformers of 25 to 302 million parameters, trained from nothing on synthetic text; a "
-        "supervised start ends where 30% of sampled answers are right, in two fields 5% and 1%. "
-        "One of a billion parameters is timed without learning.",
-        "One update per batch of rollouts: the policy that samples is the policy that learns, up "
-        "to rounding, and PPO's clip never bites.",
-        "Selections keep 10% of the rows, or tokens, and all have the full denominator; PODS on "
-        "the plane is divided by what it keeps, as published, and reads the whole batch as one "
-        "group.",
-        "Learning rates are chosen on a seed that is not reported, at each size, and so is the "
-        "best point of a plane: by loop seconds to the target.",
-        "A run by the clock ends where the mean of two successive evaluations is at the target.",
+        "Transformers of 25 to 302 million parameters, trained from random weights on synthetic "
+        "text. A supervised start ends where 30% of sampled answers are right (5% and 1% for rare "
+        "starts). A model of a billion parameters is timed without learning.",
+        "One update per batch of rollouts: sampler and learner have the same policy up to "
+        "rounding, so PPO's clip has no effect.",
+        "Selections keep 10% of the rows or tokens and divide by all tokens. PODS in the "
+        "comparison by time divides by what it keeps, as published, and treats the whole batch as "
+        "one group.",
+        "Learning rates, and the best number of rollouts and rate, are chosen at each size on a "
+        "seed that is not reported: by loop seconds to the target.",
+        "A timed run ends where the mean of two successive evaluations reaches the target.",
         "No KL penalty, no entropy bonus, no learning-rate schedule; Adam, gradient norm at most "
         "1.",
     ),
