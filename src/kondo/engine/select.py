@@ -344,7 +344,7 @@ def check_unit(unit: str, log_probs: Tensor) -> None:
 
 
 def _check_shapes(choice: Choice, unit_mask: Tensor) -> None:
-    """A gate may be anybody's: hold it to the units, and to a decision."""
+    """Validate the output of user-defined gates."""
     if choice.keep.dtype != torch.bool:
         raise ValueError(
             f"gate must return keep of dtype torch.bool, got {choice.keep.dtype}; compare with "

@@ -10,9 +10,9 @@ STUDY = Study(
     title="Real and simulated staleness",
     paper="Distributed paper, staleness; beyond it: real actors",
     claim=(
-        "What real asynchronous actors do to a learner is told by the ages of their weights: one "
-        "process that replays the ages ends with the same error. Question: does a simulated delay "
-        "of the same mean age, fixed or uniform, do so too?"
+        "Weight age explains the effect of asynchrony: one process that replays the ages of real "
+        "actors' weights ends with the same error. Question: does a simulated delay of the same "
+        "mean age, fixed or uniform, do so too?"
     ),
     differences=(
         "The paper's staleness is simulated, like that of mnist-stale; here actors on Ray are late "
