@@ -1,4 +1,4 @@
-"""docs/integrations/trl.md explains every key that the trainer logs."""
+"""docs/integrations/trl.md explains every key that the trainers log."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,11 @@ PAGE = Path(__file__).parents[3] / "docs" / "integrations" / "trl.md"
 SECONDS = {f"kondo/seconds_{stage}" for stage in ("screen", "select", "forward", "backward")}
 
 
-def explained():
-    section = PAGE.read_text(encoding="utf-8").split("\n## Metrics\n")[1].split("\n## ")[0]
-    keys = [row.split(" | ")[0] for row in section.splitlines() if row.startswith("| `kondo/")]
-    return {key for cell in keys for key in re.findall(r"`(kondo/\w+)`", cell)}
+def explained(title="Metrics"):
+    """The keys that the tables of a section name."""
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    rows = [row for row in section.splitlines() if row.startswith("| ")]
+    return {key for row in rows for key in re.findall(r"`(kondo/\w+)`", row)}
 
 
 @pytest.mark.parametrize("gate", ["unbiased:0.3", "delight:0.3", "variance:0.3"])
