@@ -70,7 +70,7 @@ class Inputs:
 
     @property
     def screens_promising(self) -> bool:
-        """Whether a screen leaves out rows that cannot be kept."""
+        """Whether rows with advantage <= 0 are not scored, if the gate cannot keep them."""
         return (self.options.screen_rows or self.policy.screen_rows) == "promising"
 
 

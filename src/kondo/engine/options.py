@@ -33,11 +33,11 @@ class Options:
     screen_chunk: int | None = None
     """Rows per screening forward; by default four micro-batches."""
     screen_rows: Literal["all", "promising"] | None = None
-    """"promising" makes no screening forward for rows without a positive advantage, wherever the
-    gate says that they cannot be kept (a hard rate or price by delight), nor for rows whose
-    advantages are all 0, by signals that are then 0. What is kept stays the same; NaN in a row that
-    was left out is not noticed, diagnostics leave out rows of unknown value, and the entropy is
-    that of the screened rows. By default so for language models, "all" otherwise."""
+    """"promising": rows with advantage <= 0 are not scored if the gate cannot keep them (a hard
+    rate or price by delight); nor are rows whose advantages are all 0, by signals that are then 0.
+    The kept set is the same. NaN in a row that was left out is not noticed, diagnostics leave out
+    rows of unknown value, and the entropy is that of the screened rows. By default so for language
+    models, "all" otherwise."""
     backward_fn: BackwardFn = Tensor.backward
     """How to differentiate a loss: `lambda loss: scaler.scale(loss).backward()` for gradient
     scaling, `accelerator.backward` for Accelerate."""

@@ -2,7 +2,7 @@
 
 No forward is made where log-probs are known, or where the gate's signal does not read them. A hard
 gate by delight keeps units of positive delight as long as there are enough of them. Delight has the
-sign of the advantage, so a row without a positive advantage cannot be kept then:
+sign of the advantage, so rows with advantage <= 0 are not scored:
 
     rows with an advantage > 0 -> screen -> enough positive values? -> yes: the rest stays unknown
                                                                     -> no:  screen the rest too

@@ -1,12 +1,12 @@
-"""A group of ranks that tell each other how they fare before they wait for each other.
+"""A group of ranks that exchange their error status before each collective.
 
-Every message is a `say`: one collective of one fixed shape, whatever it is about. So a rank that
-failed can say so wherever the others are in the step, and none waits for data that never comes:
+Every message is a `say`: one collective of one fixed shape. So a rank that failed can report it
+wherever the others are in the step, and no rank waits for data that never comes:
 
-    with ranks.together():       an error in here is said to all, and all of them raise
+    with ranks.together():       an error in here is sent to all ranks, and all of them raise
         ...                      local work: may fail
-        ranks.say(...)           waits for: every rank's words. Unblocked by: words, or an error
-        ranks.gather(...)        waits for: every rank's data, which nothing but a crash withholds
+        ranks.say(...)           waits for every rank's words, or for an error
+        ranks.gather(...)        waits for every rank's data, which only a crash can withhold
 """
 
 from collections.abc import Iterator, Sequence

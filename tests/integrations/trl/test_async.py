@@ -16,6 +16,7 @@ from integrations.trl.async_tiny import OPTIONS, samples, trainer, use_cpu
 from integrations.trl.recording import AsyncRecorder
 from integrations.trl.test_experts import experts
 from integrations.trl.test_options import PutIn
+from integrations.trl.test_page import explained
 from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig, KondoAsyncGRPOTrainer
 from kondo.integrations.trl.sample_stream import (
     GatedPlanner,
@@ -35,6 +36,14 @@ def _cpu(monkeypatch):
 
 def gated(tmp_path, given, **options):
     return trainer(tmp_path, KondoAsyncGRPOTrainer, KondoAsyncGRPOConfig, given, **options)
+
+
+def test_every_logged_key_is_explained(tmp_path):
+    trained = gated(tmp_path, samples(96), kondo_gate="unbiased:0.3")
+    trained.train()
+    logged = {key for log in trained.state.log_history for key in log if key.startswith("kondo/")}
+    assert "kondo/samples_trained_total" in logged
+    assert logged <= explained() | explained("Asynchronous GRPO")
 
 
 @pytest.mark.parametrize("budget", [0, 60], ids=["fixed count", "token budget"])
