@@ -40,7 +40,11 @@ def test_the_page_counts_the_verdicts_of_every_study(counts):
     assert shown == [*counts, "all"]
     for name, own in counts.items():
         assert row(name, own) in PAGE
-    assert row("all", sum(counts.values(), Counter())) in PAGE
+    every = sum(counts.values(), Counter())
+    assert row("all", every) in PAGE
+    told = f"Of {every.total()} numbers and orders, {every['matches']} match the papers, "
+    told += f"{every['noisy']} are too noisy to tell and {every['differs']} differ."
+    assert told in " ".join(PAGE.split())
 
 
 def test_the_page_counts_what_is_compared_with_anything_else(lines):

@@ -7,18 +7,18 @@ from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="bandit-dg",
-    title="Which way DG moves a bandit and a table of bandits",
+    title="The direction of DG's gradient on bandits",
     paper="DG paper, Propositions 1 and 2, Figures 5 and 6",
     claim=(
-        "In one context DG keeps PG's direction in expectation and shrinks its cosine gap by "
-        "(w- / c)^2. Over many contexts, with exact gradients, DG stands closer than PG to the "
-        "cross-entropy gradient, for eta > 1/2."
+        "With one context DG keeps PG's expected direction and shrinks its cosine gap by "
+        "(w- / c)^2. With many contexts and exact gradients, DG is closer than PG to the "
+        "cross-entropy gradient for temperatures above 1/2."
     ),
     differences=(
-        "Figures 5 and 6: set-up as re-run by others; the figures' numbers are not known to us, so "
-        "only the order of the series is compared.",
-        "The error is that of the policy before the step, the correct arm is arm 0.",
-        "Figure 6 is run with 30 seeds; the paper's number is not known to us.",
+        "Figures 5 and 6 follow a third party's set-up. Their numbers are not known, so only the "
+        "order of the series is compared.",
+        "The error is that of the policy before the step. The correct arm is arm 0.",
+        "Figure 6 has 30 seeds; the paper's number of seeds is not known.",
     ),
     version=1,
     settings=settings,

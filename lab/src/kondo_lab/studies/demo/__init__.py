@@ -10,23 +10,23 @@ STUDY = Study(
     title="PG, DG and the Kondo gate side by side",
     paper="beyond the papers; their methods on two small tasks",
     claim=(
-        "Delight is advantage times surprisal. PG differentiates every sample alike, and DG "
-        "weights every sample by the sigmoid of its delight. DG-K trains on the 3% of samples of "
-        "highest delight as PG would, and skips the backward pass of all others: it ends below "
-        "PG's error after as many samples, and its learner takes less time."
+        "Delight is advantage times surprisal. PG differentiates every sample. DG weights every "
+        "sample by the sigmoid of its delight. DG-K trains on the 3% of samples with the highest "
+        "delight, as PG would, and skips the backward pass of all others. It ends below PG's error "
+        "after as many samples, and its learner takes less time."
     ),
     differences=(
         "Online error is 1 - mean reward of the sampled actions, over 5% of the run. Test error is "
         "that of the most likely action on the 20% of images held out; reversal has none, since "
         "every prompt is new. Counts and seconds are of one seed's run, averaged over seeds.",
-        "Learner seconds are gate + forward + backward; the gate's are to compute delight, choose "
-        "the units and gather their rows. Dense methods are charged forward and backward alone. "
-        "Sampling and Adam are the same work for every method: only the loop's speed-up has them.",
-        "Two small models on a CPU, one thread each. The speed-ups are those of this machine in "
-        "this run; the fixed cost of choosing units weighs more here than on a large model.",
+        "Learner seconds are gate + forward + backward. The gate computes delight, chooses units "
+        "and gathers their rows. Dense methods pay forward and backward only. Sampling and Adam "
+        "are the same work for every method, so only the loop's speed-up includes them.",
+        "Two small models run on a CPU, one thread each. The speed-ups are those of this machine "
+        "in this run. The fixed cost of choosing units matters more here than on a large model.",
         "The screen is free: the sampler already computed the log-probs of the current weights, so "
-        "delight is exact and no screening forward is paid. Off-policy training would need one.",
-        "Training is far shorter than in the papers, which give each method a million samples; "
+        "delight is exact without a screening forward. Off-policy training would need one.",
+        "Training is far shorter than in the papers, which give each method a million samples, so "
         "late differences do not show. Digits are 8 x 8 images from scikit-learn, not MNIST, with "
         "a larger batch and a wider network. Reversal has the papers' task, model and batch, and "
         "twice their learning rate.",

@@ -18,16 +18,16 @@ STUDY = Study(
     ),
     differences=(
         "30 seeds with one sample per image and 20 with more; the paper has 100.",
-        "Weights begin lecun normal with biases of 0, the default of JAX's libraries. The author's "
-        "initialisation is not known.",
-        "An error at a step is over the last tenth of the steps so far, at most 100 steps; at the "
-        "end over the last 200.",
-        "Figure 4 measures the expected baseline, with the exact gradients of the same batch of "
-        "images, a mean over 8 fresh batches; the paper does not say which, but its small gaps at "
-        "S = 100 allow no other reading.",
-        "Appendix B: only what was swept is known, and that the gain persists, from a third party. "
-        "Grids are ours, with 5 seeds, the expected baseline and 10,000 steps everywhere; widths "
-        "end at 1024, the paper's at 2048.",
+        "Weights have the lecun-normal initialisation and biases are 0, the default of JAX's "
+        "libraries. The author's initialisation is not known.",
+        "The error at a step is the mean over the last tenth of the steps so far, at most 100 "
+        "steps; at the end over the last 200.",
+        "Figure 4 has the expected baseline and the exact gradients of the same images, as a mean "
+        "over 8 new batches. The paper does not state the baseline; its small gaps at S = 100 fit "
+        "only this one.",
+        "Appendix B: a third party says what was swept and that the gain persists; the numbers are "
+        "not known. Our grids have 5 seeds, the expected baseline and 10,000 steps. Our widths end "
+        "at 1024, the paper's at 2048.",
     ),
     version=2,
     settings=settings,

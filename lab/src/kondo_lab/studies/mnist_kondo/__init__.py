@@ -11,25 +11,25 @@ STUDY = Study(
     paper="Kondo paper, Figures 1 to 5",
     claim=(
         "With 3% of the backward passes DG-K ends below PG and near DG; counted in passes it "
-        "reaches 5% test error 1.41 (1 + c) / (1 + 0.03 c) times cheaper than PG. It bears noise "
-        "in delight, and no additive mix of advantage and surprisal replaces delight."
+        "reaches 5% test error 1.41 (1 + c) / (1 + 0.03 c) times cheaper than PG. It tolerates "
+        "noise in delight, and no additive mix of advantage and surprisal replaces delight."
     ),
     differences=(
         "The gate keeps exactly round(rate x 100) samples. Delight on images has no ties, so this "
         "is the set the paper's quantile keeps.",
-        "Weights begin lecun normal with biases of 0, the default of JAX's libraries. The author's "
-        "initialisation is not known.",
+        "Weights have the lecun-normal initialisation and biases are 0, the default of JAX's "
+        "libraries. The author's initialisation is not known.",
         "Figure 2 runs to 13M forward passes with the learning rates 1e-4, 3e-4, 1e-3; the paper's "
         "grid and length are not known. Half of the seeds choose the learning rate, the other half "
-        "is reported.",
+        "are reported.",
         "How Figure 3 counts is not known: test or online error, the median seed or the mean "
-        "curve. All four are shown and the online error of the mean curve is judged, which came "
+        "curve. All four are shown. The online error of the mean curve is judged, because it was "
         "nearest in version 1. Read that way, the paper's own Figure 1 gives other numbers than "
         "its Figure 3.",
-        "Figures 4 and 5: only captions are known. A noise counts as borne while the final error "
-        "is below 1.25x the noise-free one, the mix as collapsed above 2x; both limits are ours. "
-        "Noise on logits reaches the gate's surprisal and baseline, and never the advantage that "
-        "trains. The mix is written with the weight on surprisal.",
+        "Figures 4 and 5: only captions are known. Noise is tolerated while the final error is "
+        "below 1.25x the noise-free one; the mix collapses above 2x. Both limits are ours. Noise "
+        "on logits changes the gate's surprisal and baseline, not the advantage used in training. "
+        "The weight of the mix is on surprisal.",
     ),
     version=2,
     settings=settings,

@@ -10,19 +10,19 @@ STUDY = Study(
     title="Stale actors on the MNIST bandit",
     paper="Distributed paper, MNIST with staleness",
     claim=(
-        "Actors use parameters of up to 1000 learner steps ago. Without any correction DG ends "
-        "at about a quarter of the error of PG with exact importance weights."
+        "Actors use parameters that are up to 1000 learner steps old. Without any correction DG "
+        "ends at about a quarter of the error of PG with exact importance weights."
     ),
     differences=(
         "Network, optimiser, batch and baseline are those of the Kondo paper's MNIST bandit. The "
         "delays go up to 1000; the paper's own list and its numbers were not found: 2% for DG and "
         "8% for PG at 1000 are a third party's reading.",
-        "Weights begin lecun normal with biases of 0, the default of JAX's libraries.",
-        "The error is the learner's, not that of the actors that were run: 1 - pi(label) over "
-        "10,000 training images.",
-        "The baseline sum_a pi(a)^2 and the surprisal are the learner's of now; importance "
-        "weights and PPO's ratio are to the actor that acted, and exact.",
-        "Before a delay has passed, actors have the learner's first parameters.",
+        "Weights have the lecun-normal initialisation and biases are 0, the default of JAX's "
+        "libraries.",
+        "The error is the learner's, not the actors': 1 - pi(label) over 10,000 training images.",
+        "The baseline sum_a pi(a)^2 and the surprisal are the current learner's. Importance "
+        "weights and PPO's ratio are exact, relative to the actor.",
+        "In the first steps, up to the delay, actors have the learner's first parameters.",
         "PPO has clip 0.1 and beta 0.1, the values of the DG paper's Figure 13; one epoch.",
     ),
     version=2,

@@ -10,21 +10,21 @@ STUDY = Study(
     title="DG on token reversal, by length and vocabulary",
     paper="DG paper, Figures 8 and 9, appendix D",
     claim=(
-        "Paid by the token, DG learns reversal faster than REINFORCE, PPO and PMPO, and its error "
-        "grows more slowly with the length and with the vocabulary. So it does when the prompt is "
-        "copied, or each token changed, and when the correct prefix is paid."
+        "With a reward per token, DG learns reversal faster than REINFORCE, PPO and PMPO, and its "
+        "error grows more slowly with the length and with the vocabulary. The same holds when the "
+        "prompt is copied, when each token is changed, and when the correct prefix is rewarded."
     ),
     differences=(
         "Figure 9 has up to 10 seeds a point where the paper has 30, two lengths and four "
         "vocabularies. The variants of the appendix have 5 seeds and 2,000 steps, our choice.",
-        "Learning rate and feed-forward width are not stated: they are those of reversal-fit, "
-        "which was fitted to Figures 8 and 9 among others. 2 layers and 2 heads.",
-        "PPO has no KL term, so that on its own samples it is PG, whose line it shares in the "
-        "paper; Figure 9 takes PG's runs for it.",
-        "PMPO's alpha = 0.6, beta = 0.1 and PPO's clip 0.1 as in the paper's Figure 13; how they "
-        "were tuned is not known. PMPO's advantages are those of plain float32, as in the author's "
-        "code, summed in order; the papers' order of summation is not known. Exact ties are a "
-        "series of their own.",
+        "The paper does not state learning rate and feed-forward width. They come from "
+        "reversal-fit, which is fitted to Figures 8 and 9 among others. 2 layers and 2 heads.",
+        "PPO has no KL term, so on its own samples it equals PG, as in the paper. Figure 9 uses "
+        "PG's runs for it.",
+        "PMPO's alpha = 0.6, beta = 0.1 and PPO's clip 0.1 are those of the paper's Figure 13; how "
+        "they were tuned is not known. PMPO has plain float32 advantages, as in the author's code, "
+        "summed in order; the paper's order of summation is not known. PMPO with exact ties is a "
+        "separate series.",
         "float32 products on the GPU are TF32.",
     ),
     version=2,

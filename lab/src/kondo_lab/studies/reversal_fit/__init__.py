@@ -11,16 +11,16 @@ STUDY = Study(
     paper="Kondo paper, Figures 8 and 10; DG paper, Figures 8 and 9",
     claim=(
         "Neither paper states the feed-forward width and the learning rate of its token reversal. "
-        "One pair of the two fits all figures better than the others, and every study of reversal "
-        "takes it."
+        "One pair of the two fits all figures better than the others, and every reversal study "
+        "uses it."
     ),
     differences=(
         "This is a fit, not a reproduction: its numbers have no verdicts.",
         "Few seeds: one for the vocabularies and lengths, where the papers have ten to thirty.",
-        "Figure 10 of the Kondo paper is read both ways: by the reward at the moment, and by its "
-        "mean since the start. The reading is fitted along with the pair.",
-        "PMPO has the advantages of plain float32, reward minus mean with its rounding, as in the "
-        "author's code; exact ties are shown beside it and not fitted.",
+        "Figure 10 of the Kondo paper is read in two ways: the reward at the moment, and its mean "
+        "since the start. The reading is fitted together with the pair.",
+        "PMPO has plain float32 advantages, reward minus mean with its rounding, as in the "
+        "author's code. PMPO with exact ties is shown and not fitted.",
         "float32 products on the GPU are TF32.",
     ),
     version=1,

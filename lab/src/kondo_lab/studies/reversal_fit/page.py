@@ -1,14 +1,15 @@
-"""The tables of docs/results/studies/reversal-fit.md; a test compares the two."""
+"""The tables of docs/results/studies/reversal-fit.md; `page_tables` writes them."""
 
 import pandas as pd
 
 from kondo_lab.studies.reversal_fit.analysis import SCORE
+from kondo_lab.studies.reversal_fit.settings import Settings
 from kondo_lab.studies.table import markdown
 
 ALL = "all figures, "
 
 
-def tables(headline: pd.DataFrame) -> dict[str, str]:
+def tables(headline: pd.DataFrame, _: Settings) -> dict[str, str]:
     """Return the ranking: pairs by their better score, best first, with that of every figure.
 
     Args:

@@ -10,25 +10,25 @@ STUDY = Study(
     title="Four frictions on token reversal",
     paper="Distributed paper, token reversal with four frictions",
     claim=(
-        "Stale actors, actor bugs, corrupt rewards and rare discoveries, one by one: DG ends with "
+        "Under stale actors, actor bugs, corrupt rewards or rare discoveries alone, DG ends with "
         "about a tenth of the error of PG, PPO and PMPO. With all four it needs a tenth of the "
-        "samples, an advantage that grows with the length, and solves sequences 2 to 3 times as "
+        "samples, its advantage grows with the length, and it solves sequences 2 to 3 times as "
         "long."
     ),
     differences=(
         "The paper's strengths, seeds and lengths were not found. Ours: actors 0 to 30, 100 or 300 "
         "steps old, the age drawn at every step; bugs in 0.3% to 30% of the rows, corruption in "
         "3%, 10% and 30%, discoveries in 0.1%, 1% and 10%. Together: 100, 10%, 10% and 1%.",
-        "A bug answers all zeros, a discovery is the right answer, a corrupt reward is a fair coin "
-        "in {0, 1}; replaced rows report a behaviour probability of 1, as in the author's code. "
-        "The part own has them report what the acting policy would have given to their tokens.",
-        "The error is the learner's: its own answers to fresh prompts, paid by the true reward.",
-        "Which reward this paper uses is not known: both are run, the correct prefix and the share "
-        "of correct tokens. 10,000 steps of 10 prompts x 10 answers, Adam 1e-4.",
-        "PG corrects nothing. PG by token ratio, which weighs each token by pi / mu, is what the "
+        "A bug answers all zeros, a discovery is the correct answer, a corrupt reward is a fair "
+        "coin in {0, 1}. Replaced rows report a behaviour probability of 1, as in the author's "
+        "code. In the part own they report the acting policy's probability of their tokens.",
+        "The error is the learner's: its own answers to new prompts, with the true reward.",
+        "The paper's reward is not known. Both are run, the correct prefix and the share of "
+        "correct tokens. 10,000 steps of 10 prompts x 10 answers, Adam 1e-4.",
+        "PG has no correction. PG by token ratio, which weighs each token by pi / mu, is what the "
         "author's code calls PG.",
-        "Compute is counted in samples until the learner's error first falls to 10% and to 25%; a "
-        "run that never gets there counts with all it was given, and its ratio is a bound.",
+        "Compute is the number of samples until the learner's error first falls to 10% and to 25%. "
+        "A run that never reaches it counts with all its samples, and its ratio is a bound.",
         "Importance weights are of whole answers, capped at 10 and not differentiated, as in the "
         "author's code. float32 products on the GPU are TF32.",
     ),

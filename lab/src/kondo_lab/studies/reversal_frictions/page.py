@@ -4,13 +4,13 @@ import math
 
 import pandas as pd
 
+from kondo_lab.studies.page_tables import NOT_RUN
 from kondo_lab.studies.reversal_frictions import claim_lines
 from kondo_lab.studies.reversal_frictions.analysis import SHARES
 from kondo_lab.studies.reversal_frictions.run import ALL, NONE, cells, methods
 from kondo_lab.studies.reversal_frictions.settings import Settings
 from kondo_lab.studies.table import markdown
 
-NOT_YET = "Not run yet."
 SIGNS = {"at least": "≥ ", "at most": "≤ ", "either side": "? "}
 
 
@@ -29,14 +29,14 @@ def tables(headline: pd.DataFrame, settings: Settings) -> dict[str, str]:
         together = claim_lines.error_metric(reward, ALL) in there
         own = claim_lines.error_metric(reward, _honest("bugs")) in there
         made = {
-            "each": _each(headline, settings, reward) if each else NOT_YET,
-            "own": _own(headline, settings, reward) if own else NOT_YET,
-            "together": _together(headline, settings, reward) if together else NOT_YET,
-            "samples": _samples(headline, settings, reward) if together else NOT_YET,
+            "each": _each(headline, settings, reward) if each else NOT_RUN,
+            "own": _own(headline, settings, reward) if own else NOT_RUN,
+            "together": _together(headline, settings, reward) if together else NOT_RUN,
+            "samples": _samples(headline, settings, reward) if together else NOT_RUN,
         }
         found |= {f"{name} {reward}": table for name, table in made.items()}
     ran = any(metric.endswith(", why") for metric in there)
-    return found | {"why": _why(headline) if ran else NOT_YET}
+    return found | {"why": _why(headline) if ran else NOT_RUN}
 
 
 def _each(headline: pd.DataFrame, settings: Settings, reward: str) -> str:

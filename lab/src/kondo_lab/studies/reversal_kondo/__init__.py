@@ -15,19 +15,19 @@ STUDY = Study(
     ),
     differences=(
         "The gate chooses whole sequences: choosing tokens does not reproduce the figure.",
-        "Ties are kept, as in the author's code; the gate with an exact count is a series of its "
-        "own. Zero-advantage sequences take places in the quantile and are not paid for.",
-        "Learning rate and feed-forward width are not stated: they are those of reversal-fit, "
-        "which was fitted to Figures 8 and 10 among others. 2 layers and 2 heads.",
+        "Ties are kept, as in the author's code; the gate with an exact count is a separate "
+        "series. Zero-advantage sequences count in the quantile and are not differentiated.",
+        "The paper does not state learning rate and feed-forward width. They come from "
+        "reversal-fit, which is fitted to Figures 8 and 10 among others. 2 layers and 2 heads.",
         "Figure 10 tries every sixth length and interpolates to where the reward is 0.75; the "
         "paper's lengths are not known. A length is solved by the reward at the moment or by the "
-        "mean reward since the start: both are shown, and the one that reversal-fit chose is "
+        "mean reward since the start. Both are shown, and the one that reversal-fit chooses is "
         "judged.",
-        "PPO has no KL term, so that on its own samples it is PG, whose line it shares in the "
-        "paper; Figure 10 takes PG's runs for it.",
-        "PMPO's alpha = 0.6, beta = 0.1 and PPO's clip 0.1 are the values of the DG paper's Figure "
-        "13. PMPO's advantages are those of plain float32, as in the author's code, summed in "
-        "order; the papers' order of summation is not known. Exact ties are a series of their own.",
+        "PPO has no KL term, so on its own samples it equals PG, as in the paper. Figure 10 uses "
+        "PG's runs for it.",
+        "PMPO's alpha = 0.6, beta = 0.1 and PPO's clip 0.1 are those of the DG paper's Figure 13. "
+        "PMPO has plain float32 advantages, as in the author's code, summed in order; the papers' "
+        "order of summation is not known. PMPO with exact ties is a separate series.",
         "float32 products on the GPU are TF32.",
     ),
     version=2,

@@ -1,36 +1,40 @@
-"""The tables of docs/results/studies/reversal-kondo.md; a test compares the two."""
+"""The tables of docs/results/studies/reversal-kondo.md; `page_tables` writes them."""
 
 import pandas as pd
 
-from kondo_lab.studies import pages
+from kondo_lab.studies import page_tables
 from kondo_lab.studies.reversal_kondo.analysis import ONLINE, SOLVED_NOW, SOLVED_SO_FAR
+from kondo_lab.studies.reversal_kondo.settings import Settings
 from kondo_lab.studies.table import markdown
 
 SPEED = "speed-up over PG to 25% error, "
 BACKWARD = "backward passes at the end"
 
 
-def tables(headline: pd.DataFrame) -> dict[str, str]:
-    """Return, by what is in it, every table of numbers of the page.
+def tables(headline: pd.DataFrame, settings: Settings) -> dict[str, str]:
+    """Return, by what is in it, every table of the page in Markdown.
 
     Args:
         headline: headline.csv of the run.
+        settings: of the run.
     """
-    sizes = headline[headline["metric"].str.endswith("by M")]["metric"].iloc[0]
+    sizes = f"{ONLINE} at the end, H={settings.length}, by M"
     return {
-        "fig8": pages.by_series(headline, "Kondo Fig 8", ONLINE, "step"),
+        "fig8": page_tables.by_series(headline, "Kondo Fig 8", ONLINE, "step"),
         "fig8 backward": _backward(headline),
-        "fig10 now": pages.by_x(headline, "Kondo Fig 10", SOLVED_NOW, "forward passes"),
-        "fig10 so far": pages.by_x(headline, "Kondo Fig 10", SOLVED_SO_FAR, "forward passes"),
+        "fig10 now": page_tables.by_x(headline, "Kondo Fig 10", SOLVED_NOW, "forward passes"),
+        "fig10 so far": page_tables.by_x(headline, "Kondo Fig 10", SOLVED_SO_FAR, "forward passes"),
         "speed-up": _speed(headline),
-        "vocabularies": pages.by_x(headline, "Kondo section 5", sizes, "M"),
-        "orders": pages.orders(headline),
+        "vocabularies": page_tables.by_x(headline, "Kondo section 5", sizes, "M"),
+        "orders": page_tables.orders(headline),
     }
 
 
 def _backward(headline: pd.DataFrame) -> str:
     own = headline[headline["metric"] == BACKWARD]
-    rows = [[line.series, pages.cell(line), str(line.seeds)] for line in own.itertuples()]
+    rows = []
+    for series, seeds in zip(own["series"], own["seeds"], strict=True):
+        rows.append([series, page_tables.cell(own, paper=True, series=series), str(seeds)])
     return markdown(["series", "backward passes of 1M", "seeds"], rows)
 
 

@@ -1,4 +1,4 @@
-"""Draft screens: let something cheaper than the policy decide what is worth a backward pass."""
+"""Draft screens: something cheaper than the policy chooses what gets a backward pass."""
 
 from kondo_lab.studies.speculative.analysis import analyse
 from kondo_lab.studies.speculative.run import parts
@@ -7,21 +7,22 @@ from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="speculative",
-    title="Draft screens: deciding by less than the policy",
+    title="Draft screens: cheaper than the policy",
     paper="beyond the papers",
     claim=(
-        "A gate needs the order of delight, not its value: a screen that is noisy, old, rounded or "
-        "narrower keeps most of the rows that the policy itself would keep, and ends at a similar "
-        "error for less."
+        "A gate needs the order of delight, not its value. A noisy, old, rounded or narrower "
+        "screen keeps most of the rows that the policy itself would keep, and ends at a similar "
+        "error at a lower cost."
     ),
     differences=(
         "The Kondo paper proposes cheap screens and reports noise on delight and logits (Fig 4); "
         "stale, quantised and narrower screens are ours.",
-        "A screen gives the gate's delight its surprisal and its baseline sum_a pi(a)^2. Rewards "
-        "come from the policy that acted, and kept rows are trained with its own advantages. Noise "
-        "in the surprisal alone, as in version 1, stands beside.",
-        "Ranked by advantage alone, rows have the baseline of the policy that acted, not counted.",
-        "Weights begin lecun normal with biases of 0, the default of JAX's libraries.",
+        "A screen gives the surprisal and the baseline sum_a pi(a)^2 of delight. Rewards come from "
+        "the policy that acted, and kept rows are trained with its own advantages. Noise in the "
+        "surprisal alone, as in version 1, is a separate series.",
+        "The screen by advantage alone uses the acting policy's baseline, which is not counted.",
+        "Weights have the lecun-normal initialisation and biases are 0, the default of JAX's "
+        "libraries.",
         "Costs are counted, not measured: a screen of cost s, then forward and backward of the "
         "kept rows, s x samples + (1 + c) x backward passes. The cost of a quantised screen is "
         "idealised, bits / 32.",
