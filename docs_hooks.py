@@ -59,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = pages.pop()
         for match in LINK.finditer(page.content_string):
             path = _target(page, match[2], config)
-            is_new = path is not None and files.get_file_from_path(_uri(path)) is None
+            is_new = path is not None and files.get_file_from_path(_uri(path, config)) is None
             if path is not None and is_new and path.exists() and not _in_docs(path, config):
                 file = _outside(path, config)
                 files.append(file)
@@ -92,9 +92,11 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
     def resolved(match: re.Match[str]) -> str:
         path = _target(page.file, match[2], config)
-        file = path and files.get_file_from_path(_uri(path))
+        file = path and files.get_file_from_path(_uri(path, config))
         if not file:
-            log.warning(f"Notebook '{page.file.src_uri}' links to '{match[2]}', which is not there.")
+            log.warning(
+                f"Notebook '{page.file.src_uri}' links to '{match[2]}', which is not there."
+            )
             return match[0]
         return f"{match[1]}{file.url_relative_to(page.file)}{match[3]}"
 
@@ -115,9 +117,9 @@ def _in_docs(path: Path, config: MkDocsConfig) -> bool:
     return path.is_relative_to(config.docs_dir)
 
 
-def _uri(path: Path) -> str:
-    """Return what MkDocs calls a file outside docs/: its path from there."""
-    return "../" + path.relative_to(ROOT).as_posix()
+def _uri(path: Path, config: MkDocsConfig) -> str:
+    """Return what MkDocs calls a file: its path from docs/, "../" and more if it is outside."""
+    return Path(os.path.relpath(path, config.docs_dir)).as_posix()
 
 
 def _outside(path: Path, config: MkDocsConfig) -> File:
@@ -126,7 +128,7 @@ def _outside(path: Path, config: MkDocsConfig) -> File:
     shown = path.is_dir() or path.suffix in TEXT
     address = name.removesuffix(".md") + ".html" if shown or path.suffix == ".md" else name
     file = (ShownFile if shown else File)(
-        _uri(path),
+        _uri(path, config),
         config.docs_dir,
         config.site_dir,
         config.use_directory_urls,
