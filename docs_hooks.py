@@ -38,14 +38,14 @@ class ShownFile(File):
         return True
 
 
-class Examples(griffe.Extension):
-    """Show the sections "Example:" of our docstrings as code; griffe expects "Examples:"."""
+class Docstrings(griffe.Extension):
+    """Read our docstrings as we write them."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Rename the section of one object."""
+        """Name the section of examples as griffe does, and join table rows that go on below."""
         if obj.docstring:
             text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.M)
-            obj.docstring.value = text
+            obj.docstring.value = re.sub(r" *\|\n\| +\| *", " ", text)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
