@@ -7,6 +7,7 @@ a page that lists it, and anything else (images, CSV) is copied. A file that is 
 given, so that a strict build fails.
 """
 
+import ast
 import logging
 import os
 import re
@@ -147,9 +148,20 @@ def _fenced(path: Path) -> str:
 
 def _listing(folder: Path) -> str:
     """Return a table of a folder's files; a large one is named and not copied."""
-    lines = ["| file | kB |", "|---|---|"]
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    lines = ["| file | kB | |", "|---|---|---|"]
+    for path in sorted(path for path in folder.rglob("*") if _is_shown(path)):
         name, size = path.relative_to(folder).as_posix(), path.stat().st_size
         link = f"[{name}]({folder.name}/{name})" if size <= LARGEST_COPIED else name
-        lines.append(f"| {link} | {size / 1e3:,.0f} |")
+        lines.append(f"| {link} | {size / 1e3:,.0f} | {_summary(path)} |")
     return "\n".join(lines)
+
+
+def _is_shown(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
+
+
+def _summary(path: Path) -> str:
+    """Return the first line of a module's docstring."""
+    if path.suffix != ".py":
+        return ""
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]

@@ -159,7 +159,7 @@ def small(tmp_path):
 
 def test_links_out_of_docs_work_in_the_site(small):
     files = {
-        "examples/run.py": 'print("joy")\n',
+        "examples/run.py": '"""Print a word.\n\nMore."""\n\nprint("joy")\n',
         "results/a/table.csv": "a,b\n",
         "results/a/notes.json": "{}",
         "results/a/large.bin": "x" * 1_000_001,
@@ -171,7 +171,7 @@ def test_links_out_of_docs_work_in_the_site(small):
         (small / name).write_text(text)
     (small / "docs/guide/page.md").write_text(
         "# Page\n\n## Part\n\n[run](../../examples/run.py) [all](../../results/a)\n"
-        "![figure](../../results/b/figure.png) [notes](../../NOTES.md#deep)\n"
+        "[examples](../../examples) ![figure](../../results/b/figure.png) [notes](../../NOTES.md#deep)\n"
     )
     done = build(small, "site")
     assert done.returncode == 0, done.stderr
@@ -186,6 +186,7 @@ def test_links_out_of_docs_work_in_the_site(small):
     assert {"a/table.csv", "a/notes.json.html"} <= set(listing.links)
     assert "large.bin" in (site / "repository/results/a.html").read_text()
     assert not (site / "repository/results/a/large.bin").exists()
+    assert "<td>Print a word.</td>" in (site / "repository/examples.html").read_text()
     notes = Page(site / "repository/NOTES.html")
     assert {"../guide/page.html#part", "examples/run.py.html"} <= set(notes.links)
     assert "guide/page.html#part" in Page(site / "changelog.html").links
