@@ -171,7 +171,8 @@ def test_links_out_of_docs_work_in_the_site(small):
         (small / name).write_text(text)
     (small / "docs/guide/page.md").write_text(
         "# Page\n\n## Part\n\n[run](../../examples/run.py) [all](../../results/a)\n"
-        "[examples](../../examples) ![figure](../../results/b/figure.png) [notes](../../NOTES.md#deep)\n"
+        "[examples](../../examples) ![figure](../../results/b/figure.png)\n"
+        "[notes](../../NOTES.md#deep)\n"
     )
     done = build(small, "site")
     assert done.returncode == 0, done.stderr

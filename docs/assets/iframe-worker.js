@@ -13,7 +13,6 @@ if (location.protocol === "file:") {
       inner.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
       inner.document.write(`<!doctype html><script src="${url}"></` + "script>");
       inner.document.close();
-      inner.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
       this.ready = new Promise((resolve) => inner.addEventListener("load", resolve));
     }
     postMessage(data) {
