@@ -3,8 +3,8 @@
 Pages link to files outside docs/ by their paths, as readers on GitHub need them. Each such file is
 given to MkDocs under the address that the link has, "../examples/x.py", and MkDocs then checks and
 rewrites the link like any other: Markdown becomes a page, other text a page that shows it, a folder
-a page that lists it, and anything else (images, CSV) is copied. A file that is not there is not
-given, so that a strict build fails.
+its README.md or a list of its files, and anything else (images, CSV) is copied. A file that is not
+there is not given, so that a strict build fails.
 """
 
 import ast
@@ -136,7 +136,9 @@ def _outside(path: Path, config: MkDocsConfig) -> File:
         dest_uri=f"repository/{address}",
         inclusion=InclusionLevel.NOT_IN_NAV,
     )
-    if shown:
+    if (path / "README.md").exists():
+        file.content_string = _readme(path)
+    elif shown:
         text = _listing(path) if path.is_dir() else _fenced(path)
         file.content_string = f"---\nsearch:\n  exclude: true\n---\n# `{name}`\n\n{text}\n"
     return file
@@ -144,6 +146,12 @@ def _outside(path: Path, config: MkDocsConfig) -> File:
 
 def _fenced(path: Path) -> str:
     return f"``````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n``````"
+
+
+def _readme(folder: Path) -> str:
+    """Return the text of a folder's README.md, with links that start at the folder's own path."""
+    text = (folder / "README.md").read_text()
+    return re.sub(r"(\]\()(?![a-z]+:|[/#])", rf"\g<1>{folder.name}/", text)
 
 
 def _listing(folder: Path) -> str:

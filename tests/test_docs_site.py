@@ -160,6 +160,7 @@ def small(tmp_path):
 def test_links_out_of_docs_work_in_the_site(small):
     files = {
         "examples/run.py": '"""Print a word.\n\nMore."""\n\nprint("joy")\n',
+        "tools/README.md": "# Tools\n\n[run](../examples/run.py) [p](../docs/guide/page.md#part)",
         "results/a/table.csv": "a,b\n",
         "results/a/notes.json": "{}",
         "results/a/large.bin": "x" * 1_000_001,
@@ -171,7 +172,7 @@ def test_links_out_of_docs_work_in_the_site(small):
         (small / name).write_text(text)
     (small / "docs/guide/page.md").write_text(
         "# Page\n\n## Part\n\n[run](../../examples/run.py) [all](../../results/a)\n"
-        "[examples](../../examples) ![figure](../../results/b/figure.png)\n"
+        "[examples](../../examples) [tools](../../tools) ![figure](../../results/b/figure.png)\n"
         "[notes](../../NOTES.md#deep)\n"
     )
     done = build(small, "site")
@@ -188,6 +189,8 @@ def test_links_out_of_docs_work_in_the_site(small):
     assert "large.bin" in (site / "repository/results/a.html").read_text()
     assert not (site / "repository/results/a/large.bin").exists()
     assert "<td>Print a word.</td>" in (site / "repository/examples.html").read_text()
+    tools = Page(site / "repository/tools.html")
+    assert {"examples/run.py.html", "../guide/page.html#part"} <= set(tools.links)
     notes = Page(site / "repository/NOTES.html")
     assert {"../guide/page.html#part", "examples/run.py.html"} <= set(notes.links)
     assert "guide/page.html#part" in Page(site / "changelog.html").links
