@@ -8,13 +8,17 @@ PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 VERL := .venv-verl
 TRL_OLDEST := .venv-trl-oldest
 
-.PHONY: demo test test-slow test-trl-oldest test-verl attack lint bench bench-lab dist clean
+.PHONY: demo test test-slow test-trl-oldest test-verl attack lint bench bench-lab docs dist clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
 
 test: lint $(PEER) $(BROWSER)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" --cov --cov-report=term --cov-fail-under=95
+
+# The docs site in site/: open site/index.html, no server and no network needed.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # One after another: they start clusters, kill processes and wait for them to come back.
 test-slow: $(READY)
@@ -95,4 +99,4 @@ $(BROWSER): | $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(TRL_OLDEST) $(VERL) build dist kondo-demo* kondo-runs report.html .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRL_OLDEST) $(VERL) build dist site kondo-demo* kondo-runs report.html .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,5 +1,6 @@
 """The documents tell the truth: code runs, links lead somewhere, every name is there."""
 
+import csv
 import dataclasses
 import re
 from pathlib import Path
@@ -79,6 +80,46 @@ def test_every_member_of_a_gate_is_documented():
     assert "choose" in members
     assert [member for member in members if f"| `{member}" not in text] == []
     assert [field for field in kondo.Choice._fields if f"`{field}`" not in text] == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("docs/**/*.md")), ids=name)
+def test_a_page_begins_with_what_it_is_for(path):
+    title, first = path.read_text().split("\n\n")[:2]
+    assert re.fullmatch(r"# [^\n]+", title)
+    assert re.match(r"[A-Z`]|\*\*", first), (
+        f"{name(path)} must begin with a paragraph, not {first!r}"
+    )
+
+
+# Line of the table -> file, model and rows in it.
+SPEEDS = {
+    "Qwen2-0.5B shape, 1024 x": ("results/lm-step-v1/qwen2-0.5b-large.csv", "qwen2-0.5b", "1024"),
+    "Qwen2-0.5B shape, 128 x": ("results/lm-step-v1/qwen2-0.5b-128.csv", "qwen2-0.5b", "128"),
+    "GPT-2 medium, 256 x": ("benchmarks/data/step_cuda.csv", "larger", "256"),
+    "GPT-2 shape, 6 layers": ("benchmarks/data/step_cpu.csv", "larger", "64"),
+    "GPT-2 shape, 4 layers": ("benchmarks/data/step_cpu.csv", "gpt2", "64"),
+    "MLP": ("benchmarks/data/step_cpu.csv", "mlp", "4096"),
+}
+
+
+@pytest.mark.parametrize("line", SPEEDS)
+def test_the_table_of_speeds_is_that_of_the_files(line):
+    place, model, rows = SPEEDS[line]
+    with (ROOT / place).open() as file:
+        found = {
+            record["contender"]: [float(record[f"speedup_p{share}"]) for share in (20, 50, 80)]
+            for record in csv.DictReader(file)
+            if (record["model"], record["rows"], record["rate"]) == (model, rows, "0.03")
+        }
+    table = (ROOT / "docs/results/performance.md").read_text()
+    (shown,) = re.findall(rf"^\| {re.escape(line)}[^|]*\|(.*)\|$", table, flags=re.M)
+    for contender, cell in zip(
+        ("kondo-gate-0.1.0", "exact", "free"), shown.split("|"), strict=True
+    ):
+        numbers = re.findall(r"[\d.]+", cell)
+        assert (numbers == []) == (contender not in found)
+        for number, true in zip(numbers, found.get(contender, []), strict=True):
+            assert number == f"{true:.{len(number.partition('.')[2])}f}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)

@@ -180,7 +180,7 @@ def pmpo(
         log_probs: [N] or [N, T] float, differentiated.
         advantages: like log_probs or [N] float; only the sign is used.
         alpha: weight of the preferred units, in [0, 1].
-        gamma: > 0, bounds the loss of a very unlikely dispreferred action.
+        gamma: positive, bounds the loss of a very unlikely dispreferred action.
         positive_share: in (0, 1), or None for no division.
         beta: weight of the KL term, >= 0; needs old_log_probs.
         old_log_probs: like log_probs, the sampling policy.

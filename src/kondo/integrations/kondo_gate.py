@@ -247,8 +247,11 @@ class KondoTrainer:
 
     Args:
         model: called as model(input_ids=..., attention_mask=...).
-        gate_rate, temperature, price, hard, deterministic: see `KondoGateConfig`; gate_rate is
-            ignored where price is given.
+        gate_rate: see `KondoGateConfig`; ignored where price is given.
+        temperature: see `KondoGateConfig`.
+        price: see `KondoGateConfig`.
+        hard: see `KondoGateConfig`.
+        deterministic: see `KondoGateConfig`.
         lr: learning rate of the default optimizer.
         optimizer: Adam on all parameters if None.
     """

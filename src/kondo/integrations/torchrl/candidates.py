@@ -250,9 +250,13 @@ def gated_advantage(
             for TorchRL's counters and the factor of `denominator="candidates"`.
         centre: "kept" leaves the advantage to TorchRL, which centres over the kept candidates; for
             a `kondo.VarianceGate` only.
-        advantage_key, rewards_key, trajectory_return: as in `MCAdvantage`.
-        log_probs_key, denominator, generator: see `GateSelector`. The default, "candidates", is for
-            minibatches of many prompts; "rows" and "tokens" are exact for minibatches of one.
+        advantage_key: as in `MCAdvantage`.
+        rewards_key: as in `MCAdvantage`.
+        log_probs_key: see `GateSelector`.
+        denominator: see `GateSelector`. The default, "candidates", is for minibatches of many
+            prompts; "rows" and "tokens" are exact for minibatches of one.
+        trajectory_return: as in `MCAdvantage`.
+        generator: see `GateSelector`.
         options: of `MCAdvantage`: `prompt_key`, `done_key`, `verbose`, and `keep_return_bounds`
             with centre="kept" or without a gate.
 
