@@ -1,0 +1,64 @@
+"""`kondo report`: one HTML page of runs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from kondo.cli import CommandError, Commands
+from kondo_lab.cli.output import RESULTS, RUNS, expected_errors, say
+
+
+def add_report(commands: Commands) -> None:
+    """Add `report` to the command line."""
+    parser = commands.add_parser(
+        "report",
+        help="make one HTML page of finished runs",
+        description="Write one HTML page with the claims, figures and numbers of runs.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        metavar="FOLDER",
+        help=f"folders of runs (default: all under {RESULTS} and {RUNS})",
+    )
+    text = "page to write (default: %(default)s)"
+    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help=text)
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from kondo_lab import progress
+    from kondo_lab.studies import html_report
+
+    folders = options.folders or _found()
+    if not folders:
+        raise CommandError(f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")
+    with expected_errors():
+        try:
+            html_report.write(folders, options.out)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+    say(progress.make_console(), f"wrote {options.out}")
+    return 0
+
+
+def _found() -> list[Path]:
+    """Return the folders of runs there are; say which others were left out, and why.
+
+    A folder that has a headline is a run: if it is damaged, the page must not hide that.
+    """
+    from kondo_lab.studies import result_folder
+
+    inside = [path for root in (RESULTS, RUNS) for path in root.glob("*") if path.is_dir()]
+    folders = []
+    for folder in sorted(inside):
+        if not (folder / result_folder.HEADLINE).exists():
+            try:
+                result_folder.read(folder)
+            except (ValueError, OSError):
+                print(f"kondo report: skipped {folder}: it holds no finished run", file=sys.stderr)
+                continue
+        folders.append(folder)
+    return folders
