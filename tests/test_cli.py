@@ -1,13 +1,17 @@
 import builtins
-import importlib.metadata
+import errno
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import kondo
 from kondo import cli
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_version(capsys):
@@ -65,26 +69,37 @@ sys.modules[{package!r}] = None
 from kondo import cli
 sys.exit(cli.main(["demo", "--quick", "--out", {str(tmp_path / "demo")!r}]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 1
-    assert f"kondo demo: {package} is not installed. Run: pip install 'kondo-lab'" in done.stderr
+    lab = ROOT / "lab"
+    assert f"kondo demo: {package} is not installed. Run: pip install {lab}\n" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "demo").exists()
 
 
 def test_every_package_of_the_lab_is_known_to_the_command():
-    required = [r for r in importlib.metadata.requires("kondo-lab") if "extra ==" not in r]
+    required = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.match(r"[\w-]+", requirement).group() for requirement in required} - {"kondo"}
-    assert names == {"numpy", "pandas", "matplotlib", "scikit-learn", "rich"}
     modules = {name.replace("scikit-learn", "sklearn") for name in names}
-    assert {cli._INSTALLS.get(module) for module in modules} == {"kondo-lab"}
+    assert modules <= set(cli._INSTALLS)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = {f"kondo[{extra}]" for extra in extras["optional-dependencies"]}
+    assert set(cli._INSTALLS.values()) <= known | {"kondo-lab", "kondo-lab[control]"}
 
 
-def test_a_command_of_the_laboratory_says_what_to_install_where_it_is_missing(monkeypatch, capsys):
+def test_a_command_of_the_laboratory_says_what_to_install_where_it_is_missing(
+    monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr(cli, "entry_points", lambda group: [])
+    monkeypatch.chdir(tmp_path)
     assert cli.main(["run", "mnist-kondo", "--small"]) == 1
-    assert "kondo run: this command comes with another package" in (err := capsys.readouterr().err)
-    assert "pip install kondo-lab" in err
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["run", "mnist-kondo", "--small"]) == 1
+    here = "kondo run: this command is part of kondo-lab. Run: pip install "
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"{here}{ROOT / 'lab'}", f"{here}./lab"]
 
 
 def test_a_module_that_no_extra_brings_is_a_plain_error(monkeypatch):
@@ -98,3 +113,166 @@ def test_a_module_that_no_extra_brings_is_a_plain_error(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", broken)
     with pytest.raises(ModuleNotFoundError, match="strange"):
         cli.main(["demo", "--quick"])
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], [], ["run", "--help"]])
+def test_help_and_version_start_without_torch(arguments):
+    # torch takes more than a second to import, and so do pandas and matplotlib together.
+    code = f"""
+import sys
+from kondo.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+slow = {{"torch", "numpy", "pandas", "matplotlib", "rich", "ray", "shtab"}} & set(sys.modules)
+sys.exit(f"imported {{slow}}" if slow else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_python_m_kondo_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "kondo", "run", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: kondo run ")
+    wrong = subprocess.run([sys.executable, "-m", "kondo", "dance"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+
+
+def test_torch_without_numpy_is_imported_without_its_warning():
+    # As in the base install. The warning comes from torch, at its import.
+    code = """
+import sys, warnings
+sys.modules["numpy"] = None
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "numpy" else real(name, *more)
+import kondo
+kondo.Gate(rate=0.1)
+warnings.warn("Failed to initialize NumPy: No module named 'numpy'", UserWarning)
+warnings.warn("something else", UserWarning)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "NumPy" not in done.stderr
+    assert "something else" in done.stderr
+
+
+def run_as(monkeypatch, error):
+    """Run a command that raises `error`."""
+
+    def add(commands):
+        parser = commands.add_parser("fall")
+
+        def fall(options):
+            raise error
+
+        parser.set_defaults(run=fall)
+
+    class Point:
+        name = "fall"
+
+        def load(self):
+            return add
+
+    monkeypatch.setattr(cli, "entry_points", lambda group: [Point()])
+    return cli.main(["fall"])
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (cli.CommandError("take\nanother"), "take another"),
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied."),
+        (OSError(errno.ENOSPC, "No space left on device", "a/b"), "a/b: No space left on device."),
+        (ModuleNotFoundError("no", name="gymnasium.envs"), "gymnasium is not installed. Run: pip"),
+    ],
+)
+def test_an_expected_error_is_one_line(error, message, monkeypatch, capsys):
+    monkeypatch.delenv(cli.TRACEBACK, raising=False)
+    assert run_as(monkeypatch, error) == 1
+    text = capsys.readouterr().err
+    assert text.startswith("kondo fall: ")
+    assert message in text
+    assert text.count("\n") == 1
+    monkeypatch.setenv(cli.TRACEBACK, "1")
+    with pytest.raises(type(error)):
+        run_as(monkeypatch, error)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "none", "a"), ImportError("x")]
+)
+def test_an_error_of_the_program_has_its_traceback(error, monkeypatch):
+    with pytest.raises(type(error)):
+        run_as(monkeypatch, error)
+
+
+def test_a_closed_pipe_ends_the_command_quietly():
+    command = f"{sys.executable} -m kondo --help | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    listed = f"{sys.executable} -m kondo completion bash | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", listed], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Installed:
+    """A distribution that pip installed from an address; from an index if it is None."""
+
+    def __init__(self, address):
+        self.text = None if address is None else f'{{"url": "{address}", "dir_info": {{}}}}'
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return self.text
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """Install the package elsewhere: into site-packages of `tmp_path`, from an address."""
+    from kondo.cli import install_hints
+
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "site-packages/kondo/cli/install_hints.py"
+    monkeypatch.setattr(install_hints, "_HERE", here)
+
+    def install(address):
+        monkeypatch.setattr(install_hints, "distribution", lambda name: Installed(address))
+        return install_hints.install_command
+
+    return install
+
+
+def test_hints_name_the_index_where_the_package_came_from_it(installed):
+    command = installed(None)
+    assert command("kondo-lab") == "pip install kondo-lab"
+    assert command("kondo[ray]") == "pip install 'kondo[ray]'"
+
+
+def test_hints_name_the_checkout_where_the_package_came_from_it(installed, tmp_path, monkeypatch):
+    root = tmp_path / "my checkout"
+    (root / "lab").mkdir(parents=True)
+    for folder in (root, root / "lab"):
+        (folder / "pyproject.toml").touch()
+    command = installed(root.as_uri())
+    assert command("kondo-lab") == "pip install './my checkout/lab'"
+    monkeypatch.chdir(root)
+    assert command("kondo-lab[control]") == "pip install './lab[control]'"
+    assert command("kondo[ray]") == "pip install '.[ray]'"
+    monkeypatch.chdir(root / "lab")
+    assert command("kondo[ray]") == f"pip install '{root}[ray]'"
+
+
+def test_hints_name_the_wheel_beside_the_one_that_was_installed(installed, tmp_path):
+    (tmp_path / "dist").mkdir()
+    wheels = [tmp_path / f"dist/{name}-0.2.0-py3-none-any.whl" for name in ("kondo", "kondo_lab")]
+    wheels[0].touch()
+    command = installed(wheels[0].as_uri())
+    assert command("kondo-lab") == "pip install kondo-lab"  # it is not there
+    wheels[1].touch()
+    assert command("kondo-lab") == "pip install ./dist/kondo_lab-0.2.0-py3-none-any.whl"
+    assert command("kondo[ray]") == "pip install './dist/kondo-0.2.0-py3-none-any.whl[ray]'"

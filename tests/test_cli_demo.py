@@ -12,7 +12,8 @@ def test_demo_writes_where_told_and_never_over_old_results(tmp_path, capsys):
     out = tmp_path / "demo"
     assert cli.main(["demo", "--quick", "--out", str(out), "--seed", "3"]) == 0
     text = capsys.readouterr().out
-    assert f"wrote {out}/report.html" in text
+    assert f"Open {out}/report.html in a browser." in text
+    assert f"files to {out}\n" in text
     assert "numbers mean nothing" in text
     assert "already holds results" not in text
     manifest = (out / "manifest.json").read_text()
@@ -56,7 +57,7 @@ def test_a_stopped_demo_reports_what_there_is_and_goes_on(tmp_path, capsys, ctrl
     ctrl_c("sequence", 2)
     assert cli.main(["demo", "--quick", "--out", str(out)]) == 128 + signal.SIGINT
     text = capsys.readouterr().out
-    assert f"To go on: kondo demo --quick --out {out}" in text
+    assert f"To continue: kondo demo --quick --out {out}" in text
     assert "Interrupted." in (out / "report.html").read_text()
     # Digits to their end, reversal as far as all methods came: 2 of 4 steps of 100 answers.
     headline = (out / "headline.csv").read_text()

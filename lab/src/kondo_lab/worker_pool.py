@@ -49,10 +49,11 @@ def usable_cores() -> int:
 def default_threads(*, small: bool) -> int:
     """Return the threads of torch for a study on the CPU, where OMP_NUM_THREADS says nothing.
 
-    A small study has operations of a few microseconds. A second thread saves little of them, and
-    where other processes use the cores the two wait for each other. Measured on two busy cores,
-    1 thread against 2, in seconds: reversal-kondo 50 and 261, speculative 8 and 39, frontier 12
-    and 14, mnist-kondo 26 and 31. At full size the matrices are large enough for all cores.
+    A small study has operations of a few microseconds, which a second thread hardly makes faster.
+    Where other processes use the cores too, two threads wait for each other. Seconds of small
+    studies on two busy cores with 1 and with 2 threads: reversal-kondo 50 and 261, mnist-kondo 37
+    and 31, later 26 and 287, speculative 8 and 39, frontier 12 and 14. At full size the matrices
+    are large enough for all cores.
     """
     return 1 if small else usable_cores()
 

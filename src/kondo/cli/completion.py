@@ -36,6 +36,7 @@ def _print(options: argparse.Namespace) -> int:
     from kondo.cli import make_parser
 
     parser = make_parser()
+    _shorten(parser)
     for action in _actions(parser):
         if hasattr(action, "completions"):
             action.choices = action.completions()
@@ -45,6 +46,16 @@ def _print(options: argparse.Namespace) -> int:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, shell=options.shell))
     return 0
+
+
+def _shorten(parser: argparse.ArgumentParser) -> None:
+    """Describe each command by its line in the help: a shell shows it beside the name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for told in action._choices_actions:
+                inner = action.choices[told.dest]
+                inner.description = told.help
+                _shorten(inner)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -51,7 +51,11 @@ def add_plan(commands: Commands) -> None:
     add("--success-rate", type=float, metavar="P", help=share)
     answers = "answers to a prompt, whose mean reward is subtracted (default: 8)"
     add("--group", type=count, default=8, metavar="N", help=answers)
-    add("--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (default: the config's)")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights (default: the config's)",
+    )
     where = "where to measure (default: cuda if there is a CUDA device)"
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
     single = "every reward belongs to one decision, as in a bandit"

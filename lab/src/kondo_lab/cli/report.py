@@ -45,20 +45,16 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _found() -> list[Path]:
-    """Return the folders of runs there are; say which others were left out, and why.
-
-    A folder that has a headline is a run: if it is damaged, the page must not hide that.
-    """
-    from kondo_lab.studies import result_folder
-
+    """Return the folders of runs there are, and say which others were left out."""
     inside = [path for root in (RESULTS, RUNS) for path in root.glob("*") if path.is_dir()]
-    folders = []
-    for folder in sorted(inside):
-        if not (folder / result_folder.HEADLINE).exists():
-            try:
-                result_folder.read(folder)
-            except (ValueError, OSError):
-                print(f"kondo report: skipped {folder}: it holds no finished run", file=sys.stderr)
-                continue
-        folders.append(folder)
-    return folders
+    runs = [folder for folder in sorted(inside) if _holds_results(folder)]
+    for folder in sorted(set(inside) - set(runs)):
+        print(f"kondo report: skipped {folder}: it holds no finished run", file=sys.stderr)
+    return runs
+
+
+def _holds_results(folder: Path) -> bool:
+    """Return whether a folder is a run's; if such a run is damaged, the command must fail."""
+    from kondo_lab.studies.result_folder import HEADLINE, MANIFEST
+
+    return (folder / HEADLINE).exists() and (folder / MANIFEST).exists()
