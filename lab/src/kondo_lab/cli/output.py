@@ -82,11 +82,12 @@ def as_dict(
 def show(console: "Console", analysis: "Analysis", *, full: bool) -> None:
     """Print claims, numbers and findings: all of them, or what is read first."""
     from kondo_lab.studies import table
+    from kondo_lab.studies.bundled_claims import told
 
     claims = analysis.claims if full else analysis.claims[: table.MOST_LINES]
     if claims:
         console.print("", table.claims(claims), sep="\n")
-        say(console, f"Claims: {table.counted(claim.verdict for claim in analysis.claims)}.")
+        say(console, f"Claims: {told(analysis.claims)}.")
     lines = analysis.headline if full else table.first_lines(analysis.headline)
     if lines:
         console.print("", table.headline(lines), sep="\n")

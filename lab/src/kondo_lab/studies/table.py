@@ -9,11 +9,10 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from kondo_lab.studies.study import Claim, ClaimVerdict, Headline, Study
+from kondo_lab.studies.study import Claim, ClaimVerdict, Headline, Study, Verdict
 
 _COLOURS = {"matches": "green", "differs": "yellow", "noisy": "dim", "": ""}
 _CLAIM_COLOURS: dict[ClaimVerdict, str] = {"met": "green", "missed": "yellow", "open": "dim"}
-_VERDICTS = (*get_args(ClaimVerdict), "matches", "noisy", "differs")
 
 MOST_METRICS = 6
 """That fit beside one another."""
@@ -45,18 +44,9 @@ def numbers(lines: Sequence[Headline]) -> str:
     if not judged:
         return f"{len(lines)}, none with an expected value"
     have = "1 has an expected value" if len(judged) == 1 else f"{len(judged)} have expected values"
-    return f"{len(lines)}, of which {have}: {counted(judged)}"
-
-
-def counted(verdicts: Iterable[str]) -> str:
-    """Return how often each verdict occurs.
-
-    Example:
-        >>> counted(["met", "missed", "met"])
-        '2 met, 1 missed'
-    """
-    counts = Counter(verdicts)
-    return ", ".join(f"{counts[name]} {name}" for name in _VERDICTS if counts[name])
+    counts = Counter(judged)
+    each = ", ".join(f"{counts[name]} {name}" for name in get_args(Verdict) if counts[name])
+    return f"{len(lines)}, of which {have}: {each}"
 
 
 def headline(lines: Sequence[Headline]) -> Table:
