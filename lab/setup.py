@@ -36,5 +36,6 @@ setup(
         "matplotlib>=3.9",
         "scikit-learn>=1.5",
         "rich>=13",
+        "shtab>=1.13",
     ],
 )

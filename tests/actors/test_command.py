@@ -1,6 +1,7 @@
 import argparse
 import dataclasses
 import io
+import json
 import os
 import signal
 import subprocess
@@ -160,6 +161,25 @@ def test_the_command_passes_its_options_on(monkeypatch, tmp_path, capsys):
     assert given["settings"].rate == 0.03
 
 
+def test_json_alone_is_on_standard_output(monkeypatch, capsys):
+    def run(setup, settings, *, observe, **_):
+        observe(status(10))
+        return summary(held_out_error=float("nan"))
+
+    monkeypatch.setattr(driver, "run", run)
+    options = parse("digits", "--json")
+    assert options.run(options) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert set(found) == {"task", "stopped", *Summary._fields}
+    assert (found["task"], found["stopped"], found["step"]) == ("digits", False, 3)
+    assert found["counts"] == COUNTS
+    assert found["staleness"] == {"2": 3000}
+    assert found["held_out_error"] is None  # JSON has no NaN
+    assert "10 of 10" in err
+    assert "3 steps." in err
+
+
 def test_at_the_source_and_on_this_machine_by_default():
     options = parse("digits")
     assert options.at_source is True
@@ -285,7 +305,7 @@ def test_a_second_run_into_the_same_folder_says_who_holds_it(tmp_path, capsys):
     options = parse("digits", "--checkpoint", str(tmp_path))
     with locked(tmp_path / LOCK, tmp_path):
         before = sorted(tmp_path.iterdir())
-        assert options.run(options) == 2
+        assert options.run(options) == 1
     assert sorted(tmp_path.iterdir()) == before
     text = capsys.readouterr().err
     assert text.startswith(f"kondo actors: {tmp_path} is in use by another run, process ")

@@ -30,6 +30,14 @@ def fails_on_seed_two(seeds, *, send, stopped):
     return list(seeds)
 
 
+def lacks_a_package(seeds, *, send, stopped):
+    """Fail as a study does whose extra is not installed."""
+    try:
+        raise ModuleNotFoundError("No module named 'gymnasium'", name="gymnasium")
+    except ImportError as error:
+        raise ImportError("control tasks need Gymnasium") from error
+
+
 def dies(seeds, *, send, stopped):
     """End the process without a word."""
     os._exit(3)

@@ -86,3 +86,15 @@ def test_one_thread_is_given_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_package_that_a_worker_lacks_is_named():
+    with pytest.raises(ModuleNotFoundError) as caught:
+        spread(jobs.lacks_a_package, [1, 2], num_workers=2)
+    assert caught.value.name == "gymnasium"
+
+
+def test_a_small_study_computes_on_one_thread(monkeypatch):
+    monkeypatch.setattr(worker_pool, "usable_cores", lambda: 7)
+    assert worker_pool.default_threads(small=True) == 1
+    assert worker_pool.default_threads(small=False) == 7

@@ -1,6 +1,7 @@
 """Progress on the screen: live bars on a terminal, plain lines anywhere else."""
 
 import io
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,19 +11,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-# Of a log file or a pipe: the table fits.
+# Of a log file or a pipe, unless COLUMNS says otherwise: the tables fit.
 PLAIN_WIDTH = 100
 
 # A log file gets this many lines, whatever the number of rounds.
 NUM_LINES = 10
 
 
-def make_console() -> Console:
-    """Return a console on standard output, wide enough for the table where width is our choice."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an ASCII log gets "?" for "±", not a traceback
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console as wide as the terminal; in a log or a pipe, wide enough for the tables.
+
+    Args:
+        stderr: print to standard error, since standard output is for a result that is read by
+            a program.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII log gets "?" for "±", no traceback
+    console = Console(stderr=stderr)
+    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+        return console
+    return Console(stderr=stderr, width=PLAIN_WIDTH)
 
 
 Work = Callable[[float, str, float, str], None]

@@ -1,7 +1,6 @@
 """`kondo actors run TASK`: parse, then call `run`."""
 
 import argparse
-import importlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,9 +9,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kondo.run_files import FolderInUseError, WriteError
+from kondo import named_function
+from kondo.json_output import add_json, print_json
 
 if TYPE_CHECKING:
+    from kondo.actors.processes import Summary
     from kondo.actors.setup import Setup
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -23,8 +24,6 @@ RATE = 0.03
 """Share to train on if nothing is said."""
 SIGNALLED = 128
 """Added to the number of the signal that ended a run: 130 after Ctrl-C, 143 after SIGTERM."""
-IN_USE = 2
-"""Exit status where another run uses the folder of --checkpoint."""
 
 
 def add_parser(commands: "Commands") -> None:
@@ -40,31 +39,35 @@ def add_parser(commands: "Commands") -> None:
         "run",
         help="run a task",
         description=(
-            "Run a task with many actors and one learner. Without --address a small Ray is started "
-            "on this machine, for this run alone. Ctrl-C or SIGTERM ends the run "
-            "after the step under way; --resume goes on from the checkpoint."
+            "Run a task with many actors and one learner. Without --address the command starts a "
+            "small Ray cluster on this machine for this run. Ctrl-C or SIGTERM ends the run after "
+            "the current step; --resume continues from the checkpoint."
         ),
         allow_abbrev=False,
     )
     add = parser.add_argument
     known = f"{_known()}, or MODULE:FUNCTION of a function that returns a Setup"
-    add("task", metavar="TASK", help=known)
-    add("--actors", type=_positive, default=2, metavar="N", help="default: %(default)s")
-    add("--steps", type=_positive, default=200, metavar="N", help="default: %(default)s")
-    kinds_of_gate = "what to train on: the highest delight (default), or an unbiased draw"
+    task = add("task", metavar="TASK", help=known)
+    task.completions = _names  # type: ignore[attr-defined]  # read by `kondo completion`
+    number = "number of actors (default: %(default)s)"
+    add("--actors", type=_positive, default=2, metavar="N", help=number)
+    number = "steps of the learner (default: %(default)s)"
+    add("--steps", type=_positive, default=200, metavar="N", help=number)
+    kinds_of_gate = "which samples to train on: the highest delight (default), or an unbiased draw"
     add("--gate", choices=("delight", "unbiased"), default="delight", help=kinds_of_gate)
     much = parser.add_mutually_exclusive_group().add_argument
-    much("--rate", type=float, help=f"share to train on (default: {RATE})")
-    much("--noise", type=float, help="instead of a rate: the noise that a draw may have, >= 1")
+    much("--rate", type=float, help=f"share of samples to train on (default: {RATE})")
+    much("--noise", type=float, help="instead of a rate: largest noise of the draw, >= 1")
     where = parser.add_mutually_exclusive_group().add_argument
-    at_source = "actors send only what the price buys (default)"
+    at_source = "actors send only samples above the price (default)"
     where("--price-at-source", dest="at_source", action="store_true", help=at_source)
-    where("--send-all", dest="at_source", action="store_false", help="actors send everything")
-    add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    joined = "of a Ray cluster to join, or auto for the one that runs here; default: start one"
-    add("--address", metavar="HOST:PORT", help=joined)
-    add("--checkpoint", type=Path, metavar="DIR", help="for checkpoints and the log")
-    add("--resume", action="store_true", help="go on from the checkpoint in --checkpoint")
+    where("--send-all", dest="at_source", action="store_false", help="actors send every sample")
+    add("--seed", type=int, default=0, metavar="N", help="seed (default: %(default)s)")
+    joined = "address of a Ray cluster to join, or auto for the one on this machine; default: start"
+    add("--address", metavar="HOST:PORT", help=f"{joined} a new one")
+    add("--checkpoint", type=Path, metavar="DIR", help="folder for checkpoints and the log")
+    add("--resume", action="store_true", help="continue from the checkpoint in --checkpoint")
+    add_json(parser)
     parser.set_defaults(run=run_command, at_source=True)
 
 
@@ -75,6 +78,7 @@ def run_command(options: argparse.Namespace) -> int:
     from kondo.actors import console
     from kondo.actors.driver import run
     from kondo.actors.setup import Settings
+    from kondo.run_files import FolderInUseError, WriteError
 
     if options.resume and options.checkpoint is None:
         return _fail("--resume needs --checkpoint DIR.")
@@ -84,7 +88,7 @@ def run_command(options: argparse.Namespace) -> int:
             options.rate = RATE
         names = ("actors", "steps", "gate", "rate", "noise", "at_source", "seed")
         settings = Settings(**{name: getattr(options, name) for name in names})
-        screen = Console(file=sys.stdout)
+        screen = Console(file=sys.stderr if options.json else sys.stdout)
         with _signals() as stopped, console.shown(screen) as observe:
             summary = run(
                 setup,
@@ -95,13 +99,12 @@ def run_command(options: argparse.Namespace) -> int:
                 observe=observe,
                 stopped=lambda: bool(stopped()),
             )
-    except FolderInUseError as error:
-        _fail(str(error))
-        return IN_USE
-    except (ValueError, RuntimeError, ConnectionError, WriteError) as error:
+    except (FolderInUseError, ValueError, RuntimeError, ConnectionError, WriteError) as error:
         return _fail(str(error))
     for line in console.closing(summary):
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    if options.json:
+        print_json(as_dict(summary, options.task, bool(stopped())))
     return SIGNALLED + stopped() if stopped() else 0
 
 
@@ -110,26 +113,28 @@ def find_setup(name: str) -> "Setup":
     from kondo.actors.setup import Setup
 
     named = {point.name: point.value for point in entry_points(group=TASKS)}
-    module, _, function = named.get(name, name).partition(":")
-    if not function:
+    path = named.get(name, name)
+    if ":" not in path:
         raise ValueError(f"TASK must be {_known()} or MODULE:FUNCTION, got {name}.")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: a module in the current folder
-    try:
-        make: Any = getattr(importlib.import_module(module), function, None)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise  # it is there, and misses something itself
-        raise ValueError(f"TASK {name}: no module {module} here.") from error
+    make = named_function.find(path, "TASK")
     setup = make() if callable(make) else make
     if not isinstance(setup, Setup):
         raise ValueError(f"TASK {name} must be a function that returns a Setup, got {setup!r}.")
     return setup
 
 
+def as_dict(summary: "Summary", task: str, stopped: bool) -> dict[str, Any]:
+    """Return the keys of --json: the fields of `Summary`, the task, and whether a signal came."""
+    return {"task": task, "stopped": stopped} | summary._asdict()
+
+
+def _names() -> list[str]:
+    return sorted(point.name for point in entry_points(group=TASKS))
+
+
 def _known() -> str:
     """Name the tasks that installed distributions bring."""
-    names = sorted(point.name for point in entry_points(group=TASKS))
+    names = _names()
     return f"one of {', '.join(names)}" if names else "a task of another package (kondo-lab)"
 
 

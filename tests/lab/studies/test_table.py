@@ -7,9 +7,12 @@ from kondo_lab.studies import table
 from kondo_lab.studies.study import Claim, Estimate, headline
 from lab.studies import toy
 
+WIDTH = 100
+MET = {"met": 1, "missed": 0, "open": 0}
+
 
 def printed(content):
-    console = Console(file=io.StringIO(), width=table.WIDTH)
+    console = Console(file=io.StringIO(), width=WIDTH)
     console.print(content)
     return console.file.getvalue()
 
@@ -58,10 +61,19 @@ def test_numbers_without_a_paper_stand_side_by_side():
 
 
 def test_studies_are_listed_with_paper_and_claim():
-    text = printed(table.studies([toy.study(paper="Fig [1]")], {"toy": "1 met"}))
-    assert text.splitlines()[-1].split() == ["toy", "Fig", "[1]", "Counting", "works.", "1", "met"]
-    without = printed(table.studies([toy.study(paper="Fig [1]")], {}))
-    assert without.splitlines()[-1].split()[-2:] == ["no", "verdict"]
+    text = printed(table.studies([toy.study(paper="Fig [1]")], {"toy": {"toy": MET}}, full=True))
+    assert text.splitlines()[-1].split() == [
+        "toy",
+        "Fig",
+        "[1]",
+        "Counting",
+        "works.",
+        "1",
+        "0",
+        "0",
+    ]
+    without = printed(table.studies([toy.study(title="A [toy]")], {}, full=False))
+    assert without.splitlines()[-1].split() == ["toy", "A", "[toy]", "-", "-", "-"]
 
 
 def test_claims_are_told_with_their_verdict_and_numbers():
@@ -72,5 +84,7 @@ def test_claims_are_told_with_their_verdict_and_numbers():
 
 
 def test_the_claim_gets_most_of_the_width():
-    text = printed(table.studies([toy.study(paper="Figures " * 20, claim="It works. " * 20)], {}))
+    text = printed(
+        table.studies([toy.study(paper="Figures " * 20, claim="It works. " * 20)], {}, full=True)
+    )
     assert text.splitlines()[0].index("claim") < 40

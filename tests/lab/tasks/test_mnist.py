@@ -226,7 +226,7 @@ def test_where_nothing_is_reachable_the_message_says_what_to_do(content, cache, 
     message = str(caught.value)
     told = [str(cache), f"{address}{NAMES[0]}.gz", f"{CLOSED}{NAMES[0]}.gz", "404"]
     told += [f"{name}.gz" for name in NAMES]
-    for part in [*told, "--mnist DIR", "KONDO_MNIST", "digits task", "no download"]:
+    for part in [*told, "--mnist DIR", "KONDO_MNIST", "small size", "no download"]:
         assert part in message
 
 

@@ -8,7 +8,6 @@ The analysis reads records back from their file, so that it sees the same number
 """
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import torch
 from rich.console import Console
 
 from kondo.run_files import LOCK, DamagedFileError, locked, set_aside
@@ -30,19 +28,20 @@ from kondo_lab.part import Context, DamagedCheckpointError, Part, Stopped
 from kondo_lab.studies import part_files, plotting, records, statistics
 from kondo_lab.studies.part_files import PARTS, RECORDS, path_of
 from kondo_lab.studies.result_folder import CLAIMS, CURVES, FRONTIER, HEADLINE, MANIFEST
-from kondo_lab.studies.study import Analysis, Claim, FrontierPoint, Headline, Size, Study
+from kondo_lab.studies.run_manifest import FinishedError as FinishedError
+from kondo_lab.studies.run_manifest import FolderError as FolderError
+from kondo_lab.studies.run_manifest import (
+    Manifest,
+    differences,
+    found,
+    new_manifest,
+    plain,
+    settings_of,
+)
+from kondo_lab.studies.run_manifest import Order as Order
+from kondo_lab.studies.run_manifest import read_manifest as read_manifest
+from kondo_lab.studies.study import Analysis, Claim, FrontierPoint, Headline, Study
 from kondo_lab.worker_pool import stop_on_interrupt
-
-# What must be the same for a run to be resumed.
-_IDENTITY = ("study", "version", "size", "settings", "device")
-# What is read of a manifest that was found.
-_READ = (*_IDENTITY, "claim", "commits", "figures", "num_seeds", "resumed", "seconds_by_part")
-
-Manifest = dict[str, Any]
-
-
-class FolderError(ValueError):
-    """The folder is not one to run in, or to read."""
 
 
 class Outcome(NamedTuple):
@@ -55,37 +54,12 @@ class Outcome(NamedTuple):
     written: list[Path]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
-    """One run of a study, as it was asked for."""
-
-    study: Study
-    size: Size
-    num_seeds: int | None
-    """None for the study's own choice."""
-    out: Path
-    device: torch.device
-    command: str
-    first_seed: int = 0
-    """Anything but 0 needs a study whose settings have a field `first_seed`."""
-    minutes: float | None = None
-    """No part is started later; those that are left wait for the next run. None has no limit."""
-
-    def settings(self) -> Any:
-        """Return the study's settings for this size and these seeds."""
-        return _settings(self.study, self.size, self.num_seeds, self.first_seed)
-
-
-def _settings(study: Study, size: Size, num_seeds: int | None, first_seed: int) -> Any:
-    settings = study.settings(size, num_seeds)
-    return dataclasses.replace(settings, first_seed=first_seed) if first_seed else settings
-
-
 def run(order: Order, console: Console) -> Outcome:
     """Run what the folder does not hold yet, then analyse.
 
     Raises:
-        FolderError: the folder holds a finished run, or the beginning of another one.
+        FinishedError: the folder holds this run, finished.
+        FolderError: the folder holds another run, finished or not.
         FolderInUseError: another run uses it.
         DamagedFileError: records of a finished part cannot be read.
         WriteError: a file of it cannot be written.
@@ -129,13 +103,13 @@ def numbered(order: Order) -> Order:
     A folder with an unfinished run of the same settings is free: that run is resumed.
     """
     wanted = order.out if order.out.name not in ("", "..") else Path(os.path.abspath(order.out))
-    fresh = _new_manifest(order, order.settings())
+    fresh = new_manifest(order, order.settings())
     number = 1
     while True:
         out = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         candidate = dataclasses.replace(order, out=out)
         try:
-            _found(candidate, fresh)
+            found(candidate, fresh)
         except FolderError:
             number += 1
         else:
@@ -158,49 +132,17 @@ def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
         )
     if manifest is None or not (folder / RECORDS).exists():
         raise FolderError(f"{folder} holds no records of a run: no {MANIFEST} or no {RECORDS}.")
-    settings = _settings(
+    settings = settings_of(
         study, manifest["size"], manifest["num_seeds"], manifest.get("first_seed", 0)
     )
-    now = {"study": study.name, "version": study.version, "settings": _plain(settings)}
-    changed = _differences(manifest, now, tuple(now))
+    now = {"study": study.name, "version": study.version, "settings": plain(settings)}
+    changed = differences(manifest, now, tuple(now))
     if changed:
         raise FolderError(
             f"{folder} was made by another version of this study: {', '.join(changed)} changed. "
             "Run it again, or use the commit in its manifest."
         )
     return _analyse(study, settings, folder, manifest)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Return what a folder's run was.
-
-    Raises:
-        FolderError: the manifest is damaged or cannot be read.
-    """
-    path = folder / MANIFEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FolderError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise _damaged(path, f"not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise _damaged(path, "not a JSON object")
-    # Older demos wrote manifests without these; callers tell them apart by "study".
-    lacking = [key for key in _READ if key not in content] if "study" in content else []
-    if lacking:
-        raise _damaged(path, f"lacks {', '.join(lacking)}")
-    names = content.get("figures", [])
-    if not isinstance(names, list) or any(Path(str(name)).name != name for name in names):
-        raise _damaged(path, "figures are not names of files")  # stale figures are deleted
-    return content
-
-
-def _damaged(path: Path, reason: str) -> FolderError:
-    return FolderError(
-        f"{path} is damaged ({reason}). Put a good copy in its place, or move {path.parent} away "
-        "and run the study again."
-    )
 
 
 def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console: Console) -> bool:
@@ -307,73 +249,16 @@ def _analyse(
 @contextmanager
 def _claimed(order: Order, settings: Any) -> Iterator[Manifest]:
     """Give the manifest of this run, new or resumed; no other run may use the folder meanwhile."""
-    fresh = _new_manifest(order, settings)
-    _found(order, fresh)  # a refusal leaves the folder as it was
+    fresh = new_manifest(order, settings)
+    found(order, fresh)  # a refusal leaves the folder as it was
     try:
         (order.out / PARTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FolderError(f"cannot write to {order.out}: {error.strerror}.") from None
     with locked(order.out / PARTS / LOCK, order.out):
-        manifest = _found(order, fresh)  # again: another run may have ended since
+        manifest = found(order, fresh)  # again: another run may have ended since
         _save(order.out, manifest)
         yield manifest
-
-
-def _found(order: Order, fresh: Manifest) -> Manifest:
-    """Return the manifest to go on with: of the unfinished run in the folder, or `fresh`."""
-    if not (order.out / MANIFEST).exists():
-        return fresh
-    old = read_manifest(order.out)
-    if old.get("finished", True):
-        raise FolderError(
-            f"{order.out} already holds results, which are never overwritten. "
-            "Give another folder with --out, or move this one away."
-        )
-    changed = _differences(old, fresh, _IDENTITY)
-    if changed:
-        raise FolderError(
-            f"{order.out} holds an unfinished run with other settings: {', '.join(changed)}. "
-            "Resume it with the command in its manifest.json, or give another folder with --out."
-        )
-    return fresh | {
-        "commits": list(dict.fromkeys([*old["commits"], *fresh["commits"]])),
-        "resumed": old["resumed"] + 1,
-        "seconds": old["seconds"],
-        "seconds_by_part": old["seconds_by_part"],
-        "finished_parts": old.get("finished_parts", []),
-        "figures": old["figures"],
-    }
-
-
-def _new_manifest(order: Order, settings: Any) -> Manifest:
-    study = order.study
-    environment = provenance.environment(order.device) | {"pandas": pd.__version__}
-    return {
-        "study": study.name,
-        "version": study.version,
-        "title": study.title,
-        "paper": study.paper,
-        "claim": study.claim,
-        "differences": list(study.differences),
-        "size": order.size,
-        "device": order.device.type,
-        "num_seeds": order.num_seeds,
-        "first_seed": order.first_seed,
-        "settings": _plain(settings),
-        "seeds": [],
-        "command": order.command,
-        "environment": environment,
-        "commits": [environment["commit"]],
-        "finished": False,
-        "interrupted": False,
-        "resumed": 0,
-        "seconds": 0.0,
-        "seconds_by_part": {},
-        "finished_parts": [],
-        "findings": [],
-        "figures": [],
-        "analysis_commit": None,
-    }
 
 
 def _add_seconds(folder: Path, manifest: Manifest, part: str, seconds: float) -> None:
@@ -395,43 +280,3 @@ def _check_names(parts: Sequence[Part]) -> None:
             "names of parts must differ and have lower-case letters, digits and hyphens only, "
             f"got {bad or names}."
         )
-
-
-def _plain(value: Any) -> Any:
-    """Return settings as JSON has them, so that those of a file compare equal."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no infinity
-    return value
-
-
-def _differences(old: Manifest, new: Manifest, keys: Sequence[str]) -> list[str]:
-    """Return the names, with dots, of what an old run had and a new one has not.
-
-    A setting that came later is no difference: the old run was made as if it had its default.
-    """
-    before, now = ({name: each[name] for name in keys} for each in (old, new))
-    flat_now = _flat(now)
-    return [name for name, value in _flat(before).items() if flat_now.get(name, _Gone) != value]
-
-
-class _Gone:
-    """What a setting is that a study no longer has."""
-
-
-def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
-    """Return name, with dots -> value; of a list of groups each has its place in the name."""
-    if isinstance(content, list) and content and all(isinstance(own, dict) for own in content):
-        # How many there are is a value: a group more is another run, a field more need not be.
-        content = {str(place): own for place, own in enumerate(content)} | {"number": len(content)}
-    if not isinstance(content, dict):
-        return {prefix: content}
-    flat: dict[str, Any] = {}
-    for key, inner in content.items():
-        flat |= _flat(inner, f"{prefix}.{key}" if prefix else key)
-    return flat

@@ -14,6 +14,11 @@ from kondo_lab.tasks.base import label_reward
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.rollout import Rollout
 
+INSTEAD_OF_MNIST = (
+    "the small size trains on the 1,797 digits of 8 x 8 pixels that come with scikit-learn, "
+    "instead of MNIST."
+)
+"""What a run says where these images stand in for MNIST's."""
 NUM_PIXELS = 64
 NUM_DIGITS = 10
 HELD_OUT_SHARE = 0.2

@@ -98,7 +98,7 @@ def _read(folder: Path, name: str, sha256: str) -> bytes:
         raise MnistError(
             f"The MNIST folder {folder} has neither {name}.gz nor {name}. It must hold "
             f"{', '.join(SHA256)}, each with or without .gz. Give another folder, or none for a "
-            "download, or run the digits task, which needs neither."
+            "download, or run the small size, whose digits come with scikit-learn."
         )
     try:
         return _unpack(path.read_bytes(), path.suffix == ".gz", sha256)
@@ -126,16 +126,16 @@ def _download(name: str, sha256: str, mirrors: Sequence[str], cache: Path) -> No
                 packed: bytes = reply.read()
             _unpack(packed, True, sha256)
         except (OSError, EOFError, zlib.error, http.client.HTTPException, MnistError) as error:
-            failures.append(f"  {address}: {error}")
+            failures.append(f"{address}: {error}")
         else:
             _write_whole(cache / f"{name}.gz", packed)
             return
     raise MnistError(
-        f"MNIST's {name} is not in the cache {cache}, and no mirror gave it:\n"
-        + "\n".join(failures)
-        + f"\nPut {', '.join(f'{file}.gz' for file in SHA256)} into a folder and name it with "
-        "--mnist DIR or the environment variable KONDO_MNIST; or run the digits task instead: its "
-        "images come with scikit-learn and need no download."
+        f"MNIST's {name} is not in the cache {cache}, and no mirror gave it "
+        f"({'; '.join(failures)}). "
+        f"Put {', '.join(f'{file}.gz' for file in SHA256)} into a folder and name it with "
+        "--mnist DIR or the environment variable KONDO_MNIST; or run the small size, whose digits "
+        "come with scikit-learn and need no download."
     )
 
 

@@ -1,0 +1,60 @@
+"""`kondo report`: one HTML page of runs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from kondo.cli import CommandError, Commands
+from kondo_lab.cli.output import RESULTS, RUNS, expected_errors, say
+
+
+def add_report(commands: Commands) -> None:
+    """Add `report` to the command line."""
+    parser = commands.add_parser(
+        "report",
+        help="make one HTML page of finished runs",
+        description="Write one HTML page with the claims, figures and numbers of runs.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        metavar="FOLDER",
+        help=f"folders of runs (default: all under {RESULTS} and {RUNS})",
+    )
+    text = "page to write (default: %(default)s)"
+    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help=text)
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from kondo_lab import progress
+    from kondo_lab.studies import html_report
+
+    folders = options.folders or _found()
+    if not folders:
+        raise CommandError(f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")
+    with expected_errors():
+        try:
+            html_report.write(folders, options.out)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+    say(progress.make_console(), f"wrote {options.out}")
+    return 0
+
+
+def _found() -> list[Path]:
+    """Return the folders of runs there are, and say which others were left out."""
+    inside = [path for root in (RESULTS, RUNS) for path in root.glob("*") if path.is_dir()]
+    runs = [folder for folder in sorted(inside) if _holds_results(folder)]
+    for folder in sorted(set(inside) - set(runs)):
+        print(f"kondo report: skipped {folder}: it holds no finished run", file=sys.stderr)
+    return runs
+
+
+def _holds_results(folder: Path) -> bool:
+    """Return whether a folder is a run's; if such a run is damaged, the command must fail."""
+    from kondo_lab.studies.result_folder import HEADLINE, MANIFEST
+
+    return (folder / HEADLINE).exists() and (folder / MANIFEST).exists()
