@@ -308,11 +308,10 @@ def _add_report(commands: Commands) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from kondo_lab import progress
-    from kondo_lab.studies import html_report
-    from kondo_lab.studies.result_folder import HEADLINE, MANIFEST
+    from kondo_lab.studies import html_report, older_folders
 
-    found = [path.parent for root in (RESULTS, RUNS) for path in root.glob(f"*/{MANIFEST}")]
-    runs = [folder for folder in sorted(found) if (folder / HEADLINE).exists()]
+    found = sorted(folder for root in (RESULTS, RUNS) for folder in root.glob("*"))
+    runs = [folder for folder in found if older_folders.holds_results(folder)]
     folders = options.folders or runs
     if not folders:
         return fail(options, f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")

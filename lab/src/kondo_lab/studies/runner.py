@@ -298,6 +298,7 @@ def _analyse(
         "seeds": sorted(int(seed) for seed in table["seed"].unique()),
         "findings": analysis.findings,
         "figures": [path.name for path in pictures],
+        "captions": analysis.captions,
         "analysis_commit": provenance.commit(),
     }
     _save(folder, manifest)
@@ -372,6 +373,7 @@ def _new_manifest(order: Order, settings: Any) -> Manifest:
         "finished_parts": [],
         "findings": [],
         "figures": [],
+        "captions": {},
         "analysis_commit": None,
     }
 
