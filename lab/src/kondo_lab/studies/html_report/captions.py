@@ -21,7 +21,7 @@ _SMALL = {"a", "and", "at", "by", "of", "per", "the", "to"}
 
 def name_of(path: Path) -> str:
     """Return "fig 1: learning curves" for fig1-learning-curves.png."""
-    words = path.stem.replace("-", " ").replace("_", " ")
+    words = re.sub(r"(?<!\de)[-_]", " ", path.stem)  # 3e-05 stays a number
     numbered = re.fullmatch(r"(fig|prop)(\d+[a-z]?)(.*)", words)
     if not numbered:
         return words[:1].upper() + words[1:]
@@ -35,9 +35,10 @@ def captions(result: Result) -> dict[Path, str]:
     told: dict[Path, str] = {}
     for path in result.figures:
         own = result.captions.get(path.stem)
-        candidates = [str(own)] if own else [*_candidates(path, result)]
-        left = [shortened(each) for each in candidates if each]
-        told[path] = next((each for each in left if own or each not in told.values()), "")
+        found = (shortened(each) for each in _candidates(path, result) if each)
+        told[path] = (
+            str(own) if own else next((each for each in found if each not in told.values()), "")
+        )
     return told
 
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from kondo_lab.studies.html_report import images, layout, study_section, tables
 from kondo_lab.studies.html_report.images import Picture
 from kondo_lab.studies.html_report.layout import EARLIER, Group
-from kondo_lab.studies.html_report.study_section import asset, small_badge, verdict
+from kondo_lab.studies.html_report.study_section import asset, small_badge, statements, verdict
 from kondo_lab.studies.html_report.words import text
 from kondo_lab.studies.result_folder import Result
 from kondo_lab.studies.study import ClaimVerdict
@@ -39,8 +39,8 @@ def page(results: Sequence[Result]) -> str:
         lead="" if single else _LEAD,
         bar=_bar(arranged, current),
         small=_small_note(ordered),
-        tiles=_tiles(current),
-        overview="" if single else _overview(arranged, anchors),
+        tiles="" if single else f'<div class="tiles">\n{_tiles(current)}\n</div>',
+        overview=statements(ordered[0].claims) if single else _overview(arranged, anchors),
         filter_hidden=""
         if any(line.verdict for r in ordered for line in r.headline)
         else " hidden",
@@ -82,7 +82,10 @@ def _bar(arranged: Arranged, current: Sequence[Result]) -> str:
         links += [(f"group-{group.name}", group.short) for group, _ in arranged]
     if any(result.frontier for result in current):
         links.append(("frontier", "Frontier"))
-    return "\n".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in links)
+    if len(links) == 1:
+        return ""
+    inside = "\n".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in links)
+    return f'<nav class="bar" aria-label="Sections">\n{inside}\n</nav>'
 
 
 def _small_note(results: Sequence[Result]) -> str:
@@ -157,7 +160,9 @@ def _groups(
         for result in results:
             anchor, level = anchors[id(result)], 2 if single else 3
             articles.append(
-                study_section.section(result, anchor, pictures, level=level, first=first)
+                study_section.section(
+                    result, anchor, pictures, level=level, first=first, claims=not single
+                )
             )
             first = False
         inside = "\n".join(articles)

@@ -16,8 +16,8 @@ _SHOWN_ELSEWHERE = (
     *("title", "paper", "claim", "findings", "differences", "settings", "environment"),
     *("captions", "figures", "seconds_by_part", "finished_parts", "study", "version"),
 )
-OPEN_STATEMENTS = 4
-"""A study with more statements than these folds them."""
+OPEN_STATEMENTS, OPEN_LETTERS = 4, 800
+"""A study with more statements than these, or longer ones, folds them."""
 MOST_STATEMENTS, MOST_FINDINGS, MOST_SETTINGS = 80, 15, 40
 
 
@@ -27,13 +27,20 @@ def asset(name: str) -> str:
 
 
 def section(
-    result: Result, anchor: str, pictures: Mapping[Path, Picture], *, level: int, first: bool
+    result: Result,
+    anchor: str,
+    pictures: Mapping[Path, Picture],
+    *,
+    level: int,
+    first: bool,
+    claims: bool = True,
 ) -> str:
     """Return the article of a study.
 
     Args:
         level: of its heading.
         first: whether its figure is the first of the page, which is shown without delay.
+        claims: whether it lists its claims; the page may have done so.
     """
     manifest = result.manifest
     told = captions.captions(result)
@@ -54,8 +61,8 @@ def section(
         shape="wide" if wide else "beside",
         figure="".join(figures[:1]),
         cards=tables.cards(result.headline, str(manifest["study"])),
-        statements=_statements(result.claims) if _few(result.claims) else "",
-        folds=_folds(result, figures[1:], level + 1),
+        statements=statements(result.claims) if claims and _few(result.claims) else "",
+        folds=_folds(result, figures[1:], level + 1, claims=claims and not _few(result.claims)),
     )
 
 
@@ -102,7 +109,7 @@ def _figure(path: Path, result: Result, picture: Picture, told: str, *, eager: b
     name = captions.name_of(path)
     alt = f"{result.manifest['title']}. {name}." + (f" {shortened(told, 160)}" if told else "")
     loading = "" if eager else ' loading="lazy"'
-    kind = "wide" if picture.wide else "plain"
+    kind = f"{'wide' if picture.wide else 'plain'}{' large' if picture.large else ''}"
     return (
         f'<figure class="{kind}"><div class="plate"><img alt="{text(alt)}" '
         f'width="{picture.width}" height="{picture.height}"{loading} decoding="async" '
@@ -111,14 +118,17 @@ def _figure(path: Path, result: Result, picture: Picture, told: str, *, eager: b
     )
 
 
-def _folds(result: Result, more: Sequence[str], level: int) -> str:
+def _folds(result: Result, more: Sequence[str], level: int, *, claims: bool) -> str:
     manifest = result.manifest
     compared = [line for line in result.headline if line.verdict]
     findings = [str(finding) for finding in manifest["findings"]]
+    statement_count = (
+        f"{count(len(result.claims), 'statement')} {tables.claim_chips(result.claims)}"
+    )
     lines = f"Numbers: {count(len(compared), 'compared line')} of {len(result.headline):,}"
     return "\n".join(
         [
-            "" if _few(result.claims) else _statements(result.claims),
+            _fold("statements", statement_count, statements(result.claims)) if claims else "",
             _fold("more-figures", count(len(more), "more figure"), "".join(more)),
             _fold(
                 "numbers",
@@ -147,21 +157,18 @@ def _fold(kind: str, title: str, content: str) -> str:
 
 
 def _few(claims: Sequence[Claim]) -> bool:
-    return len(claims) <= OPEN_STATEMENTS
+    letters = sum(len(claim.statement) + len(claim.measured) for claim in claims)
+    return len(claims) <= OPEN_STATEMENTS and letters <= OPEN_LETTERS
 
 
-def _statements(claims: Sequence[Claim]) -> str:
+def statements(claims: Sequence[Claim]) -> str:
     """Return every claim with what came of it and the numbers behind it."""
     if not claims:
         return ""
     items = "".join(map(_statement, claims[:MOST_STATEMENTS]))
     more = len(claims) - MOST_STATEMENTS
     items += f"<li>{more} more are in claims.csv of the folder.</li>" if more > 0 else ""
-    listed = f'<ul class="claims">{items}</ul>'
-    if _few(claims):
-        return f'<div class="statements">{listed}</div>'
-    title = f"{count(len(claims), 'statement')} {tables.claim_chips(claims)}"
-    return _fold("statements", title, listed)
+    return f'<ul class="claims">{items}</ul>'
 
 
 def _statement(claim: Claim) -> str:
