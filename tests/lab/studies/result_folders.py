@@ -232,3 +232,47 @@ def toy_folders(root: Path) -> list[Path]:
         ),
         write_folder(root / "reversal-kondo-v1", reversal, REVERSAL_LINES, REVERSAL_FRONTIER),
     ]
+
+
+def older_demo_folder(folder: Path) -> Path:
+    """Write what `kondo demo` of version 0.1 wrote."""
+    row = {"task": "digits", "num_seeds": 2, "num_steps": 300, "test_error": None}
+    rows = [
+        row | {"method": "PG", "dense": True, "error": [0.107, 0.0048], "speed_up": 1.0},
+        row | {"method": "DG-K (3%)", "dense": False, "error": [0.0461, 0.0022], "speed_up": 3.44},
+    ]
+    counts = ({"loop_speed_up": 1.0, "backward_passes": 300000.0},) * 2
+    facts = {
+        "command": "kondo demo",
+        "seeds": [0, 1],
+        "interrupted": False,
+        "settings": {"rate": 0.03},
+        "environment": {"kondo": "0.1.0", "device": "cpu"},
+        "seconds": 75.9,
+        "rows": [own | count for own, count in zip(rows, counts, strict=True)],
+    }
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(facts), encoding="utf-8")
+    write_table(folder / "curves.csv", ("task", "method", "error"), [("digits", "PG", "0.1")])
+    write_figure(folder / "figure.png", "demo")
+    return folder
+
+
+STEP = ("benchmark", "model", "config", "contender", "rate", "unit", "speedup_p50", "repeats")
+
+
+def step_folder(folder: Path) -> Path:
+    """Write what benchmarks/bench_lm_step.py writes: a table and its manifest for each model."""
+    folder.mkdir(parents=True)
+    for model, speed_up in (("small", "23.7"), ("large", "28.5")):
+        about = ("lm_step", model, "128 x 1024 tokens, equal lengths")
+        rows = [
+            (*about, "dense", "1", "sequence", "1", "5"),
+            (*about, "free", "0.03", "sequence", speed_up, "5"),
+        ]
+        write_table(folder / f"{model}.csv", STEP, rows)
+        facts = {"command": f"bench {model}", "settings": {}, "environment": {"device": "H200"}}
+        path = folder / f"{model}.manifest.json"
+        path.write_text(json.dumps(facts), encoding="utf-8")
+    write_figure(folder / "steps.png", "steps")
+    return folder

@@ -203,6 +203,13 @@ def test_one_finding_per_task_with_the_measured_numbers(found):
     assert "slower" not in digits
 
 
+def test_the_figure_has_a_caption_with_the_measured_numbers(found):
+    assert found.captions["figure"].startswith(
+        "Final error on digits: PG 42.4 ±0.5%, DG 13.5 ±0.5%, DG-K (3%) 23.1 ±0.5%, with a learner "
+        "6.0 times as fast as PG's. Final error on reversal: "
+    )
+
+
 def test_a_slower_learner_is_called_slower_and_why():
     # 8 s to choose against 6 s dense.
     digits, _ = analysis.analyse(comparison(gate=8.0), settings("full", None)).findings

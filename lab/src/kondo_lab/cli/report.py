@@ -46,15 +46,10 @@ def _report(options: argparse.Namespace) -> int:
 
 def _found() -> list[Path]:
     """Return the folders of runs there are, and say which others were left out."""
+    from kondo_lab.studies.older_folders import holds_results
+
     inside = [path for root in (RESULTS, RUNS) for path in root.glob("*") if path.is_dir()]
-    runs = [folder for folder in sorted(inside) if _holds_results(folder)]
+    runs = [folder for folder in sorted(inside) if holds_results(folder)]
     for folder in sorted(set(inside) - set(runs)):
         print(f"kondo report: skipped {folder}: it holds no finished run", file=sys.stderr)
     return runs
-
-
-def _holds_results(folder: Path) -> bool:
-    """Return whether a folder is a run's; if such a run is damaged, the command must fail."""
-    from kondo_lab.studies.result_folder import HEADLINE, MANIFEST
-
-    return (folder / HEADLINE).exists() and (folder / MANIFEST).exists()

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,7 +37,7 @@ KEYS = (
 
 _KINDS = {
     **dict.fromkeys(("differences", "findings"), list),
-    **dict.fromkeys(("settings", "environment"), dict),
+    **dict.fromkeys(("settings", "environment", "captions"), dict),
 }
 
 
@@ -44,12 +45,22 @@ _KINDS = {
 class Result:
     """One result folder."""
 
+    name: str
+    """Of the folder."""
     manifest: dict[str, Any]
     headline: list[Headline]
     frontier: list[FrontierPoint]
     claims: list[Claim]
     """None where an older version wrote the folder; `kondo plot` writes them."""
     figures: list[Path]
+    """In the order they are shown: those of a paper by its numbers, others as the study does."""
+    older: str = ""
+    """Which older or other program wrote the folder; empty for folders of `kondo run`."""
+
+    @property
+    def captions(self) -> dict[str, str]:
+        """Return name of a figure without suffix -> what it shows; older folders have none."""
+        return dict(self.manifest.get("captions", {}))
 
     @property
     def small(self) -> bool:
@@ -63,12 +74,13 @@ def read(folder: Path) -> Result:
     Raises:
         ValueError: it is not a result folder, or a file in it is not what `kondo run` writes.
     """
-    missing = [name for name in NEEDED if not (folder / name).is_file()]
-    if missing == [HEADLINE, CURVES] and (folder / "curves.csv").is_file():
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
         raise ValueError(
-            f"folders: {folder} is in the older format of `kondo demo`, which this version cannot "
-            "show. Leave it out or run the demo again."
+            f"folders: {folder} {what}; expected a folder that `kondo run` wrote. Leave it out or "
+            "name the folder of a run."
         )
+    missing = [name for name in NEEDED if not (folder / name).is_file()]
     if missing:
         raise ValueError(
             f"folders: {folder} is not a result folder, it lacks {', '.join(missing)}; expected "
@@ -79,17 +91,24 @@ def read(folder: Path) -> Result:
     frontier, claims = (
         [folder / name] if os.path.lexists(folder / name) else [] for name in (FRONTIER, CLAIMS)
     )
-    for path in [*(folder / name for name in NEEDED), *frontier, *claims, *figures]:
-        _check_regular(path)
-    for path in figures:
-        _check_png(path)
+    check_files([*(folder / name for name in NEEDED), *frontier, *claims, *figures])
+    manifest = _manifest(folder / MANIFEST)
     return Result(
-        manifest=_manifest(folder / MANIFEST),
+        name=folder.resolve().name,
+        manifest=manifest,
         headline=[_row(Headline, where, line) for where, line in _lines(folder / HEADLINE)],
         frontier=[_row(FrontierPoint, *each) for path in frontier for each in _lines(path)],
         claims=[_row(Claim, *each) for path in claims for each in _lines(path)],
-        figures=figures,
+        figures=_in_order(figures, manifest.get("figures", [])),
     )
+
+
+def check_files(paths: Iterable[Path]) -> None:
+    """Raise a ValueError unless every path is a regular file, and every *.png a whole image."""
+    for path in paths:
+        _check_regular(path)
+        if path.suffix == ".png":
+            _check_png(path)
 
 
 def _check_regular(path: Path) -> None:
@@ -122,6 +141,18 @@ def _check_png(path: Path) -> None:
         )
 
 
+def _in_order(figures: list[Path], listed: Any) -> list[Path]:
+    """Return fig1, fig2, ... first; then the others in the order that the manifest lists them."""
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+
+    def place(path: Path) -> int:
+        if re.match(r"(fig|prop)\d", path.stem):
+            return -1
+        return names.index(path.name) if path.name in names else len(names)
+
+    return sorted(figures, key=place)  # keeps the natural order of those with equal places
+
+
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Order fig2 before fig10."""
     pieces = re.findall(r"\d+|\D+", path.stem)
@@ -140,7 +171,7 @@ def _manifest(path: Path) -> dict[str, Any]:
             "wrote. Run the study again."
         )
     for key, kind in _KINDS.items():
-        if not isinstance(manifest[key], kind):
+        if not isinstance(manifest.get(key, kind()), kind):
             raise ValueError(
                 f"folders: {path}: {key} is {manifest[key]!r}; expected a {kind.__name__}. Run the "
                 "study again."

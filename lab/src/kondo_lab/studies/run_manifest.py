@@ -153,6 +153,7 @@ def new_manifest(order: Order, settings: Any) -> Manifest:
         "finished_parts": [],
         "findings": [],
         "figures": [],
+        "captions": {},
         "analysis_commit": None,
     }
 

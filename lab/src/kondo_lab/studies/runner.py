@@ -240,6 +240,7 @@ def _analyse(
         "seeds": sorted(int(seed) for seed in table["seed"].unique()),
         "findings": analysis.findings,
         "figures": [path.name for path in pictures],
+        "captions": analysis.captions,
         "analysis_commit": provenance.commit(),
     }
     _save(folder, manifest)

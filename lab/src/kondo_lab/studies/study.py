@@ -145,10 +145,21 @@ class Analysis:
     headline: list[Headline] = dataclasses.field(default_factory=list)
     figures: "dict[str, Figure]" = dataclasses.field(default_factory=dict)
     """File name without suffix -> figure."""
+    captions: dict[str, str] = dataclasses.field(default_factory=dict)
+    """File name without suffix -> what the figure shows, with measured numbers. A figure without
+    one gets a caption from the headline or the findings."""
     findings: list[str] = dataclasses.field(default_factory=list)
     """Sentences with measured numbers in them, for the terminal, the report and the docs."""
     frontier: list[FrontierPoint] = dataclasses.field(default_factory=list)
     claims: list[Claim] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.captions.keys() - self.figures.keys())
+        if unknown:
+            raise ValueError(
+                f"captions must be of figures, got {', '.join(unknown)}; the figures are "
+                f"{', '.join(self.figures) or '(none)'}."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -318,11 +318,21 @@ function startFrontier() {
   update();
 }
 
+// Without script a figure is an image; with it, a button that shows it as large as the window.
 function startViewer() {
+  for (const plate of document.querySelectorAll(".plate")) {
+    const image = plate.querySelector("img");
+    const button = element("button", { type: "button", class: "enlarge",
+      "aria-label": `Enlarge: ${image.alt}` });
+    plate.append(button);
+    button.append(image);
+  }
   document.querySelector("main").addEventListener("click", (event) => {
     const image = event.target.closest(".enlarge")?.querySelector("img");
     if (!image) return;
-    $("viewer").querySelector(".stage").replaceChildren(image.cloneNode());
+    const copy = image.cloneNode();
+    copy.loading = "eager";
+    $("viewer").querySelector(".stage").replaceChildren(copy);
     $("viewer").showModal();
   });
   $("viewer").addEventListener("click", (event) => {

@@ -82,6 +82,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         headline=lines,
         claims=claims(lines),
         figures={"figure": _figure(records, tables)},
+        captions={"figure": " ".join(_caption(*each) for each in tables.items())},
         findings=[
             _finding(task, row, table)
             for task, table in tables.items()
@@ -113,6 +114,18 @@ def percent(value: Estimate) -> str:
     digits = 1 if value.mean >= 0.1 else 2
     mean = f"{100 * value.mean:.{digits}f}"
     return mean if math.isnan(value.se) else f"{mean} ±{100 * value.se:.{digits}f}"
+
+
+def _caption(task: str, table: Sequence[Row]) -> str:
+    baseline = table[0]
+    gated = [
+        f"{row.method} {percent(row.error)}%, with a learner {row.speed_up(baseline):.1f} times as "
+        f"fast as {baseline.method}'s"
+        for row in table
+        if not row.dense
+    ]
+    dense = [f"{row.method} {percent(row.error)}%" for row in table if row.dense]
+    return f"Final error on {task}: {', '.join([*dense, *gated])}."
 
 
 def _finding(task: str, row: Row, table: Sequence[Row]) -> str:
