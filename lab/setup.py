@@ -35,6 +35,7 @@ setup(
         "pandas>=2.2",
         "matplotlib>=3.9",
         "scikit-learn>=1.5",
+        "pillow>=11",
         "rich>=13",
         "shtab>=1.13",
     ],

@@ -91,7 +91,7 @@ def test_an_older_demo_is_named_as_such(tmp_path, capsys):
     assert cli.main(["plot", "demo", "--from", str(tmp_path)]) == 1
     assert f"{tmp_path} is in the older format of `kondo demo`" in capsys.readouterr().err
     assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 1
-    assert f"{tmp_path} is in the older format of `kondo demo`" in capsys.readouterr().err
+    assert f"{tmp_path} is not a result folder, it lacks headline.csv" in capsys.readouterr().err
 
 
 def test_the_demo_trains_on_the_cpu_alone(capsys, monkeypatch):
