@@ -1,18 +1,21 @@
-"""One style for the figures of all studies: what a series looks like, axes, and the file."""
+"""One style for the figures of all studies: what a series looks like, axes, labels and the file."""
 
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis as MatplotlibAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
+from PIL import Image
 
 from kondo.run_files import atomically
 from kondo_lab.studies import statistics
@@ -20,40 +23,102 @@ from kondo_lab.studies.study import Estimate
 
 Axis = Literal["step", "forward", "backward"]
 """What a curve of `statistics.curve` can be drawn against."""
-MAX_BYTES = 200_000
+MAX_BYTES = 150_000
 """Of a figure's file: results are kept under version control."""
-DPIS = (160, 130, 100, 80)
+DPIS = (120, 100, 80)
 """Tried in turn until the file is small enough."""
+PALETTE_SIZE = 128
+"""Colours of a file: enough for smooth edges, and a third of the bytes of full colour."""
 
-# Okabe and Ito's colours differ for colour-blind readers; dashes differ in black and white.
-STYLES = {"PG": ("#5a5a5a", (0, (5, 2))), "DG": ("#0072b2", (0, (5, 1, 1, 1)))}
-FURTHER_STYLES = [("#d55e00", "-"), ("#009e73", (0, (1, 1))), ("#cc79a7", (0, (3, 1, 1, 1)))]
-WHEEL = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5a5a5a")
-"""Okabe and Ito's colours, for series without a colour of their own."""
+# Okabe and Ito's colours differ for colour-blind readers. A method has one colour in all figures.
+BLACK, DARK, BLUE, VERMILLION = "#000000", "#5a5a5a", "#0072b2", "#d55e00"
+GREEN, PINK, ORANGE, SKY = "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+GREY, FAINT, PURPLE, BROWN = "#999999", "#cfcfcf", "#7b5ea7", "#8c510a"
+METHODS = {
+    "dense": BLACK,
+    "GRPO": BLACK,
+    "exact": BLACK,
+    "CE": BLACK,
+    "cross-entropy": BLACK,
+    "PG": DARK,
+    "REINFORCE": DARK,
+    "DG": BLUE,
+    "DG-K": VERMILLION,
+    "delight": VERMILLION,
+    "top": VERMILLION,
+    "DG-K price": ORANGE,
+    "price": ORANGE,
+    "unbiased": GREEN,
+    "noise": SKY,
+    "PODS": PINK,
+    "variance": PINK,
+    "random": GREY,
+    "uniform": GREY,
+    "advantage": PURPLE,
+    "|advantage|": PURPLE,
+    "IS": PINK,
+    "IS-PG": PINK,
+    "IS-PG cap": PURPLE,
+    "token ratios": PURPLE,
+    "sequence ratios": PINK,
+    "PPO": GREEN,
+    "PMPO": SKY,
+    "zero-advantage filter": BROWN,
+}
+"""Method -> colour. A series takes the colour of the longest of these names that begins it."""
+WHEEL = (BLUE, VERMILLION, GREEN, PINK, ORANGE, SKY, DARK)
+"""For series that are no methods, such as settings of one method."""
+STYLES = {"PG": (5, 2), "DG": (5, 1, 1, 1)}
+"""Dashes of the two dense methods: figures of the papers are read in black and white too."""
+SMALL = 8
+"""Points of the smallest text of a figure."""
 RC: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
-    "axes.titlesize": 11,
+    "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "figure.titlesize": 12,
+    "figure.titleweight": "bold",
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
+    "legend.fontsize": SMALL,
     "lines.linewidth": 1.8,
     "hatch.linewidth": 0.5,
 }
 
 
+def method_colour(series: str, otherwise: str = GREY) -> str:
+    """Return the colour of the method that a series' name begins with.
+
+    Example:
+        >>> from kondo_lab.studies import plotting
+        >>> plotting.method_colour("DG-K 3%") == plotting.VERMILLION
+        True
+        >>> plotting.method_colour("DG, eta 0.5") == plotting.BLUE
+        True
+    """
+    for name in sorted(METHODS, key=len, reverse=True):
+        rest = series.removeprefix(name)
+        # "DG-K" does not begin with the method DG, nor "PGX" with PG.
+        if series.startswith(name) and (not rest or rest[0] in " ,(:="):
+            return METHODS[name]
+    return otherwise
+
+
 def series_style(series: str, among: Sequence[str]) -> tuple[str, Any]:
-    """Return a series' colour and dash: fixed for the dense ones, by order for others."""
-    if series in STYLES:
-        return STYLES[series]
-    others = [name for name in among if name not in STYLES]
-    return FURTHER_STYLES[others.index(series) % len(FURTHER_STYLES)]
+    """Return a series' colour and dash; those without a colour of their own have one by order."""
+    unknown = [name for name in among if method_colour(name, "") == ""]
+    taken = {method_colour(name, "") for name in among}
+    free = [colour for colour in WHEEL if colour not in taken] or list(WHEEL)
+    wheel = free[unknown.index(series) % len(free)] if series in unknown else GREY
+    dash: Any = (0, STYLES[series]) if series in STYLES else "-"
+    return method_colour(series, wheel), dash
 
 
 def sequential(share: float) -> Any:
@@ -61,19 +126,26 @@ def sequential(share: float) -> Any:
     return mpl.colormaps["viridis"](0.9 * share)
 
 
-def by_setting(ax: Axes, found: Mapping[float, Estimate], label: str, *, colour: Any) -> None:
+def by_setting(
+    ax: Axes, found: Mapping[float, Estimate], label: str, *, colour: Any, **options: Any
+) -> None:
     """Draw setting -> estimate as a line with points and bars of one standard error."""
     xs = sorted(found)
     means = [found[x].mean for x in xs]
     errors = np.nan_to_num([found[x].se for x in xs])
-    ax.errorbar(xs, means, errors, color=colour, label=label, marker="o", markersize=3.5)
+    ax.errorbar(
+        xs, means, errors, **{"color": colour, "label": label, "marker": "o", "ms": 3.5} | options
+    )
 
 
 def sweep(
-    ax: Axes, found: Mapping[str, Mapping[float, Estimate]], colours: Iterable[Any] = WHEEL
+    ax: Axes,
+    found: Mapping[str, Mapping[float, Estimate]],
+    colours: Iterable[Any] | None = None,
 ) -> None:
-    """Draw series -> {setting: estimate}, each as `by_setting` does."""
-    for (name, values), colour in zip(found.items(), colours, strict=False):
+    """Draw series -> {setting: estimate}, each as `by_setting` does, in its method's colour."""
+    own = colours or [series_style(name, list(found))[0] for name in found]
+    for (name, values), colour in zip(found.items(), own, strict=False):
         by_setting(ax, values, name, colour=colour)
 
 
@@ -84,10 +156,33 @@ def style() -> Iterator[None]:
         yield
 
 
-def grid(rows: int, columns: int, *, width: float = 4.3, height: float = 3.4) -> tuple[Figure, Any]:
+def grid(
+    rows: int, columns: int, *, width: float = 4.3, height: float = 3.4, **options: Any
+) -> tuple[Figure, Any]:
     """Return a figure and its axes, [rows, columns]; sizes in inches of one panel."""
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def head(
+    figure: Figure, says: str, note: str = "", *, legend: Axes | None = None, columns: int = 4
+) -> None:
+    """Write what the figure shows above it, and below it how to read bars, bands and marks.
+
+    Args:
+        legend: the panel whose lines are named below the note, in so many columns.
+    """
+    figure.suptitle(says, x=0.01, ha="left")
+    if legend is not None:
+        legend_below(figure, legend, columns, note)
+    elif note:
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL, color=DARK)
+
+
+def seeds_note(records: pd.DataFrame, what: str = "band: one standard error") -> str:
+    """Return the number of seeds and the meaning of bands, for the note of `head`."""
+    seeds = records["seed"].nunique()
+    return f"Mean of {seeds} seeds, {what}." if seeds > 1 else "One seed."
 
 
 def line(
@@ -122,20 +217,21 @@ def curves(
     *,
     x: Axis = "step",
     setting: float | None = None,
-    colours: Iterable[Any] = WHEEL,
+    colours: Iterable[Any] | None = None,
     known: Mapping[str, Mapping[float, float]] | None = None,
     **options: Any,
 ) -> None:
     """Draw the curves of several series, and the paper's numbers as crosses.
 
     Args:
-        colours: one per series, in order.
+        colours: one per series, in order; those of their methods where it is None.
         known: series -> {x: value}, read off the paper.
         options: of `line`.
     """
-    for name, colour in zip(names, colours, strict=False):
-        own = statistics.curve(records, part, name, metric, setting=setting)
-        line(ax, own, name, names, x=x, **{"color": colour, "linestyle": "-"} | options)
+    own = colours or [series_style(name, names)[0] for name in names]
+    for name, colour in zip(names, own, strict=False):
+        curve = statistics.curve(records, part, name, metric, setting=setting)
+        line(ax, curve, name, names, x=x, **{"color": colour, "linestyle": "-"} | options)
         crosses(ax, (known or {}).get(name, {}), color=colour)
 
 
@@ -151,13 +247,136 @@ def band(ax: Axes, xs: Any, means: Any, errors: Any, *, colour: Any) -> None:
     ax.fill_between(xs, low, means + errors, color=colour, alpha=0.18, linewidth=0)
 
 
-def legend_below(figure: Figure, ax: Axes, columns: int, size: float = 8) -> None:
-    """Name each line of a panel once, below the figure."""
+class Label(NamedTuple):
+    """A name to write beside what it names."""
+
+    text: str
+    x: float
+    y: float
+    colour: Any
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return places at least `gap` apart, in the same order and as near to `wanted` as can be.
+
+    They stay inside [low, high] where that has room for all, and start at `low` where it has not.
+
+    Example:
+        >>> from kondo_lab.studies.plotting import spread
+        >>> spread([0.5, 0.5], gap=0.2, low=0.0, high=1.0)
+        [0.4, 0.6]
+    """
+    order = sorted(range(len(wanted)), key=lambda number: wanted[number])
+    # Less its share of gaps, a place must not fall below its neighbour's: isotonic regression,
+    # by pooling neighbours that do into their mean.
+    pools: list[list[float]] = []
+    for rank, number in enumerate(order):
+        pools.append([wanted[number] - rank * gap])
+        while len(pools) > 1 and np.mean(pools[-2]) >= np.mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    level = [float(np.mean(pool)) for pool in pools for _ in pool]
+    top = max(low, high - gap * (len(wanted) - 1))
+    placed = [min(max(each, low), top) + rank * gap for rank, each in enumerate(level)]
+    return [placed[order.index(number)] for number in range(len(wanted))]
+
+
+def label_ends(ax: Axes, labels: Sequence[Label] | None = None, size: float = SMALL) -> None:
+    """Write names to the right of a panel, each beside its line's end, none on another.
+
+    Call it when the panel's lines, scales and limits are final. A thin line leads from a name to
+    its end where the two are apart.
+
+    Args:
+        labels: what to name; the last points of the panel's labelled lines where it is None.
+    """
+    if labels is None:
+        labels = _line_ends(ax)
+    if not labels:
+        return
+    ax.get_ylim()  # settles the limits of data drawn so far
+    to_share = ax.transScale + ax.transLimits
+    ends = [to_share.transform((label.x, label.y)) for label in labels]
+    inches = ax.get_figure(root=True).get_size_inches()[1]  # type: ignore[union-attr]
+    spec = ax.get_subplotspec()
+    rows = spec.get_gridspec().nrows if spec else 1
+    # Titles and axis labels leave about three quarters of a panel's height.
+    gap = 1.25 * size / 72 / (0.72 * inches / rows)
+    places = spread([float(np.clip(end[1], 0, 1)) for end in ends], gap, 0.0, 1.0)
+    for label, end, place in zip(labels, ends, places, strict=True):
+        ax.annotate(
+            label.text,
+            xy=(float(end[0]), float(np.clip(end[1], 0, 1))),
+            xytext=(1.04, place),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=label.colour,
+            fontsize=size,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": label.colour, "lw": 0.5, "shrinkB": 2},
+            annotation_clip=False,
+        )
+
+
+def _line_ends(ax: Axes) -> list[Label]:
+    found: dict[str, Label] = {}
+    handles, names = ax.get_legend_handles_labels()
+    for handle, name in zip(handles, names, strict=True):
+        drawn: Any = handle[0] if isinstance(handle, tuple) else handle  # of an error bar
+        points = np.asarray(drawn.get_xydata(), dtype=np.float64)
+        points = points[np.isfinite(points).all(axis=1)]
+        if len(points):
+            x, y = points[-1]
+            found[name] = Label(name, float(x), float(y), drawn.get_color())
+    return list(found.values())
+
+
+def legend_below(figure: Figure, ax: Axes, columns: int, note: str = "") -> None:
+    """Name each line of a panel once, below the figure and a note."""
     handles, labels = ax.get_legend_handles_labels()
     once: dict[str, Any] = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        once.values(), once.keys(), fontsize=size, loc="outside lower center", ncols=columns
+    # The layout gives a note of its own and a legend the same place: the note is its title.
+    drawn = figure.legend(
+        once.values(), once.keys(), loc="outside lower center", ncols=columns, title=note or None
     )
+    drawn.get_title().set(fontsize=SMALL, color=DARK)
+
+
+def rows_axis(ax: Axes, names: Sequence[str], size: float = SMALL) -> None:
+    """Name the rows of a dot plot on the y axis, the first on top."""
+    ax.set_yticks(range(len(names)), names, fontsize=size)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.grid(visible=False, axis="x", which="minor")
+
+
+def table(
+    ax: Axes,
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    digits: int = 2,
+    cmap: str = "cividis",
+) -> None:
+    """Draw shares in [0, 1] as shaded cells with their numbers; NaN is left empty."""
+    ax.imshow(values, vmin=0, vmax=1, cmap=cmap, aspect="auto")
+    shades = mpl.colormaps[cmap]
+    for (row, column), value in np.ndenumerate(values):
+        if not math.isnan(value):
+            red, green, blue, _ = shades(value)
+            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+            colour = "white" if dark else "black"
+            text = f"{value:.{digits}f}"
+            ax.text(column, row, text, color=colour, ha="center", va="center", fontsize=SMALL)
+    ax.set_xticks(range(len(columns)), columns, fontsize=SMALL)
+    ax.set_yticks(range(len(rows)), rows, fontsize=SMALL)
+    ax.grid(visible=False)
+
+
+def ratio_ticks(axis: MatplotlibAxis, sign: str = "x") -> None:
+    """Label a log axis with plain numbers: 0.5x, 1x, 2x, 5x."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}{sign}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def log_percent(ax: Axes, label: str) -> None:
@@ -178,7 +397,7 @@ def counts(value: float, _: float) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG below 200 KB, as sharp as fits. The same figure gives the same bytes.
+    """Write a PNG of few colours below 150 KB, as sharp as fits. Same figure, same bytes.
 
     Raises:
         ValueError: it is larger even at the lowest resolution.
@@ -186,8 +405,11 @@ def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)  # draws without a display, whatever backend the user has set
     size = math.inf
     for dpi in DPIS:
-        with atomically(path) as partial:
-            figure.savefig(partial, dpi=dpi, format="png", metadata={"Software": None})
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=dpi, format="png", metadata={"Software": None})
+        with atomically(path) as partial, Image.open(drawn) as image:
+            few = image.convert("RGB").quantize(PALETTE_SIZE, method=Image.Quantize.MEDIANCUT)
+            few.save(partial, format="png", optimize=True)
             size = partial.stat().st_size
         if size < MAX_BYTES:
             return
