@@ -123,7 +123,15 @@ def series_style(series: str, among: Sequence[str]) -> tuple[str, Any]:
 
 def sequential(share: float) -> Any:
     """Return a colour for something ordered, share in [0, 1] from least to most."""
-    return mpl.colormaps["viridis"](0.9 * share)
+    # The bright end of the map cannot be read as text on white.
+    return mpl.colormaps["viridis"](0.8 * share)
+
+
+def shade(colour: str, share: float) -> Any:
+    """Return a colour lighter or darker, share in [0, 1]: for settings of one method."""
+    own = np.array(mpl.colors.to_rgb(colour))
+    light, dark = own + 0.3 * (1 - own), 0.45 * own
+    return tuple(light + share * (dark - light))
 
 
 def by_setting(
@@ -290,7 +298,7 @@ def label_ends(ax: Axes, labels: Sequence[Label] | None = None, size: float = SM
         labels: what to name; the last points of the panel's labelled lines where it is None.
     """
     if labels is None:
-        labels = _line_ends(ax)
+        labels = line_ends(ax)
     if not labels:
         return
     ax.get_ylim()  # settles the limits of data drawn so far
@@ -317,7 +325,8 @@ def label_ends(ax: Axes, labels: Sequence[Label] | None = None, size: float = SM
         )
 
 
-def _line_ends(ax: Axes) -> list[Label]:
+def line_ends(ax: Axes) -> list[Label]:
+    """Return the name, colour and rightmost point of every labelled line of a panel."""
     found: dict[str, Label] = {}
     handles, names = ax.get_legend_handles_labels()
     for handle, name in zip(handles, names, strict=True):
@@ -325,7 +334,8 @@ def _line_ends(ax: Axes) -> list[Label]:
         points = np.asarray(drawn.get_xydata(), dtype=np.float64)
         points = points[np.isfinite(points).all(axis=1)]
         if len(points):
-            x, y = points[-1]
+            end = np.argmin(points[:, 0]) if ax.xaxis_inverted() else np.argmax(points[:, 0])
+            x, y = points[end]
             found[name] = Label(name, float(x), float(y), drawn.get_color())
     return list(found.values())
 

@@ -11,7 +11,6 @@ from kondo_lab.studies import plotting
 from kondo_lab.studies.lm_rl.drawing import draw_runs, look
 from kondo_lab.studies.lm_rl.runs import LEARNER, ROLLOUTS, ROWS, Arena, Run, of_seeds
 
-
 SHOWN = ("GRPO", "unbiased 10%", "noise 1.5", "DG-K 10%", "PODS 10%")
 """Contenders in colour and with a name; the others are grey."""
 

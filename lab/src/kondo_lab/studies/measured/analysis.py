@@ -13,6 +13,8 @@ from kondo_lab.studies.measured.timings import spread
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 BEYOND, FIG_3 = "beyond the paper", "Kondo Fig 3, counted"
+
+
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures."""
     timed = set(records[records["metric"] == LEARNER]["part"])
