@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -19,6 +19,9 @@ from PIL import Image
 
 from kondo.run_files import atomically
 from kondo_lab.studies import statistics
+from kondo_lab.studies.end_labels import SMALL as SMALL
+from kondo_lab.studies.end_labels import Label as Label
+from kondo_lab.studies.end_labels import label_ends as label_ends
 from kondo_lab.studies.study import Estimate
 
 Axis = Literal["step", "forward", "backward"]
@@ -68,10 +71,8 @@ METHODS = {
 """Method -> colour. A series takes the colour of the longest of these names that begins it."""
 WHEEL = (BLUE, VERMILLION, GREEN, PINK, ORANGE, SKY, DARK)
 """For series that are no methods, such as settings of one method."""
-STYLES = {"PG": (5, 2), "DG": (5, 1, 1, 1)}
-"""Dashes of the two dense methods: figures of the papers are read in black and white too."""
-SMALL = 8
-"""Points of the smallest text of a figure."""
+DASHES = ("-", "--", ":", "-.")
+"""Of series of one colour, in their order."""
 RC: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -111,14 +112,15 @@ def method_colour(series: str, otherwise: str = GREY) -> str:
     return otherwise
 
 
-def series_style(series: str, among: Sequence[str]) -> tuple[str, Any]:
+def series_style(series: str, among: Sequence[str]) -> tuple[str, str]:
     """Return a series' colour and dash; those without a colour of their own have one by order."""
     unknown = [name for name in among if method_colour(name, "") == ""]
     taken = {method_colour(name, "") for name in among}
     free = [colour for colour in WHEEL if colour not in taken] or list(WHEEL)
     wheel = free[unknown.index(series) % len(free)] if series in unknown else GREY
-    dash: Any = (0, STYLES[series]) if series in STYLES else "-"
-    return method_colour(series, wheel), dash
+    colour = method_colour(series, wheel)
+    same = [name for name in among if method_colour(name, "") == colour]
+    return colour, DASHES[same.index(series) % len(DASHES)] if series in same else DASHES[0]
 
 
 def sequential(share: float) -> Any:
@@ -152,9 +154,10 @@ def sweep(
     colours: Iterable[Any] | None = None,
 ) -> None:
     """Draw series -> {setting: estimate}, each as `by_setting` does, in its method's colour."""
-    own = colours or [series_style(name, list(found))[0] for name in found]
-    for (name, values), colour in zip(found.items(), own, strict=False):
-        by_setting(ax, values, name, colour=colour)
+    looks = [series_style(name, list(found)) for name in found]
+    own = colours or [colour for colour, _ in looks]
+    for (name, values), colour, (_, dash) in zip(found.items(), own, looks, strict=False):
+        by_setting(ax, values, name, colour=colour, linestyle="-" if colours else dash)
 
 
 @contextmanager
@@ -239,7 +242,7 @@ def curves(
     own = colours or [series_style(name, names)[0] for name in names]
     for name, colour in zip(names, own, strict=False):
         curve = statistics.curve(records, part, name, metric, setting=setting)
-        line(ax, curve, name, names, x=x, **{"color": colour, "linestyle": "-"} | options)
+        line(ax, curve, name, names, x=x, **{"color": colour} | options)
         crosses(ax, (known or {}).get(name, {}), color=colour)
 
 
@@ -253,91 +256,6 @@ def band(ax: Axes, xs: Any, means: Any, errors: Any, *, colour: Any) -> None:
     means, errors = np.asarray(means), np.nan_to_num(np.asarray(errors))
     low = np.maximum(means - errors, means - 0.5 * np.abs(means))
     ax.fill_between(xs, low, means + errors, color=colour, alpha=0.18, linewidth=0)
-
-
-class Label(NamedTuple):
-    """A name to write beside what it names."""
-
-    text: str
-    x: float
-    y: float
-    colour: Any
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return places at least `gap` apart, in the same order and as near to `wanted` as can be.
-
-    They stay inside [low, high] where that has room for all, and start at `low` where it has not.
-
-    Example:
-        >>> from kondo_lab.studies.plotting import spread
-        >>> spread([0.5, 0.5], gap=0.2, low=0.0, high=1.0)
-        [0.4, 0.6]
-    """
-    order = sorted(range(len(wanted)), key=lambda number: wanted[number])
-    # Less its share of gaps, a place must not fall below its neighbour's: isotonic regression,
-    # by pooling neighbours that do into their mean.
-    pools: list[list[float]] = []
-    for rank, number in enumerate(order):
-        pools.append([wanted[number] - rank * gap])
-        while len(pools) > 1 and np.mean(pools[-2]) >= np.mean(pools[-1]):
-            pools[-2:] = [pools[-2] + pools[-1]]
-    level = [float(np.mean(pool)) for pool in pools for _ in pool]
-    top = max(low, high - gap * (len(wanted) - 1))
-    placed = [min(max(each, low), top) + rank * gap for rank, each in enumerate(level)]
-    return [placed[order.index(number)] for number in range(len(wanted))]
-
-
-def label_ends(ax: Axes, labels: Sequence[Label] | None = None, size: float = SMALL) -> None:
-    """Write names to the right of a panel, each beside its line's end, none on another.
-
-    Call it when the panel's lines, scales and limits are final. A thin line leads from a name to
-    its end where the two are apart.
-
-    Args:
-        labels: what to name; the last points of the panel's labelled lines where it is None.
-    """
-    if labels is None:
-        labels = line_ends(ax)
-    if not labels:
-        return
-    ax.get_ylim()  # settles the limits of data drawn so far
-    to_share = ax.transScale + ax.transLimits
-    ends = [to_share.transform((label.x, label.y)) for label in labels]
-    inches = ax.get_figure(root=True).get_size_inches()[1]  # type: ignore[union-attr]
-    spec = ax.get_subplotspec()
-    rows = spec.get_gridspec().nrows if spec else 1
-    # Titles and axis labels leave about three quarters of a panel's height.
-    gap = 1.25 * size / 72 / (0.72 * inches / rows)
-    places = spread([float(np.clip(end[1], 0, 1)) for end in ends], gap, 0.0, 1.0)
-    for label, end, place in zip(labels, ends, places, strict=True):
-        ax.annotate(
-            label.text,
-            xy=(float(end[0]), float(np.clip(end[1], 0, 1))),
-            xytext=(1.04, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=label.colour,
-            fontsize=size,
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": label.colour, "lw": 0.5, "shrinkB": 2},
-            annotation_clip=False,
-        )
-
-
-def line_ends(ax: Axes) -> list[Label]:
-    """Return the name, colour and rightmost point of every labelled line of a panel."""
-    found: dict[str, Label] = {}
-    handles, names = ax.get_legend_handles_labels()
-    for handle, name in zip(handles, names, strict=True):
-        drawn: Any = handle[0] if isinstance(handle, tuple) else handle  # of an error bar
-        points = np.asarray(drawn.get_xydata(), dtype=np.float64)
-        points = points[np.isfinite(points).all(axis=1)]
-        if len(points):
-            end = np.argmin(points[:, 0]) if ax.xaxis_inverted() else np.argmax(points[:, 0])
-            x, y = points[end]
-            found[name] = Label(name, float(x), float(y), drawn.get_color())
-    return list(found.values())
 
 
 def legend_below(figure: Figure, ax: Axes, columns: int, note: str = "") -> None:
