@@ -83,7 +83,7 @@ def _draw_times(ax: Axes, chosen: Sequence[Trial], target: float, axis: str) -> 
     ax.set_xticks(places, [str(place) for place in places], fontsize=7)
     ax.xaxis.set_minor_locator(NullLocator())
     # A decade has at most one label of its own: those between say where a point stands.
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7), numticks=20))
     ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     ax.yaxis.set_minor_locator(NullLocator())
 

@@ -144,7 +144,7 @@ def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int])
 
 
 def _cosine_figure(records: pd.DataFrame, settings: Settings, probed: list[int]) -> Figure:
-    figure, axes = plotting.grid(1, 2)
+    figure, axes = plotting.grid(1, 2, width=4.8, height=4.4)
     for ax, (metric, known) in zip(axes[0], DIRECTIONS.items(), strict=True):
         for (method, colour), samples in itertools.product(METHODS.items(), probed):
             name, label = series(method, PROBED), f"{method} S={samples}"
