@@ -192,6 +192,6 @@ def _times(ax: Axes, table: Sequence[Row]) -> None:
         text = f"{row.speed_up(table[0]):.2f}x"
         ax.annotate(text, (end, name), xytext=(4, 0), textcoords="offset points", va="center")
     ax.set_xlim(0, 1.2 * max(left))
-    ax.set_xlabel("learner milliseconds per step (label: speed-up)")
+    ax.set_xlabel("milliseconds of a learner step")
     ax.grid(axis="y", visible=False)
     ax.legend(loc="upper center", bbox_to_anchor=(0.4, -0.2), ncols=3, fontsize=9)

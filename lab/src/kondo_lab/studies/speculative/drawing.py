@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.speculative.points import AGREEMENT, Point
@@ -41,7 +41,7 @@ def figure(
         own = [one for one in found if one.screen.family in families]
         _draw_agreement(ax, records, own, settings)
     # The cheapest screen on top.
-    ordered = sorted(found, key=lambda one: (one.screen.cost, -one.agreement.mean))
+    ordered = sorted(found, key=lambda one: (np.nan_to_num(one.screen.cost), one.screen.series))
     _draw_rows(axes[1], ordered, dense, settings, ratio)
     seeds = max(one.test.seeds for one in found)
     plotting.head(
@@ -66,7 +66,7 @@ def _draw_agreement(
     ax.set(xscale="log", ylim=(-0.03, 1.03), xlabel="step (log scale)")
     ax.set_ylabel("share of the exact rows kept")
     names = list(dict.fromkeys(one.screen.family for one in found))
-    ax.set_title(f"agreement: {' and '.join(names)}" if names else "agreement")
+    ax.set_title(" and ".join(names) or "agreement")
     plotting.label_ends(ax)
 
 
@@ -85,7 +85,7 @@ def _draw_rows(
         paid = one.cost(ratio)
         if not math.isnan(paid):
             _dot(cost, place, one, Estimate(paid))
-    names = [f"{one.screen.series} ({one.screen.cost:.2g})" for one in ordered]
+    names = [_named(one) for one in ordered]
     for ax in axes:
         plotting.rows_axis(ax, names)
     error.set_yticklabels([])
@@ -96,6 +96,7 @@ def _draw_rows(
     error.set_title("error: left is better")
     error.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     error.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+    error.xaxis.set_minor_formatter(NullFormatter())
     for series, (paid, _) in dense.items():
         if math.isnan(paid):
             continue
@@ -104,13 +105,21 @@ def _draw_rows(
         says = cost.text(paid, len(ordered) - 0.5, f"{series}, no screen", color=colour)
         says.set(rotation=90, va="bottom", ha="right", fontsize=plotting.SMALL)
     cost.set(xscale="log", xlabel="forward passes (log scale)")
+    cost.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     cost.xaxis.set_major_formatter(plotting.counts)
+    cost.xaxis.set_minor_formatter(NullFormatter())
     cost.set_title(f"cost to {100 * settings.target:g}% error, backward {ratio:g}")
 
 
 def _dot(ax: Axes, place: int, one: Point, found: Estimate) -> None:
     bar = np.nan_to_num(found.se)
     ax.errorbar(found.mean, place, xerr=bar, fmt="o", ms=5, color=COLOURS[one.screen.family])
+
+
+def _named(one: Point) -> str:
+    """Return a screen's name with its cost, where it has one."""
+    cost = one.screen.cost
+    return one.screen.series if math.isnan(cost) else f"{one.screen.series} ({cost:.2g})"
 
 
 def _reached(one: Point) -> str:
