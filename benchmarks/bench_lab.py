@@ -346,8 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print()
         print_targets(lines)
     print(f"\nwrote {options.out}")
-    if importlib.util.find_spec("matplotlib") is None:
-        print("no plot: matplotlib is not installed; run benchmarks/plot_lab.py where it is.")
+    if importlib.util.find_spec("kondo_lab") is None:
+        print("no plot: kondo-lab is not installed; run benchmarks/plot_lab.py where it is.")
         return
     from plot_lab import draw
 

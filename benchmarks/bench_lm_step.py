@@ -578,7 +578,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.quick:
         print_targets(lines)
     print(f"\nwrote {table}")
-    if importlib.util.find_spec("matplotlib") is not None:
+    if importlib.util.find_spec("kondo_lab") is not None:
         from plot_lm import draw
 
         print(f"wrote {draw(table)}")

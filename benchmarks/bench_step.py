@@ -340,8 +340,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.quick and device.type == "cpu":  # on a GPU the GPT-2 shape is all launches
         print_targets(lines)
     print(f"\nwrote {options.out}")
-    if importlib.util.find_spec("matplotlib") is None:
-        print("no plot: matplotlib is not installed; run benchmarks/plot.py where it is.")
+    if importlib.util.find_spec("kondo_lab") is None:
+        print("no plot: kondo-lab is not installed; run benchmarks/plot.py where it is.")
         return
     from plot import draw
 

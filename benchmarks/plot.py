@@ -10,22 +10,19 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+
+from kondo_lab.studies import plotting
 
 DATA = Path(__file__).resolve().parent / "data"
 
-# Contender -> label, colour (Okabe-Ito: told apart without full colour vision), marker.
+# Contender -> label, colour, marker.
 STYLES = {
-    "free": ("ours, free screen", "#009E73", "o"),
-    "exact": ("ours, exact screen", "#0072B2", "s"),
-    "kondo-gate": ("masked dense", "#D55E00", "^"),
+    "free": ("free screen", plotting.VERMILLION, "o"),
+    "exact": ("exact screen", plotting.ORANGE, "s"),
+    "kondo-gate": ("masked dense", plotting.BLUE, "^"),
 }
-TICKS = (0.01, 0.03, 0.1, 0.3, 0.5, 1.0)
+TICKS = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 Line = dict[str, str]
 
@@ -35,25 +32,22 @@ def draw(path: Path) -> Path:
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     models = list(dict.fromkeys(line["model"] for line in lines))
-    figure, axes = plt.subplots(
-        1, len(models), figsize=(4.6 * len(models), 4.8), sharey=True, squeeze=False
-    )
-    for axis, model in zip(axes[0], models, strict=True):
-        _panel(axis, [line for line in lines if line["model"] == model])
-    axes[0][0].set_ylabel("speed-up over dense (log)")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3, fontsize=8, frameon=False)
-    first = lines[0]
-    figure.suptitle(
-        f"One learner step: p50, bars p20 to p80, all ratios inside one run\n"
-        f"{first['device']}, threads: {first['threads']}, torch {first['torch']}, "
-        f"commit {first['commit']}, {first['date']}",
-        fontsize=8,
-    )
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
-    target = path.with_suffix(".png")
-    figure.savefig(target, dpi=150)
-    plt.close(figure)
+    first, target = lines[0], path.with_suffix(".png")
+    with plotting.style():
+        figure, (axes,) = plotting.grid(1, len(models), width=4.0, height=4.2, sharey=True)
+        for axis, model in zip(axes, models, strict=True):
+            _panel(axis, [line for line in lines if line["model"] == model])
+        axes[0].set_ylabel("speed-up over dense (log scale)")
+        masked = [line["contender"] for line in lines if line["contender"].startswith("kondo-gate")]
+        peer = f" Masked dense: {masked[0]}." if masked else ""
+        plotting.head(
+            figure,
+            "Speed-up of one learner step over dense: above 1x is faster",
+            f"Medians, bars p20 to p80, ratios inside one run. Dashed: limit by the cost model."
+            f"{peer}\n{first['device']}, threads: {first['threads']}, torch {first['torch']}, "
+            f"commit {first['commit']}, {first['date']}",
+        )
+        plotting.save(figure, target)
     return target
 
 
@@ -62,30 +56,21 @@ def _panel(axis: Axes, lines: list[Line]) -> None:
         points = [line for line in lines if line["contender"].startswith(name)]
         if not points:
             continue
-        if name == "kondo-gate":
-            label = f"{label} ({points[0]['contender']})"
+        points.sort(key=_rate)
         middle = [float(point["speedup_p50"]) for point in points]
         low = [m - float(p["speedup_p20"]) for m, p in zip(middle, points, strict=True)]
         high = [float(p["speedup_p80"]) - m for m, p in zip(middle, points, strict=True)]
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5}
-        axis.errorbar(
-            [_rate(point) for point in points],
-            middle,
-            yerr=[low, high],
-            label=label,
-            capsize=3,
-            linewidth=1,
-            **style,
-        )
+        xs = [_rate(point) for point in points]
+        axis.errorbar(xs, middle, yerr=[low, high], label=label, linewidth=1.2, **style)
     _limits(axis, lines)
-    axis.axhline(1.0, color="0.5", linewidth=0.8, zorder=0, label="dense")
-    axis.set(xscale="log", yscale="log", xlabel="rows kept (log)")
+    axis.axhline(1.0, color=plotting.DARK, linewidth=1, zorder=0)
+    axis.set(xscale="log", yscale="log", xlabel="rows kept (log scale)")
     axis.set_xticks(TICKS, [f"{tick:.0%}" for tick in TICKS])
     axis.minorticks_off()
-    axis.set_yticks([0.5, 1, 2, 3, 5, 10, 20, 50, 100])
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    axis.grid(alpha=0.25)
-    axis.set_title(f"{lines[0]['model']}\n{_wrap(lines[0]['config'])}", fontsize=8)
+    plotting.ratio_ticks(axis.yaxis)
+    axis.set_title(f"{lines[0]['model']}\n{_wrap(lines[0]['config'])}", fontsize=plotting.SMALL)
+    plotting.label_ends(axis)
 
 
 def _limits(axis: Axes, lines: list[Line]) -> None:
@@ -98,15 +83,7 @@ def _limits(axis: Axes, lines: list[Line]) -> None:
         ("free", [1 / rate for rate in rates]),
         ("exact", [1 / (share + rate) for rate in rates]),
     ):
-        axis.plot(
-            rates,
-            limit,
-            color=STYLES[name][1],
-            linestyle="--",
-            linewidth=1,
-            alpha=0.8,
-            label=f"limit, {name} screen",
-        )
+        axis.plot(rates, limit, color=STYLES[name][1], linestyle="--", linewidth=1, alpha=0.8)
 
 
 def _rate(line: Line) -> float:

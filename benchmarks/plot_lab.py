@@ -9,17 +9,13 @@ import argparse
 import csv
 from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator
+
+from kondo_lab.studies import plotting
 
 DATA = Path(__file__).resolve().parent / "data"
 
-# Okabe-Ito: told apart without full colour vision.
-COLOURS = {"DG": "#0072B2", "DG-K 3%": "#D55E00"}
+METHODS = ("DG", "DG-K 3%")
 STYLES = ("-o", "--s")
 """One process, and several."""
 
@@ -31,32 +27,32 @@ def draw(path: Path) -> Path:
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     tasks = list(dict.fromkeys(line["model"] for line in lines))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(5.2 * len(tasks), 4.8), squeeze=False)
-    for axis, task in zip(axes[0], tasks, strict=True):
-        _panel(axis, [line for line in lines if line["model"] == task])
-    axes[0][0].set_ylabel("member-steps per second (log)")
-    first = lines[0]
-    figure.suptitle(
-        f"Populations (p50, bars p20 to p80) and one process per seed (lines across)\n"
-        f"{first['device']}, torch {first['torch']},\n"
-        f"commit {first['commit']}, {first['date']}",
-        fontsize=8,
-    )
-    figure.tight_layout()
-    target = path.with_suffix(".png")
-    figure.savefig(target, dpi=150)
-    plt.close(figure)
+    first, target = lines[0], path.with_suffix(".png")
+    with plotting.style():
+        figure, (axes,) = plotting.grid(1, len(tasks), width=5.6, height=4.4)
+        for axis, task in zip(axes, tasks, strict=True):
+            _panel(axis, [line for line in lines if line["model"] == task])
+        axes[0].set_ylabel("member-steps per second (log scale)")
+        plotting.head(
+            figure,
+            "Members of a population train together: higher is better",
+            "Medians, bars p20 to p80. Dotted: one process per seed, without a population. "
+            "processes x threads.\n"
+            f"{first['device']}, torch {first['torch']}, commit {first['commit']}, "
+            f"{first['date']}",
+        )
+        plotting.save(figure, target)
     return target
 
 
 def _panel(axis: Axes, lines: list[Line]) -> None:
-    for method, colour in COLOURS.items():
+    sizes = sorted({_members(line) for line in lines if line["contender"].startswith("pop")})
+    for method in METHODS:
+        colour = plotting.method_colour(method)
         own = [line for line in lines if line["config"].startswith(f"{method},")]
         (plain,) = [line for line in own if line["contender"].startswith("plain")]
-        arrangement = _arrangement(plain)
-        axis.axhline(
-            _rate(plain), color=colour, linewidth=1, label=f"{method}, plain loop, {arrangement}"
-        )
+        label, level = f"{method}, plain loop, {_arrangement(plain)}", _rate(plain)
+        axis.plot([sizes[0], sizes[-1]], [level, level], ":", color=colour, label=label)
         populations = [line for line in own if line["contender"].startswith("population")]
         arrangements = list(dict.fromkeys(_arrangement(line) for line in populations))
         for style, arrangement in zip(STYLES, arrangements, strict=False):
@@ -71,20 +67,16 @@ def _panel(axis: Axes, lines: list[Line]) -> None:
                 fmt=style,
                 color=colour,
                 markersize=4,
-                linewidth=1,
-                capsize=3,
-                label=f"{method}, population, {arrangement}",
+                linewidth=1.2,
+                label=f"{method}, {arrangement}",
             )
-    sizes = sorted({_members(line) for line in lines if line["contender"].startswith("pop")})
-    axis.set(xscale="log", yscale="log", xlabel="members (log)")
+    axis.set(xscale="log", yscale="log", xlabel="members of the population (log scale)")
     axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    plotting.ratio_ticks(axis.yaxis, "")
     axis.minorticks_off()
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=7)
     words = lines[0]["config"].split(", ")[1:-1]
-    axis.set_title(f"{lines[0]['model']}: {', '.join(words)}", fontsize=8)
+    axis.set_title(f"{lines[0]['model']}: {', '.join(words)}", fontsize=plotting.SMALL)
+    plotting.label_ends(axis)
 
 
 def _rate(line: Line, percentile: str = "p50") -> float:

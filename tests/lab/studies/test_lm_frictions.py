@@ -9,7 +9,7 @@ from kondo_lab import progress
 from kondo_lab.language import frictions
 from kondo_lab.language.corrections import corrections, needs_behaviour
 from kondo_lab.language.frictions import NONE, Friction
-from kondo_lab.studies import records, runner
+from kondo_lab.studies import plotting, records, runner
 from kondo_lab.studies.lm_frictions import (
     STUDY,
     analysis,
@@ -448,9 +448,10 @@ def test_who_does_not_look_at_log_probs_has_the_reward_of_true_ones():
     assert outcomes(pd.DataFrame(lines[:1]), FULL, FULL.fields[1]) is None
 
 
-def test_contenders_can_be_told_apart_in_the_figure():
+def test_the_claims_contenders_can_be_told_apart_in_figures_and_others_are_grey():
     names = [each.name for each in corrections()]
-    assert len({drawing.look(name, names) for name in names}) == 16
+    assert len({drawing.look(name) for name in CLAIMED}) == len(CLAIMED)
+    assert {drawing.look(name) for name in names if name not in CLAIMED} == {(plotting.FAINT, "-")}
 
 
 def test_the_page_has_the_tables_of_the_committed_records():

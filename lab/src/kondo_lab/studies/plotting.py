@@ -1,5 +1,6 @@
-"""One style for the figures of all studies: what a series looks like, axes, and the file."""
+"""One style for the figures of all studies: what a series looks like, axes, labels and the file."""
 
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,71 +11,153 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis as MatplotlibAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
+from PIL import Image
 
 from kondo.run_files import atomically
 from kondo_lab.studies import statistics
+from kondo_lab.studies.end_labels import SMALL as SMALL
+from kondo_lab.studies.end_labels import Label as Label
+from kondo_lab.studies.end_labels import label_ends as label_ends
 from kondo_lab.studies.study import Estimate
 
 Axis = Literal["step", "forward", "backward"]
 """What a curve of `statistics.curve` can be drawn against."""
-MAX_BYTES = 200_000
+MAX_BYTES = 150_000
 """Of a figure's file: results are kept under version control."""
-DPIS = (160, 130, 100, 80)
+DPIS = (120, 100, 80)
 """Tried in turn until the file is small enough."""
+PALETTE_SIZE = 128
+"""Colours of a file: enough for smooth edges, and a third of the bytes of full colour."""
 
-# Okabe and Ito's colours differ for colour-blind readers; dashes differ in black and white.
-STYLES = {"PG": ("#5a5a5a", (0, (5, 2))), "DG": ("#0072b2", (0, (5, 1, 1, 1)))}
-FURTHER_STYLES = [("#d55e00", "-"), ("#009e73", (0, (1, 1))), ("#cc79a7", (0, (3, 1, 1, 1)))]
-WHEEL = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5a5a5a")
-"""Okabe and Ito's colours, for series without a colour of their own."""
+# Okabe and Ito's colours differ for colour-blind readers. A method has one colour in all figures.
+BLACK, DARK, BLUE, VERMILLION = "#000000", "#5a5a5a", "#0072b2", "#d55e00"
+GREEN, PINK, ORANGE, SKY = "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+GREY, FAINT, PURPLE, BROWN = "#999999", "#cfcfcf", "#7b5ea7", "#8c510a"
+METHODS = {
+    "dense": BLACK,
+    "GRPO": BLACK,
+    "exact": BLACK,
+    "CE": BLACK,
+    "cross-entropy": BLACK,
+    "PG": DARK,
+    "REINFORCE": DARK,
+    "DG": BLUE,
+    "DG-K": VERMILLION,
+    "delight": VERMILLION,
+    "top": VERMILLION,
+    "DG-K price": ORANGE,
+    "price": ORANGE,
+    "unbiased": GREEN,
+    "noise": SKY,
+    "PODS": PINK,
+    "variance": PINK,
+    "random": GREY,
+    "uniform": GREY,
+    "advantage": PURPLE,
+    "|advantage|": PURPLE,
+    "IS": PINK,
+    "IS-PG": PINK,
+    "IS-PG cap": PURPLE,
+    "token ratios": PURPLE,
+    "sequence ratios": PINK,
+    "PPO": GREEN,
+    "PMPO": SKY,
+    "zero-advantage filter": BROWN,
+}
+"""Method -> colour. A series takes the colour of the longest of these names that begins it."""
+WHEEL = (BLUE, VERMILLION, GREEN, PINK, ORANGE, SKY, DARK)
+"""For series that are no methods, such as settings of one method."""
+DASHES = ("-", "--", ":", "-.")
+"""Of series of one colour, in their order."""
 RC: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
-    "axes.titlesize": 11,
+    "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "figure.titlesize": 12,
+    "figure.titleweight": "bold",
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
+    "legend.fontsize": SMALL,
     "lines.linewidth": 1.8,
     "hatch.linewidth": 0.5,
 }
 
 
-def series_style(series: str, among: Sequence[str]) -> tuple[str, Any]:
-    """Return a series' colour and dash: fixed for the dense ones, by order for others."""
-    if series in STYLES:
-        return STYLES[series]
-    others = [name for name in among if name not in STYLES]
-    return FURTHER_STYLES[others.index(series) % len(FURTHER_STYLES)]
+def method_colour(series: str, otherwise: str = GREY) -> str:
+    """Return the colour of the method that a series' name begins with.
+
+    Example:
+        >>> from kondo_lab.studies import plotting
+        >>> plotting.method_colour("DG-K 3%") == plotting.VERMILLION
+        True
+        >>> plotting.method_colour("DG, eta 0.5") == plotting.BLUE
+        True
+    """
+    for name in sorted(METHODS, key=len, reverse=True):
+        rest = series.removeprefix(name)
+        # "DG-K" does not begin with the method DG, nor "PGX" with PG.
+        if series.startswith(name) and (not rest or rest[0] in " ,(:="):
+            return METHODS[name]
+    return otherwise
+
+
+def series_style(series: str, among: Sequence[str]) -> tuple[str, str]:
+    """Return a series' colour and dash; those without a colour of their own have one by order."""
+    unknown = [name for name in among if method_colour(name, "") == ""]
+    taken = {method_colour(name, "") for name in among}
+    free = [colour for colour in WHEEL if colour not in taken] or list(WHEEL)
+    wheel = free[unknown.index(series) % len(free)] if series in unknown else GREY
+    colour = method_colour(series, wheel)
+    same = [name for name in among if method_colour(name, "") == colour]
+    return colour, DASHES[same.index(series) % len(DASHES)] if series in same else DASHES[0]
 
 
 def sequential(share: float) -> Any:
     """Return a colour for something ordered, share in [0, 1] from least to most."""
-    return mpl.colormaps["viridis"](0.9 * share)
+    # The bright end of the map cannot be read as text on white.
+    return mpl.colormaps["viridis"](0.8 * share)
 
 
-def by_setting(ax: Axes, found: Mapping[float, Estimate], label: str, *, colour: Any) -> None:
+def shade(colour: str, share: float) -> Any:
+    """Return a colour lighter or darker, share in [0, 1]: for settings of one method."""
+    own = np.array(mpl.colors.to_rgb(colour))
+    light, dark = own + 0.3 * (1 - own), 0.45 * own
+    return tuple(light + share * (dark - light))
+
+
+def by_setting(
+    ax: Axes, found: Mapping[float, Estimate], label: str, *, colour: Any, **options: Any
+) -> None:
     """Draw setting -> estimate as a line with points and bars of one standard error."""
     xs = sorted(found)
     means = [found[x].mean for x in xs]
     errors = np.nan_to_num([found[x].se for x in xs])
-    ax.errorbar(xs, means, errors, color=colour, label=label, marker="o", markersize=3.5)
+    ax.errorbar(
+        xs, means, errors, **{"color": colour, "label": label, "marker": "o", "ms": 3.5} | options
+    )
 
 
 def sweep(
-    ax: Axes, found: Mapping[str, Mapping[float, Estimate]], colours: Iterable[Any] = WHEEL
+    ax: Axes,
+    found: Mapping[str, Mapping[float, Estimate]],
+    colours: Iterable[Any] | None = None,
 ) -> None:
-    """Draw series -> {setting: estimate}, each as `by_setting` does."""
-    for (name, values), colour in zip(found.items(), colours, strict=False):
-        by_setting(ax, values, name, colour=colour)
+    """Draw series -> {setting: estimate}, each as `by_setting` does, in its method's colour."""
+    looks = [series_style(name, list(found)) for name in found]
+    own = colours or [colour for colour, _ in looks]
+    for (name, values), colour, (_, dash) in zip(found.items(), own, looks, strict=False):
+        by_setting(ax, values, name, colour=colour, linestyle="-" if colours else dash)
 
 
 @contextmanager
@@ -84,10 +167,33 @@ def style() -> Iterator[None]:
         yield
 
 
-def grid(rows: int, columns: int, *, width: float = 4.3, height: float = 3.4) -> tuple[Figure, Any]:
+def grid(
+    rows: int, columns: int, *, width: float = 4.3, height: float = 3.4, **options: Any
+) -> tuple[Figure, Any]:
     """Return a figure and its axes, [rows, columns]; sizes in inches of one panel."""
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def head(
+    figure: Figure, says: str, note: str = "", *, legend: Axes | None = None, columns: int = 4
+) -> None:
+    """Write what the figure shows above it, and below it how to read bars, bands and marks.
+
+    Args:
+        legend: the panel whose lines are named below the note, in so many columns.
+    """
+    figure.suptitle(says, x=0.01, ha="left")
+    if legend is not None:
+        legend_below(figure, legend, columns, note)
+    elif note:
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL, color=DARK)
+
+
+def seeds_note(records: pd.DataFrame, what: str = "band: one standard error") -> str:
+    """Return the number of seeds and the meaning of bands, for the note of `head`."""
+    seeds = records["seed"].nunique()
+    return f"Mean of {seeds} seeds, {what}." if seeds > 1 else "One seed."
 
 
 def line(
@@ -122,20 +228,21 @@ def curves(
     *,
     x: Axis = "step",
     setting: float | None = None,
-    colours: Iterable[Any] = WHEEL,
+    colours: Iterable[Any] | None = None,
     known: Mapping[str, Mapping[float, float]] | None = None,
     **options: Any,
 ) -> None:
     """Draw the curves of several series, and the paper's numbers as crosses.
 
     Args:
-        colours: one per series, in order.
+        colours: one per series, in order; those of their methods where it is None.
         known: series -> {x: value}, read off the paper.
         options: of `line`.
     """
-    for name, colour in zip(names, colours, strict=False):
-        own = statistics.curve(records, part, name, metric, setting=setting)
-        line(ax, own, name, names, x=x, **{"color": colour, "linestyle": "-"} | options)
+    own = colours or [series_style(name, names)[0] for name in names]
+    for name, colour in zip(names, own, strict=False):
+        curve = statistics.curve(records, part, name, metric, setting=setting)
+        line(ax, curve, name, names, x=x, **{"color": colour} | options)
         crosses(ax, (known or {}).get(name, {}), color=colour)
 
 
@@ -151,13 +258,53 @@ def band(ax: Axes, xs: Any, means: Any, errors: Any, *, colour: Any) -> None:
     ax.fill_between(xs, low, means + errors, color=colour, alpha=0.18, linewidth=0)
 
 
-def legend_below(figure: Figure, ax: Axes, columns: int, size: float = 8) -> None:
-    """Name each line of a panel once, below the figure."""
+def legend_below(figure: Figure, ax: Axes, columns: int, note: str = "") -> None:
+    """Name each line of a panel once, below the figure and a note."""
     handles, labels = ax.get_legend_handles_labels()
     once: dict[str, Any] = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        once.values(), once.keys(), fontsize=size, loc="outside lower center", ncols=columns
+    # The layout gives a note of its own and a legend the same place: the note is its title.
+    drawn = figure.legend(
+        once.values(), once.keys(), loc="outside lower center", ncols=columns, title=note or None
     )
+    drawn.get_title().set(fontsize=SMALL, color=DARK)
+
+
+def rows_axis(ax: Axes, names: Sequence[str], size: float = SMALL) -> None:
+    """Name the rows of a dot plot on the y axis, the first on top."""
+    ax.set_yticks(range(len(names)), names, fontsize=size)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.grid(visible=False, axis="x", which="minor")
+
+
+def table(
+    ax: Axes,
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    digits: int = 2,
+    cmap: str = "cividis",
+) -> None:
+    """Draw shares in [0, 1] as shaded cells with their numbers; NaN is left empty."""
+    ax.imshow(values, vmin=0, vmax=1, cmap=cmap, aspect="auto")
+    shades = mpl.colormaps[cmap]
+    for (row, column), value in np.ndenumerate(values):
+        if not math.isnan(value):
+            red, green, blue, _ = shades(value)
+            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+            colour = "white" if dark else "black"
+            text = f"{value:.{digits}f}"
+            ax.text(column, row, text, color=colour, ha="center", va="center", fontsize=SMALL)
+    ax.set_xticks(range(len(columns)), columns, fontsize=SMALL)
+    ax.set_yticks(range(len(rows)), rows, fontsize=SMALL)
+    ax.grid(visible=False)
+
+
+def ratio_ticks(axis: MatplotlibAxis, sign: str = "x") -> None:
+    """Label a log axis with plain numbers: 0.5x, 1x, 2x, 5x."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}{sign}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def log_percent(ax: Axes, label: str) -> None:
@@ -178,7 +325,7 @@ def counts(value: float, _: float) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG below 200 KB, as sharp as fits. The same figure gives the same bytes.
+    """Write a PNG of few colours below 150 KB, as sharp as fits. Same figure, same bytes.
 
     Raises:
         ValueError: it is larger even at the lowest resolution.
@@ -186,8 +333,11 @@ def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)  # draws without a display, whatever backend the user has set
     size = math.inf
     for dpi in DPIS:
-        with atomically(path) as partial:
-            figure.savefig(partial, dpi=dpi, format="png", metadata={"Software": None})
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=dpi, format="png", metadata={"Software": None})
+        with atomically(path) as partial, Image.open(drawn) as image:
+            few = image.convert("RGB").quantize(PALETTE_SIZE, method=Image.Quantize.MEDIANCUT)
+            few.save(partial, format="png", optimize=True)
             size = partial.stat().st_size
         if size < MAX_BYTES:
             return

@@ -21,7 +21,14 @@ METRICS = (LEARNER_ERROR, run.TEST, ONLINE)
 TOLERATED = 0.01
 """Of error: a smaller difference is none, however small the standard errors are."""
 HOWS = (ON_RAY, *TWINS)
-DASHES = {ON_RAY: "-", REPLAYED: "--", FIXED: "-.", UNIFORM: ":"}
+DASHES = {ON_RAY: "-", REPLAYED: "-", FIXED: "--", UNIFORM: ":"}
+COLOURS = {
+    ON_RAY: "#b0b0b0",
+    REPLAYED: plotting.BLUE,
+    FIXED: plotting.VERMILLION,
+    UNIFORM: plotting.GREEN,
+}
+"""By how the actors were run or simulated."""
 
 beyond = partial(headline, "beyond the paper")
 
@@ -179,43 +186,54 @@ def _panels(crews: Sequence[_Crew], label: str, **size: float) -> tuple[Figure, 
 
 def _age_figure(crews: Sequence[_Crew]) -> Figure:
     figure, axes = _panels(crews, "share of the rollouts", height=3.0)
-    real, fixed, uniform = plotting.WHEEL[:3]
     for ax, crew in zip(axes, crews, strict=True):
-        ax.bar(list(crew.ages), list(crew.ages.values()), color=real, label=ON_RAY)
-        ax.axvline(round(crew.mean_age), color=fixed, label=FIXED)
+        ax.bar(list(crew.ages), list(crew.ages.values()), color=plotting.FAINT, label=ON_RAY)
+        ax.axvline(round(crew.mean_age), color=COLOURS[FIXED], label=FIXED)
         top = round(2 * crew.mean_age)
-        ax.plot([-0.5, top + 0.5], 2 * [1 / (top + 1)], color=uniform, label=UNIFORM)
-        ax.set_xlabel("age of the weights in versions")
-    axes[0].legend(fontsize=8)
+        ax.plot([-0.5, top + 0.5], 2 * [1 / (top + 1)], color=COLOURS[UNIFORM], label=UNIFORM)
+        ax.set(xlabel="age of the weights in versions", xlim=(-1, max(top, *crew.ages, 2) + 1))
+    says = "Age of the weights that rollouts were made with, on Ray and as simulated"
+    plotting.head(figure, says, legend=axes[0])
     return figure
 
 
 def _error_figure(crews: Sequence[_Crew]) -> Figure:
-    figure, axes = _panels(crews, "learner error at the end, ± 2 se")
+    figure, axes = _panels(crews, "learner error at the end")
     for ax, crew in zip(axes, crews, strict=True):
         places = np.arange(len(crew.methods))
-        for shift, (how, colour) in enumerate(zip(HOWS, plotting.WHEEL, strict=False)):
+        for shift, how in enumerate(HOWS):
             own = [crew.errors[method, how, LEARNER_ERROR] for method in crew.methods]
             means, bars = [one.mean for one in own], 2 * np.nan_to_num([one.se for one in own])
             xs = places + 0.16 * (shift - 1.5)
-            ax.errorbar(xs, means, bars, color=colour, label=how, fmt="o", markersize=4)
-        ax.set_xticks(places, crew.methods, fontsize=8)
-        ax.set_title(f"crew {crew.name}, age {crew.mean_age:.1f}")
+            ax.errorbar(xs, means, bars, color=COLOURS[how], label=how, fmt="o", markersize=4)
+        ax.set_xticks(places, crew.methods, fontsize=plotting.SMALL)
+        ax.set_title(f"crew {crew.name}, mean age {crew.mean_age:.1f}")
         ax.set_ylim(0, 1)
-    axes[0].legend(fontsize=8)
+    says = "Learner error of real and simulated actors: lower is better"
+    note = "Bars: two standard errors. A simulation predicts well where its dot is on that of Ray."
+    plotting.head(figure, says, note, legend=axes[0])
     return figure
 
 
 def _curve_figure(crews: Sequence[_Crew]) -> Figure:
-    figure, axes = _panels(crews, "online error, of the actors")
-    for ax, crew in zip(axes, crews, strict=True):
-        for method, colour in zip(crew.methods, plotting.WHEEL, strict=False):
-            for how, dash in DASHES.items():
+    """Draw a row per crew and a column per method: on Ray against the simulations."""
+    methods = list(dict.fromkeys(method for crew in crews for method in crew.methods))
+    size = {"width": max(2.6, 5.2 / len(methods)), "height": 2.3}
+    figure, axes = plotting.grid(len(crews), len(methods), sharey=True, **size)
+    for row, crew in zip(axes, crews, strict=True):
+        for ax, method in zip(row, methods, strict=True):
+            ax.set_title(f"{method}, crew {crew.name}")
+            if method not in crew.methods:
+                continue
+            for how in HOWS:
                 curve = statistics.curve(crew.records, crew.name, named(method, how), ONLINE)
-                label = method if how == ON_RAY else None
-                ax.plot(curve["step"], curve["mean"], color=colour, linestyle=dash, label=label)
-        for how, dash in DASHES.items():
-            ax.plot([], [], color="black", linestyle=dash, label=how)
+                width = 3.0 if how == ON_RAY else 1.2
+                look = {"color": COLOURS[how], "linewidth": width, "linestyle": DASHES[how]}
+                ax.plot(curve["step"], curve["mean"], label=how, **look)
+        row[0].set_ylabel("online error")
+    for ax in axes[-1]:
         ax.set_xlabel("learner step")
-    axes[0].legend(fontsize=7)
+    says = "Online error of the actors by learner step: lower is better"
+    note = "Means over seeds. A simulation predicts well where its line is on the grey one of Ray."
+    plotting.head(figure, says, note, legend=axes[0, 0])
     return figure

@@ -27,8 +27,8 @@ from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, orde
 
 GAP_TO_PG = "1 - cosine to the true gradient"
 GAP_TO_CE = "1 - cosine to the CE gradient"
-COLOURS = {PG: "#5a5a5a", DG: "#0072b2", CE: "#009e73"}
-WHEEL = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LEAST_SHOWN = 1e-8
+"""Of 1 - cosine: what is smaller is rounding."""
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
@@ -42,13 +42,17 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         orders = {ERROR: [DG, PG], GAP: [DG, PG]}
         steps = [settings.single_steps // 3, settings.single_steps]
         lines += _figure_lines(records, "single", "DG Fig 5", orders, steps, eta)
-        figures["fig5-one-context"] = _curves(records, "single", (PG, DG), eta, GAP_TO_PG)
+        figures["fig5-one-context"] = _curves(
+            records, "single", (PG, DG), eta, "One context: exact gradients", GAP_TO_PG
+        )
         found.findings.append(_single_finding(records, settings))
     if "table" in there:
         orders = {ERROR: [CE, DG, PG], GAP: [DG, PG]}
         steps = [settings.table_steps // 10, settings.table_steps]
         lines += _figure_lines(records, "table", "DG Fig 6", orders, steps, eta)
-        figures["fig6-many-contexts"] = _curves(records, "table", (PG, DG, CE), eta, GAP_TO_CE)
+        figures["fig6-many-contexts"] = _curves(
+            records, "table", (PG, DG, CE), eta, "Many contexts: exact gradients", GAP_TO_CE
+        )
     if "search" in there:
         lines += _search_lines(records, settings)
         found.findings.append(_search_finding(records, settings))
@@ -162,32 +166,39 @@ def _search_finding(records: pd.DataFrame, settings: Settings) -> str:
 
 
 def _gap_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 1, width=5.2, height=3.6)
+    figure, axes = plotting.grid(1, 1, width=6.4, height=4.0)
     ax = axes[0, 0]
     errors = np.geomspace(min(settings.gap_errors), max(settings.gap_errors), 100)
     names = {POOLED_GAP: "cosine gap, (w-/c)^2", ALONG: "length, c", OFF: "perp. variance, w-^2"}
-    for colour, (metric, name) in zip(WHEEL, names.items(), strict=False):
-        ax.plot(errors, [theory(settings, e)[metric] for e in errors], color=colour, label=name)
+    for colour, (metric, name) in zip(plotting.WHEEL, names.items(), strict=False):
         found = [ratio(records, metric, error).mean for error in settings.gap_errors]
         ax.plot(settings.gap_errors, found, "o", color=colour)
-    ax.set(xscale="log", yscale="log", title=f"DG over PG, K={settings.arms} (dots: measured)")
-    ax.set(xlabel="error of the policy, 1 - p", ylabel="DG / PG")
-    ax.legend(fontsize=8)
+        ax.plot(errors, [theory(settings, e)[metric] for e in errors], color=colour, label=name)
+    ax.set(xscale="log", yscale="log", xlabel="error of the policy, 1 - p", ylabel="DG / PG")
+    plotting.label_ends(ax)
+    says = f"Direction, length and noise of DG's gradient over PG's, {settings.arms} arms"
+    plotting.head(figure, says, "Lines: closed form. Dots: measured. Below 1: less than PG.")
     return figure
 
 
 def _curves(
-    records: pd.DataFrame, part: str, names: tuple[str, ...], eta: float, label: str
+    records: pd.DataFrame, part: str, names: tuple[str, ...], eta: float, says: str, label: str
 ) -> Figure:
     figure, axes = plotting.grid(1, 2)
-    for ax, metric, text in zip(axes[0], (ERROR, GAP), ("error", label), strict=True):
+    titles = ("error: lower is better", "1 - cosine: lower is better")
+    for ax, metric, text, title in zip(
+        axes[0], (ERROR, GAP), ("error", label), titles, strict=True
+    ):
         for name in names:
             if (name, metric) == (CE, GAP):
                 continue  # zero, off a log axis
             curve = statistics.curve(records, part, name, metric, setting=eta)
-            plotting.line(ax, curve, name, names, x="step", color=COLOURS[name])
-        ax.set(yscale="log", xlabel="step", ylabel=text, title=f"{metric} by step")
-    axes[0, 0].legend()
+            plotting.line(ax, curve, name, names, x="step")
+        ax.set(yscale="log", xlabel="step", ylabel=text, title=title)
+        # Where a direction is exact, rounding sends the curve down by dozens of decades.
+        ax.set_ylim(bottom=max(LEAST_SHOWN, ax.get_ylim()[0]))
+        plotting.label_ends(ax)
+    plotting.head(figure, says, plotting.seeds_note(records[records["part"] == part]))
     return figure
 
 
@@ -195,27 +206,31 @@ def _eta_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2)
     _draw_lead(axes[0, 0], records, settings)
     _draw_etas(axes[0, 1], records, settings)
+    says = "DG by temperature: where PG is closer to cross-entropy (CE), and error"
+    note = f"Left, dashed: temperature 1/2. Right: error after {settings.table_steps} steps"
+    plotting.head(figure, says, f"{note}, bars: one standard error.")
     return figure
 
 
 def _draw_lead(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
     etas = settings.search_etas
-    for colour, contexts in zip(WHEEL, settings.search_contexts, strict=False):
+    for number, contexts in enumerate(settings.search_contexts):
+        colour = plotting.sequential(number / max(1, len(settings.search_contexts) - 1))
         shares = means(records, "search", f"N={contexts}", PG_CLOSER, etas)
         ax.plot(etas, shares, "o-", color=colour, label=f"N = {contexts}")
-    ax.axvline(0.5, color="#5a5a5a", linestyle="--", linewidth=1)
-    ax.set(xscale="log", title="where DG is not closer to CE", xlabel="eta (dashes: 1/2)")
+    ax.axvline(0.5, color=plotting.DARK, linestyle="--", linewidth=1)
+    ax.set(xscale="log", title="where PG is closer than DG", xlabel="temperature eta")
     ax.set_ylabel("share of sets of N contexts")
-    ax.legend(fontsize=8)
+    plotting.label_ends(ax)
 
 
 def _draw_etas(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
     found = finals(records, "table", DG, ERROR)
-    shown, errors = [f.mean for f in found.values()], [f.se for f in found.values()]
-    ax.errorbar(list(found), shown, errors, fmt="o-", color=COLOURS[DG], label=DG)
+    plotting.by_setting(ax, found, DG, colour=plotting.method_colour(DG))
     for name in (PG, CE):
         level = statistics.final(records, "table", name, ERROR).mean
-        ax.axhline(level, color=COLOURS[name], linestyle="--", label=name)
-    ax.set(xscale="log", yscale="log", xlabel="eta", ylabel="error")
-    ax.set_title(f"table: error after {settings.table_steps} steps")
-    ax.legend(fontsize=8)
+        xs = [min(found), max(found)]
+        ax.plot(xs, [level, level], color=plotting.method_colour(name), ls="--", label=name)
+    ax.set(xscale="log", xlabel="temperature eta", title="error: lower is better")
+    plotting.log_percent(ax, "error")
+    plotting.label_ends(ax)

@@ -23,7 +23,6 @@ ROUNDING = 12
 VARIANCE = "perpendicular variance"
 FEW = 10
 """A share is not compared where fewer kept samples are expected in all."""
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
@@ -221,39 +220,50 @@ def _cosine_finding(records: pd.DataFrame, settings: Settings) -> str:
 
 
 def _gradient_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 2)
+    figure, axes = plotting.grid(1, 2, width=4.8)
     _draw_variance(axes[0, 0], records, settings)
     _draw_passes(axes[0, 1], records, settings)
+    says = "Perpendicular variance and passes to the true direction: PG, gate at price 0"
+    plotting.head(figure, says, "Lines: closed form. Dots and triangles: measured.")
     return figure
 
 
 def _draw_variance(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
     ps, measured = np.linspace(0.005, 0.995, 100), settings.moment_probs
-    for colour, num_arms in zip(COLOURS, settings.moment_arms, strict=False):
-        theory = [bandit.perpendicular_variance(p, num_arms, settings.baseline) for p in ps]
-        ax.plot(ps, theory, color=colour, label=f"PG, K={num_arms}, closed form")
+    for number, num_arms in enumerate(settings.moment_arms):
         for name, marker in ((PG, "o"), (GATE, "^")):
+            colour = plotting.method_colour(name)
+            if len(settings.moment_arms) > 1:
+                colour = plotting.shade(colour, number / (len(settings.moment_arms) - 1))
             series = f"{name}, K={num_arms}"
             found = means(records, "moments", series, VARIANCE, measured)
-            ax.plot(measured, found, marker, color=colour, label=f"{series}, measured")
-    ax.set(title="variance off the true direction", xlabel="p, probability of the correct arm")
+            ax.plot(measured, found, marker, color=colour, label=None if name == PG else series)
+            if name == PG:
+                theory = [bandit.perpendicular_variance(p, num_arms, settings.baseline) for p in ps]
+                ax.plot(ps, theory, color=colour, label=series)
+    ax.set(title="variance: lower is better", xlabel="p, probability of the correct arm")
     ax.set_ylabel("perpendicular variance per sample")
-    ax.legend(fontsize=7)
+    ax.legend()
 
 
 def _cosine_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 1, width=5.4, height=3.6)
+    figure, axes = plotting.grid(1, 1, width=6.4, height=4.0)
     ax, arms, baseline = axes[0, 0], settings.cosine_arms, settings.baseline
-    for colour, p in zip(COLOURS, settings.cosine_probs, strict=False):
+    for number, p in enumerate(settings.cosine_probs):
+        colour = plotting.sequential(number / max(1, len(settings.cosine_probs) - 1))
         curve = statistics.curve(records, "cosine", PG, "1 - cosine", setting=p)
         ax.plot(curve["backward"], curve["mean"], color=colour, label=f"PG, p = {p:g}")
         theory = [bandit.pg_cosine_gap(p, arms, baseline, n) for n in curve["step"]]
         ax.plot(curve["step"], theory, ":", color=colour, linewidth=1)
-    ax.axvline(1, color="#5a5a5a", linestyle="--", label=f"{GATE}: 0 from here")
+    ax.axvline(1, color=plotting.method_colour(GATE), linestyle="--")
     ax.set(xscale="log", yscale="log", ylim=(1e-5, 1.5), xlabel="backward passes")
-    ax.set_title("PG's mean gradient (dots: closed form)")
-    ax.set_ylabel("1 - cosine to the true gradient")
-    ax.legend(fontsize=7)
+    ax.set_ylabel("1 - cosine to the true gradient: lower is better")
+    plotting.label_ends(ax)
+    plotting.head(
+        figure,
+        "Direction of PG's mean gradient by backward passes",
+        f"Dotted: closed form. Dashed: {GATE} has the true direction from its first pass on.",
+    )
     return figure
 
 
@@ -261,30 +271,37 @@ def _draw_passes(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
     probs, target = settings.cosine_probs, settings.cosine_target
     ps = np.geomspace(min(probs), max(probs), 50)
     theory = [_passes_by_theory(p, settings) for p in ps]
-    ax.plot(ps, theory, color=COLOURS[0], label=f"{PG}, closed form")
-    for colour, name in ((COLOURS[0], PG), (COLOURS[1], PG_FITTED)):
+    looks = {PG: plotting.method_colour(PG), PG_FITTED: plotting.BLUE}
+    ax.plot(ps, theory, color=looks[PG])
+    for name, colour in looks.items():
         found = [passes_needed(records, name, p, target) for p in probs]
-        ax.plot(probs, found, "o", color=colour, label=f"{name}, measured")
+        ax.plot(probs, found, "o", color=colour, label=name)
     gate = means(records, "first-success", GATE, "backward passes", settings.success_probs)
     label = f"{GATE}, cosine 1 in {100 * (1 - settings.miss):g}% of batches"
-    ax.plot(settings.success_probs, gate, "^", color=COLOURS[2], label=label)
-    ax.set(xscale="log", yscale="log", title=f"passes to cosine {target:g}")
-    ax.set(xlabel="p, probability of the correct arm", ylabel="backward passes")
-    ax.legend(fontsize=7, loc="upper right")
+    ax.plot(settings.success_probs, gate, "^", color=plotting.method_colour(GATE), label=label)
+    ax.set(xscale="log", yscale="log", title=f"passes to cosine {target:g}: lower is better")
+    ax.set(xlabel="p, probability of the correct arm (log)", ylabel="backward passes (log)")
+    ax.set_ylim(top=10 * ax.get_ylim()[1])  # room for the names
+    ax.legend(loc="upper right")
 
 
 def _ranking_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 1, width=5.4, height=3.8)
+    figure, axes = plotting.grid(1, 1, width=6.4, height=4.0)
     ax, probs = axes[0, 0], settings.ranking_probs
     ps = 1 - np.geomspace(0.5, 1e-3, 100)
-    for colour, num_arms in zip(COLOURS, settings.ranking_arms, strict=False):
-        theory = [bandit.mixing_threshold(p, num_arms) for p in ps]
-        ax.plot(1 - ps, theory, color=colour, label=f"K = {num_arms}, closed form")
+    for number, num_arms in enumerate(settings.ranking_arms):
+        colour = plotting.sequential(number / max(1, len(settings.ranking_arms) - 1))
         found = means(records, "ranking", f"K={num_arms}", "alpha*", probs)
         ax.plot(1 - np.array(probs), found, "o", color=colour)
-    ax.set(xscale="log", ylim=(-0.02, 1.0), ylabel="alpha*")
+        theory = [bandit.mixing_threshold(p, num_arms) for p in ps]
+        ax.plot(1 - ps, theory, color=colour, label=f"{num_arms} arms")
+    ax.set(xscale="log", ylim=(-0.02, 1.0), ylabel="smallest weight alpha of the advantage")
     ax.invert_xaxis()
-    ax.set_title("smallest alpha that ranks successes first (dots: searched)")
-    ax.set_xlabel("1 - p: the policy improves to the right")
-    ax.legend(fontsize=8)
+    ax.set_xlabel("1 - p (log scale): better policies to the right")
+    plotting.label_ends(ax)
+    plotting.head(
+        figure,
+        "Weight that an additive priority needs to rank successes first",
+        "Lines: closed form. Dots: searched.",
+    )
     return figure

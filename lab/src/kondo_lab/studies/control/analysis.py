@@ -16,21 +16,11 @@ from kondo_lab.studies.control.run import COSINE, DENSE, ENTROPY, GRADIENT_ERROR
 from kondo_lab.studies.control.settings import Settings, Task
 from kondo_lab.studies.study import Analysis, Claim, Estimate, Headline, headline
 
-COLOURS = (
-    "#000000",
-    "#999999",
-    "#e69f00",
-    "#d55e00",
-    "#8c3b00",
-    "#cc79a7",
-    "#0072b2",
-    "#56b4e9",
-    "#009e73",
-    "#66c2a5",
-)
-"""One per contender, dense first: greys, then warm colours, and cold ones for unbiased gates."""
-
 beyond = partial(headline, "beyond the papers")
+MOST_SHOWN = 6
+"""Contenders that a panel can tell apart."""
+KINDS_SHOWN = ("dense", "random", "delight", "unbiased", "noise")
+"""First words of the contenders in colour where there are more."""
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
@@ -49,9 +39,11 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     draw = partial(_figure, records, done, names)
     returns = "mean return of 100 episodes"
     figures = {
-        "returns-by-samples": draw(RETURN, returns),
-        "returns-by-rows": draw(RETURN, returns, "backward"),
-        "entropies": draw(ENTROPY, "entropy (nats)"),
+        "returns-by-samples": draw(RETURN, returns, "Return by samples: higher is better"),
+        "returns-by-rows": draw(
+            RETURN, returns, "Return by rows differentiated: upper left is better", x="backward"
+        ),
+        "entropies": draw(ENTROPY, "entropy (nats)", "Entropy of the policy by samples"),
     }
     return Analysis(headline=lines, claims=claims, findings=findings, figures=figures)
 
@@ -118,24 +110,39 @@ def _claims(
     return task_claims(task, final[DENSE], promised, highest)
 
 
+def _shown(names: Sequence[str]) -> list[str]:
+    """Return who has a colour and a name in figures: one of each kind; all where they are few."""
+    if len(names) <= MOST_SHOWN:
+        return list(names)
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(name.partition(" ")[0], name)
+    return [name for kind, name in first.items() if kind in KINDS_SHOWN]
+
+
 def _figure(
     records: pd.DataFrame,
     tasks: Sequence[Task],
     names: Sequence[str],
     metric: str,
     label: str,
+    says: str,
     x: plotting.Axis = "forward",
 ) -> Figure:
     """Draw a metric of all contenders, one panel a task, against samples or rows."""
-    figure, axes = plotting.grid(1, len(tasks))
+    figure, axes = plotting.grid(1, len(tasks), width=max(3.7, 6.0 / len(tasks)), height=3.5)
+    shown = _shown(names)
     for ax, task in zip(axes[0], tasks, strict=True):
-        _curves(ax, records, task, names, metric, x)
+        _curves(ax, records, task, names, shown, metric, x)
         ax.set_title(task.training.task)
         ax.set_xlabel("samples" if x == "forward" else "rows differentiated (log scale)")
         ax.set_xscale("linear" if x == "forward" else "log")
         ax.xaxis.set_major_formatter(plotting.counts)
+        plotting.label_ends(ax)
     axes[0, 0].set_ylabel(label)
-    plotting.legend_below(figure, axes[0, 0], 5)
+    grey = [name for name in names if name not in shown]
+    others = f" Grey: {', '.join(grey)}." if grey else ""
+    plotting.head(figure, says, plotting.seeds_note(records) + others)
     return figure
 
 
@@ -144,12 +151,17 @@ def _curves(
     records: pd.DataFrame,
     task: Task,
     names: Sequence[str],
+    shown: Sequence[str],
     metric: str,
     x: plotting.Axis,
 ) -> None:
-    own = _present(records, task, names)
-    colours = [COLOURS[names.index(name) % len(COLOURS)] for name in own]
-    plotting.curves(ax, records, task.name, own, metric, x=x, colours=colours)
+    present = _present(records, task, names)
+    for name in present:
+        if name not in shown:
+            curve = statistics.curve(records, task.name, name, metric)
+            ax.plot(curve[x], curve["mean"], color=plotting.FAINT, linewidth=1)
+    own = [name for name in present if name in shown]
+    plotting.curves(ax, records, task.name, own, metric, x=x)
 
 
 def _present(records: pd.DataFrame, task: Task, names: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from kondo_lab.studies.demo.run import ONLINE, STAGES, TASKS, TEST, compared
 from kondo_lab.studies.demo.settings import Settings
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
-LEARNER = {"gate": "#e69f00", "forward": "#56b4e9", "backward": "#0072b2"}
+LEARNER = {"gate": plotting.PURPLE, "forward": plotting.FAINT, "backward": plotting.DARK}
 """The learner's stages and their colours."""
 HATCHES = {"forward": "//"}
 
@@ -166,12 +166,15 @@ def _figure(records: pd.DataFrame, tables: dict[str, list[Row]]) -> Figure:
         _curves(by_samples, records, task, table, "forward")
         by_samples.set(xlabel="samples seen", title=f"{task}: error by samples")
         by_samples.xaxis.set_major_formatter(plotting.counts)
-        by_samples.legend()
+        plotting.label_ends(by_samples)
         _curves(by_backward, records, task, table, "backward")
         by_backward.set(xscale="log", xlabel="backward passes paid (log scale)")
         by_backward.set_title(f"{task}: error by backward passes")
+        plotting.label_ends(by_backward)
         _times(times, table)
         times.set_title(f"{task}: time of a step")
+    says = "Error by samples and by backward passes (lower left is better), and a step's time"
+    plotting.head(figure, says, plotting.seeds_note(records))
     return figure
 
 
@@ -202,6 +205,6 @@ def _times(ax: Axes, table: Sequence[Row]) -> None:
         text = f"{row.speed_up(table[0]):.2f}x"
         ax.annotate(text, (end, name), xytext=(4, 0), textcoords="offset points", va="center")
     ax.set_xlim(0, 1.2 * max(left))
-    ax.set_xlabel("learner milliseconds per step (label: speed-up)")
+    ax.set_xlabel("milliseconds of a learner step")
     ax.grid(axis="y", visible=False)
     ax.legend(loc="upper center", bbox_to_anchor=(0.4, -0.2), ncols=3, fontsize=9)

@@ -1,95 +1,87 @@
 """One figure per task: error against backward passes, and what the target costs."""
 
-import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo_lab.studies import plotting
 from kondo_lab.studies.frontier.points import Point, Task, front
 
-# Okabe and Ito's colours, and a marker each for readers without colour.
-LOOKS = (
-    ("#5a5a5a", "s"),
-    ("#0072b2", "D"),
-    ("#d55e00", "o"),
-    ("#009e73", "^"),
-    ("#cc79a7", "v"),
-    ("#e69f00", "P"),
-    ("#56b4e9", "X"),
-    ("#000000", "*"),
-    ("#999999", "p"),
-)
+REFERENCES = ("PG", "DG", "random")
+"""Families named in every figure, beaten or not: no gate, and a gate that knows nothing."""
 
 
 def figure(task: Task, points: Sequence[Point], ratios: Sequence[int]) -> Figure:
     """Draw a task's two panels."""
-    drawn, axes = plotting.grid(1, 2, width=6.2, height=2.4 + 0.17 * len(points))
+    drawn, axes = plotting.grid(1, 2, width=6.0, height=2.2 + 0.16 * len(points))
     _draw_frontier(axes[0, 0], task, points)
     _draw_costs(axes[0, 1], task, points, ratios)
-    left, right = (ax.get_legend_handles_labels() for ax in axes[0])
-    drawn.legend(*left, loc="outside lower left", ncols=5, fontsize=7)
-    drawn.legend(*right, loc="outside lower right", ncols=3, fontsize=7)
+    seeds = max(point.error.seeds for point in points)
+    says = f"{task.part}: {len(points)} gates, those that no other beats in cost and error named"
+    middle = ratios[len(ratios) // 2]
+    plotting.head(
+        drawn,
+        says,
+        f"Left: mean of {seeds} seeds, bars: one standard error; each grey line is one gate at "
+        f"several rates or prices; orange: not beaten. Right: dot: a backward pass costs {middle} "
+        f"forward passes; line: {ratios[0]} to {ratios[-1]}.",
+    )
     return drawn
 
 
 def _draw_frontier(ax: Axes, task: Task, points: Sequence[Point]) -> None:
     # A log axis cannot show an error of 0: such a point is drawn at the bottom and labelled.
     foot = 0.5 * min((point.error.mean for point in points if point.error.mean > 0), default=1e-6)
-    families = list(dict.fromkeys(point.line.family for point in points))
-    for family, (colour, marker) in zip(families, LOOKS, strict=False):
+    for family in dict.fromkeys(point.line.family for point in points):
         own = [point for point in points if point.line.family == family]
+        heights = [point.error.mean or foot for point in own]
         xs = [point.backward for point in own]
-        ys = [point.error.mean or foot for point in own]
-        ax.plot(xs, ys, color=colour, marker=marker, linewidth=0.8, alpha=0.9, label=family)
-        for point, x, y in zip(own, xs, ys, strict=True):
-            name = _short(point) + ("" if point.error.mean else " error 0")
-            ax.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        ax.plot(xs, heights, color=plotting.FAINT, marker="o", markersize=4, linewidth=1)
     best = front(points)
-    ax.plot(
-        [point.backward for point in best],
-        [point.error.mean or foot for point in best],
-        color="#bbbbbb",
-        linewidth=5,
-        zorder=0,
-        drawstyle="steps-post",
-        label="not beaten",
-    )
+    xs, heights = [own.backward for own in best], [own.error.mean or foot for own in best]
+    ax.plot(xs, heights, drawstyle="steps-post", color=plotting.VERMILLION, lw=1.2, zorder=2.5)
+    labels = []
+    for point in points:
+        name, y = point.line.series, point.error.mean or foot
+        if point not in best and point.line.family not in REFERENCES:
+            continue
+        colour = plotting.VERMILLION if point in best else plotting.method_colour(name)
+        error = 0.0 if point.error.se != point.error.se else min(point.error.se, 0.9 * y)
+        ax.errorbar(point.backward, y, error, fmt="o", color=colour, markersize=6, zorder=3)
+        says = "0" if point.error.mean == 0 else f"{100 * point.error.mean:.2g}%"
+        labels.append(plotting.Label(f"{name}: {says}", point.backward, y, colour))
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(plotting.counts)
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("backward passes of the run (log scale)")
     plotting.log_percent(ax, f"{task.metric} at the end")
-    ax.set_title(f"{task.part}: quality and cost")
-
-
-def _short(point: Point) -> str:
-    """Return the rate or the price; the colour says the rest."""
-    line = point.line
-    if math.isnan(line.rate):
-        return f"{line.price:g}"
-    return "" if line.rate == 1 else f"{100 * line.rate:g}%"
+    plotting.label_ends(ax, labels)
+    ax.set_title("error by backward passes: lower left is better")
 
 
 def _draw_costs(ax: Axes, task: Task, points: Sequence[Point], ratios: Sequence[int]) -> None:
     middle = ratios[len(ratios) // 2]
     # The most expensive at the bottom, and below it those that never reach the target.
     ordered = sorted(points, key=lambda point: (point.reach.reached == 0, point.cost(middle)))
-    names = [_with_seeds(point) for point in ordered]
-    for ratio, (colour, marker) in zip(ratios, LOOKS[2:], strict=False):
-        costs = [point.cost(ratio) for point in ordered]
-        label = f"a backward pass costs {ratio}"
-        ax.plot(costs, range(len(ordered)), marker, color=colour, markersize=4, label=label)
-    ax.set_yticks(range(len(ordered)), names, fontsize=7)
-    ax.invert_yaxis()
+    best = front(points)
+    for place, point in enumerate(ordered):
+        name = point.line.series
+        colour = plotting.VERMILLION if point in best else plotting.GREY
+        if point.line.family in REFERENCES and point not in best:
+            colour = plotting.method_colour(name)
+        costs = [point.cost(ratio) for ratio in (ratios[0], ratios[-1])]
+        ax.plot(costs, [place, place], color=colour, linewidth=1.5, alpha=0.6)
+        ax.plot([point.cost(middle)], [place], "o", color=colour, markersize=5)
+    plotting.rows_axis(ax, [_with_seeds(point) for point in ordered])
     if any(point.reach.reached for point in points):
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.xaxis.set_major_formatter(plotting.counts)
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel("forward + c x backward, in forward passes")
-    ax.set_title(f"{task.part}: counted cost to {task.label}")
+    ax.set_xlabel("forward + c x backward, in forward passes (log scale)")
+    ax.set_title(f"cost to {task.label}: left is better")
 
 
 def _with_seeds(point: Point) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -214,53 +214,75 @@ def _mitigation_findings(records: pd.DataFrame, settings: Settings) -> list[str]
     ]
 
 
-def _style(name: str, settings: Settings) -> dict[str, Any]:
-    families = {
-        "#d55e00": [rules.priced(price).name for price in settings.prices],
-        "#009e73": [rules.rated(rate).name for rate in settings.rates],
-    }
-    for colour, names in families.items():
-        if name in names:
-            return {"color": colour, "linestyle": DASHES[names.index(name) % len(DASHES)]}
-    return {"color": {"PG": "#5a5a5a", "DG": "#0072b2"}[name], "linestyle": "-"}
+def _style(name: str, settings: Settings, among: Sequence[str]) -> dict[str, Any]:
+    """Return a rule's colour, with a shade and a dash where prices or rates are compared."""
+    kinds = (
+        [rules.priced(price).name for price in settings.prices],
+        [rules.rated(rate).name for rate in settings.rates],
+    )
+    own = next((names for names in kinds if name in names and set(names) <= set(among)), [name])
+    colour = plotting.method_colour(name)
+    if len(own) == 1:
+        return {"color": colour, "linestyle": "-"}
+    place = own.index(name)
+    dash = DASHES[place % len(DASHES)]
+    return {"color": plotting.shade(colour, place / (len(own) - 1)), "linestyle": dash}
 
 
 def _draw_ends(
-    ax: Axes, records: pd.DataFrame, settings: Settings, part: str, names: list[str]
+    ax: Axes, records: pd.DataFrame, settings: Settings, part: str, names: Sequence[str]
 ) -> None:
     for name in names:
         found = finals(records, part, name, FINAL)
         shown, errors = [f.mean for f in found.values()], [f.se for f in found.values()]
-        drawn = ax.plot(list(found), shown, label=name, **_style(name, settings))
+        drawn = ax.plot(list(found), shown, label=name, **_style(name, settings, names))
         plotting.band(ax, list(found), shown, errors, colour=drawn[0].get_color())
+    _noise_axis(ax, FINAL)
+    ax.set(ylim=(-0.02, 1.02))
+    plotting.label_ends(ax)
+
+
+def _noise_axis(ax: Axes, label: str) -> None:
     ax.set_xscale("symlog", linthresh=0.1, linscale=0.3)
-    ax.set(ylim=(-0.02, 1.02), xlabel="sigma / Delta", ylabel=FINAL)
+    ax.set(xlabel="sigma / Delta: noise over the gap", ylabel=label)
 
 
 def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 3, width=3.3, height=3.0)
+    """Draw lucky draws, and where every rule ends: a row for priced gates, a row for rated ones."""
+    figure, axes = plotting.grid(2, 3, width=3.7, height=3.1)
     _draw_luck(axes[0, 0], records, settings)
-    for ax, (part, title) in zip(axes[0, 1:], PLACES.items(), strict=True):
-        _draw_ends(ax, records, settings, part, _names(base_rules(settings)))
-        for name in weights(settings):
-            expected = [rest(settings, part, name, ratio) for ratio in settings.ratios]
-            colour = _style(name, settings)["color"]
-            ax.plot(settings.ratios, expected, "o", color=colour, markersize=3)
-        ax.set_title(f"{title} (dots: theory)")
-    axes[0, 2].legend(fontsize=7, loc="upper left", ncols=2)
+    axes[1, 0].set_axis_off()
+    expected = weights(settings)
+    rated = [rules.rated(rate).name for rate in settings.rates]
+    priced = [name for name in _names(base_rules(settings)) if name not in rated]
+    for row, names in zip(axes, (priced, rated), strict=True):
+        for ax, (part, title) in zip(row[1:], PLACES.items(), strict=True):
+            _draw_ends(ax, records, settings, part, names)
+            for name in set(names) & set(expected):
+                ends = [rest(settings, part, name, ratio) for ratio in settings.ratios]
+                colour = _style(name, settings, names)["color"]
+                ax.plot(settings.ratios, ends, "o", color=colour, markersize=3)
+            ax.set_title(title)
+    plotting.head(
+        figure,
+        "Bad arms at the end by noise: lower is better",
+        f"{plotting.seeds_note(records)} Dots: theory. Upper row: no gate, and gates by price; "
+        "lower row: gates by rate.",
+    )
     return figure
 
 
 def _draw_luck(ax: Axes, records: pd.DataFrame, settings: Settings) -> None:
     ratios = np.geomspace(0.1, max(settings.ratios), 100)
-    for colour, p in zip(("#5a5a5a", "#0072b2", "#d55e00"), settings.luck_probs, strict=False):
+    for number, p in enumerate(settings.luck_probs):
+        colour = plotting.sequential(number / max(1, len(settings.luck_probs) - 1))
         theory = [bandit.luck(p, ratio) for ratio in ratios]
-        ax.plot(ratios, theory, color=colour, label=f"p = {p:g}, closed form")
         found = means(records, "luck", f"p={p:g}", LUCKY, settings.ratios)
         ax.plot(settings.ratios, found, "o", color=colour, markersize=4)
-    ax.set_xscale("symlog", linthresh=0.1, linscale=0.3)
-    ax.set(title="lucky draws of the bad arm", xlabel="sigma / Delta", ylabel="Pr(U > 0 | bad arm)")
-    ax.legend(fontsize=7)
+        ax.plot(ratios, theory, color=colour, label=f"p = {p:g}")
+    _noise_axis(ax, "Pr(U > 0 | bad arm)")
+    ax.set_title("lucky draws of the bad arm")
+    plotting.label_ends(ax)
 
 
 def _many_figure(records: pd.DataFrame, settings: Settings) -> Figure:
@@ -268,23 +290,21 @@ def _many_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     for ax, gamblers in zip(axes[0], settings.gamblers, strict=True):
         _draw_ends(ax, records, settings, f"many-arms-{gamblers}", _names(few_rules()))
         ax.set_title(f"{settings.many_arms} arms, {gamblers} noisy")
-    axes[0, 0].legend(fontsize=8)
+    says = "Bad arms at the end by noise, many arms: lower is better"
+    plotting.head(figure, says, plotting.seeds_note(records))
     return figure
 
 
 def _mitigation_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     """Draw every rule's final number as a table of shades, darker is worse."""
     tried = _ends(records, settings)
-    figure, axes = plotting.grid(1, 2, width=3.4, height=0.2 * len(tried) + 0.9)
+    figure, axes = plotting.grid(1, 2, width=4.2, height=0.2 * len(tried) + 1.4)
     for ax, (part, title) in zip(axes[0], TRIED.items(), strict=True):
         table = np.array([parts[part] for parts in tried.values()])
-        ax.imshow(table, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        for row, values in enumerate(table):
-            for column, value in enumerate(values):
-                shade = "white" if value > 0.6 else "black"
-                ax.text(column, row, f"{value:.3f}", ha="center", va="center", size=7, color=shade)
-        ax.set_xticks(range(len(settings.few_ratios)), [f"{r:g}" for r in settings.few_ratios])
-        ax.set_yticks(range(len(tried)), list(tried) if part == "mitigations" else [], size=7)
-        ax.set(title=title, xlabel="sigma / Delta")
-        ax.grid(visible=False)
+        columns = [f"{ratio:g}" for ratio in settings.few_ratios]
+        names = list(tried) if part == "mitigations" else [""] * len(tried)
+        plotting.table(ax, table, names, columns, cmap="Blues")
+        ax.set(title=title, xlabel="sigma / Delta: noise over the gap")
+    says = "Share of bad arms at the end, by rule and noise: dark is worse"
+    plotting.head(figure, says, f"Mean of {records['seed'].nunique()} seeds.")
     return figure

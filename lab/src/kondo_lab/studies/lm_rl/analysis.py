@@ -122,7 +122,9 @@ def _add_selection(
     curves = {name: _by_step(own, name, ENTROPY) for name in ENTROPY_SHOWN if name in by_series}
     if curves:
         panels = {main.name: curves}
-        found.figures["entropy"] = drawing.by_step(panels, "entropy, nats a token")
+        found.figures["entropy"] = drawing.by_step(
+            panels, "entropy, nats a token", "Entropy of the policy by what selects samples"
+        )
 
 
 def _sentence(field: Field, claim: Claim) -> str:
@@ -171,7 +173,9 @@ def _add_rare(
         for field, by_series in by_field.items()
         if by_series
     }
-    found.figures["starts"] = drawing.by_step(panels, "held-out reward")
+    found.figures["starts"] = drawing.by_step(
+        panels, "held-out reward", "Reward by how often the first policy is right"
+    )
     for field in settings.rare:
         ends = comparisons.ends(by_field[field])
         told = [

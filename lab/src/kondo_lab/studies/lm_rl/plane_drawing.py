@@ -16,7 +16,7 @@ from kondo_lab.studies.lm_rl.plane import Trial, rank
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Run
 from kondo_lab.studies.lm_rl.settings import Point, Role
 
-COLOURS = {"dense": "#000000", "gated": "#0072b2", "PODS": "#009e73"}
+COLOURS = {"dense": plotting.BLACK, "gated": plotting.GREEN, "PODS": plotting.PINK}
 """By role."""
 MARKERS = {0.01: "o", 0.03: "^", 0.1: "s", 0.3: "D", 1.0: "v"}
 """By rate, the same in all figures."""
@@ -26,16 +26,22 @@ def plane(
     tried: Sequence[Trial], reported: Mapping[Role, Sequence[Run]], target: float, name: str
 ) -> Figure:
     """Draw the seconds to the target by rows of a step, loop and learner, and the frontier."""
-    figure, axes = plotting.grid(1, 3, width=4.6, height=3.8)
+    figure, axes = plotting.grid(1, 3, width=4.0, height=3.8)
     chosen = _best_by_point(tried, target)
     for ax, axis in zip(axes[0], (LOOP, LEARNER), strict=False):
         _draw_times(ax, chosen, target, axis)
-        ax.set_title(f"{name}: {axis} to {target:g}", fontsize=9)
+        ax.set_title(f"{axis}: lower is better")
+        plotting.label_ends(ax)
     _draw_frontier(axes[0, 2], chosen, reported)
-    axes[0, 2].axhline(target, color="#999999", linewidth=0.8, linestyle=":")
-    axes[0, 0].legend(fontsize=7, title="tuning seed; empty: not reached", title_fontsize=7)
-    if reported:
-        axes[0, 2].legend(fontsize=7)
+    axes[0, 2].axhline(target, color=plotting.GREY, linewidth=0.8, linestyle=":")
+    plotting.label_ends(axes[0, 2])
+    seeds = max((len(several) for several in reported.values()), default=0)
+    plotting.head(
+        figure,
+        f"{name}: time to a held-out reward of {target:g}, by rows a step and share kept",
+        "Left, middle: every point on the tuning seed; empty: target not reached, at least so "
+        f"long. Right, thick: mean of {seeds} seeds; thin: the tuning seed; dotted: target.",
+    )
     return figure
 
 
@@ -71,13 +77,13 @@ def _draw_times(ax: Axes, chosen: Sequence[Trial], target: float, axis: str) -> 
         never = [number for number, each in enumerate(reaches) if not each.reached]
         for number in never:
             ax.plot(places[number], heights[number], markerfacecolor="white", zorder=3, **look)
-    ax.set(xscale="log", yscale="log", xlabel="rows sampled a step (log scale)")
-    ax.set_ylabel(f"{axis} (log scale)")
+    ax.set(xscale="log", yscale="log", xlabel="rows sampled a step (log)")
+    ax.set_ylabel(f"{axis} to the target (log)")
     places = sorted({trial.point.num_rows for trial in chosen})
     ax.set_xticks(places, [str(place) for place in places], fontsize=7)
     ax.xaxis.set_minor_locator(NullLocator())
     # A decade has at most one label of its own: those between say where a point stands.
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7), numticks=20))
     ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     ax.yaxis.set_minor_locator(NullLocator())
 
@@ -88,13 +94,12 @@ def _draw_frontier(
     """Draw all points' rewards against loop seconds, thin, and the best points' means, thick."""
     for point, _, run in chosen:
         colour = COLOURS[point.role]
-        ax.plot(run.costs[LOOP], run.reward, color=colour, linewidth=0.5, alpha=0.5)
+        ax.plot(run.costs[LOOP], run.reward, color=colour, linewidth=0.6, alpha=0.35)
     for role, several in reported.items():
         grid = np.linspace(0, max(own.costs[LOOP][-1] for own in several), 60)
         # Beyond its end, at the target, a run stays where it was.
         means = np.mean([np.interp(grid, own.costs[LOOP], own.reward) for own in several], axis=0)
-        label = f"{several[0].series}, mean of {len(several)}"
-        ax.plot(grid, means, color=COLOURS[role], linewidth=2, label=label)
+        ax.plot(grid, means, color=COLOURS[role], linewidth=2, label=several[0].series)
     longest = max((run.costs[LOOP][-1] for _, _, run in chosen), default=math.nan)
     ax.set(xlabel=LOOP, ylabel="held-out reward", xlim=(0, longest))
-    ax.set_title("thin: every point on the tuning seed", fontsize=9)
+    ax.set_title("reward by loop seconds")

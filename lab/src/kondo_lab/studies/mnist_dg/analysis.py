@@ -109,22 +109,20 @@ def _finding(records: pd.DataFrame, settings: Settings) -> str:
 
 
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
-    figure, axes = plotting.grid(1, 1, width=5.5, height=4)
-    ax = axes[0][0]
-    for name, colour in zip(CURVES, ("#5a5a5a", "#0072b2", "#009e73"), strict=True):
-        curve = statistics.curve(records, part_name(1), name, ONLINE)
-        plotting.line(ax, curve, name, CURVES, x="step", color=colour)
-        if _full(settings):
-            plotting.crosses(ax, paper.FIG_2[name], color=colour)
+    figure, axes = plotting.grid(1, 1, width=6.4, height=4)
+    ax, known = axes[0][0], paper.FIG_2 if _full(settings) else None
+    plotting.curves(ax, records, part_name(1), list(CURVES), ONLINE, known=known)
     plotting.log_percent(ax, ONLINE)
-    ax.set_xlabel("step (crosses: the paper)")
-    ax.legend()
+    ax.set_xlabel("step")
+    plotting.label_ends(ax)
+    note = f"{plotting.seeds_note(records)} Crosses: the paper."
+    plotting.head(figure, "MNIST: online error by step, lower is better", note)
     return figure
 
 
 def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int]) -> Figure:
-    figure, axes = plotting.grid(1, len(BASELINES), width=3.2)
-    for ax, baseline in zip(axes[0], BASELINES, strict=True):
+    figure, axes = plotting.grid(2, 2, width=5.0, height=3.2)
+    for ax, baseline in zip(axes.flat, BASELINES, strict=True):
         for method, colour in METHODS.items():
             name = series(method, baseline)
             found = {float(samples): _end(records, settings, name, samples) for samples in there}
@@ -133,16 +131,20 @@ def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int])
                 plotting.crosses(ax, paper.FIG_3[name], color=colour)
         if 1 in there:
             level = _end(records, settings, "exact PG", 1).mean
-            ax.axhline(level, color="black", linestyle=":", label="exact PG")
+            xs = [min(there), max(there)]
+            ax.plot(xs, [level, level], color="black", linestyle=":", label="exact PG")
         ax.set_xscale("log")
         plotting.log_percent(ax, f"{ONLINE} at the end")
-        ax.set(title=f"{baseline} baseline", xlabel="samples per image")
-    axes[0][0].legend()
+        ax.set(title=f"{baseline} baseline", xlabel="samples per image (log)")
+        plotting.label_ends(ax)
+    says = "MNIST: error at the end by samples per image, lower is better"
+    note = plotting.seeds_note(records, "bars: one standard error")
+    plotting.head(figure, says, f"{note} Crosses: the paper.")
     return figure
 
 
 def _cosine_figure(records: pd.DataFrame, settings: Settings, probed: list[int]) -> Figure:
-    figure, axes = plotting.grid(1, 2)
+    figure, axes = plotting.grid(1, 2, width=4.8, height=4.4)
     for ax, (metric, known) in zip(axes[0], DIRECTIONS.items(), strict=True):
         for (method, colour), samples in itertools.product(METHODS.items(), probed):
             name, label = series(method, PROBED), f"{method} S={samples}"
@@ -151,6 +153,9 @@ def _cosine_figure(records: pd.DataFrame, settings: Settings, probed: list[int])
             plotting.line(ax, curve, label, [label], x="step", color=colour, linestyle=dash)
             points = known.get((method, samples), {}) if _full(settings) else {}
             plotting.crosses(ax, points, color=colour)
-        ax.set(yscale="log", ylabel=metric, xlabel="step (crosses: the paper)")
-    axes[0][0].legend(fontsize=8)
+        ax.set(yscale="log", ylabel=metric, xlabel="step")
+        plotting.label_ends(ax)
+    says = "MNIST: distance to the exact directions by step, lower is better"
+    note = f"{plotting.seeds_note(records)} S: samples per image. Crosses: the paper."
+    plotting.head(figure, says, note)
     return figure

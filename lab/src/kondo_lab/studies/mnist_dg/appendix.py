@@ -25,7 +25,6 @@ from kondo_lab.studies.study import Estimate, Headline, headline, ordering
 
 FIGURE = "DG App B"
 ONLINE = "online error"
-COLOURS = {"PG": "#5a5a5a", "DG": "#0072b2"}
 SWEPT = {RATES: "learning rate", BATCHES: "batch", WIDTHS: "width"}
 """Part -> what its setting is."""
 PART_OF_ETA = RATES
@@ -104,8 +103,10 @@ def figure(records: pd.DataFrame, settings: Settings, parts: Sequence[str]) -> F
     drawn, axes = plotting.grid(1, len(panels), width=3.4)
     for ax, (name, errors) in zip(axes[0], panels.items(), strict=True):
         for method, found in errors.items():
-            plotting.by_setting(ax, found, method, colour=COLOURS[method])
+            plotting.by_setting(ax, found, method, colour=plotting.method_colour(method))
         ax.set(xscale="log", xlabel=name)
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
-    axes[0][0].legend()
+        plotting.label_ends(ax)
+    says = "MNIST: error over the last tenth of the steps, lower is better"
+    plotting.head(drawn, says, plotting.seeds_note(records, "bars: one standard error"))
     return drawn

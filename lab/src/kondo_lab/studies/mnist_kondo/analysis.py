@@ -134,8 +134,8 @@ def _curve_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierP
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 3)
     panels: tuple[tuple[plotting.Axis, str, str], ...] = (
-        ("forward", ONLINE, "(a) crosses: the paper"),
-        ("backward", ONLINE, "(b)"),
+        ("forward", ONLINE, "(a) by forward passes"),
+        ("backward", ONLINE, "(b) by backward passes"),
         ("forward", TEST, "(c) held-out images"),
     )
     for ax, (x, metric, title) in zip(axes[0], panels, strict=True):
@@ -144,11 +144,13 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
             plotting.line(ax, curve, name, _series(settings), x=x)
             known = paper.FIG_1.get(name) if _full(settings) and metric == ONLINE else None
             if known and x == "forward":
-                plotting.crosses(ax, known, color="black", markersize=4)
+                plotting.crosses(ax, known, color=plotting.method_colour(name), markersize=4)
         plotting.log_percent(ax, metric)
-        ax.set(xscale="log", xlabel=f"{x} passes", title=title)
+        ax.set(xscale="log", xlabel=f"{x} passes (log scale)", title=title)
         ax.xaxis.set_major_formatter(plotting.counts)
-    axes[0][0].legend()
+        plotting.label_ends(ax)
+    note = f"{plotting.seeds_note(records[records['part'] == 'curves'])} Crosses: the paper."
+    plotting.head(figure, "MNIST: error by passes, lower left is better", note)
     return figure
 
 
@@ -156,19 +158,22 @@ def _speed_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, len(speed_ups.DEFINITIONS), width=3.6, height=3.6)
     for ax, definition in zip(axes[0], speed_ups.DEFINITIONS, strict=True):
         passes = _passes(records, settings, definition)
-        ax.axhline(1, color="#5a5a5a", linestyle=(0, (5, 2)), label="PG")
-        for name, colour in zip(_series(settings)[1:], ("#0072b2", "#d55e00"), strict=True):
+        ax.plot(COSTS, [1] * len(COSTS), color=plotting.method_colour("PG"), label="PG")
+        for name in _series(settings)[1:]:
+            colour = plotting.method_colour(name)
             found = [speed_ups.speed_up(passes["PG"], passes[name], ratio) for ratio in COSTS]
             means = [value.mean for value in found]
             ax.plot(COSTS, means, color=colour, label=name)
             plotting.band(ax, list(COSTS), means, [value.se for value in found], colour=colour)
             if _full(settings):
-                ax.plot(COSTS, paper.FIG_3[name], "x", color=colour, label=f"{name}, the paper")
+                ax.plot(COSTS, paper.FIG_3[name], "x", color=colour)
         judged = ", judged" if definition == speed_ups.JUDGED else ""
         ax.set_title(f"{definition.metric}, {definition.rule}{judged}", fontsize=9)
         ax.set_xlabel("cost of a backward, in forwards")
+        plotting.label_ends(ax)
     axes[0][0].set_ylabel("counted speed-up to 5% error")
-    axes[0][0].legend(fontsize=8)
+    says = "MNIST: counted speed-up over PG by the cost of a backward pass, higher is better"
+    plotting.head(figure, says, "Band: one standard error. Crosses: the paper.")
     return figure
 
 
@@ -249,9 +254,11 @@ def _rates_figure(records: pd.DataFrame, settings: Settings) -> Figure:
             label = f"{series} (lr {chosen:g})"
             plotting.line(ax, curve, label, [label], x=x, color=colour, linestyle="-")
         plotting.log_percent(ax, ONLINE)
-        ax.set(xscale="log", xlabel=f"{x} passes")
+        ax.set(xscale="log", xlabel=f"{x} passes (log scale)")
         ax.xaxis.set_major_formatter(plotting.counts)
-    axes[0][0].legend(fontsize=8)
+        plotting.label_ends(ax)
+    note = f"{plotting.seeds_note(reported)} In brackets: the best learning rate."
+    plotting.head(figure, "MNIST: error by passes and rate, lower left is better", note)
     return figure
 
 
@@ -291,11 +298,14 @@ def _noise_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     }
     for ax, way in zip(axes[0], NOISES, strict=True):
         found = {name: finals(records, "noise", name) for name in _noise_series(settings, way)}
-        plotting.sweep(ax, found, ("#0072b2", "#d55e00"))
+        plotting.sweep(ax, {name.partition(",")[0]: own for name, own in found.items()})
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
         ax.set_xscale("symlog", linthresh=0.1)
+        ax.set_xlim(left=-0.02)  # no noise is negative
         ax.set_xlabel(labels.get(way, "the same, in the surprisal alone"))
-        ax.legend(fontsize=8)
+        plotting.label_ends(ax)
+    note = plotting.seeds_note(records[records["part"] == "noise"], "bars: one standard error")
+    plotting.head(figure, "MNIST: error by noise in the gate, lower is better", note)
     return figure
 
 
@@ -322,15 +332,17 @@ def _priorities_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     by_rate, by_mix = axes[0]
     found = {series: finals(records, "priorities", series) for series in SIGNALS}
     plotting.sweep(by_rate, found)
-    by_rate.set(xscale="log", xlabel="rate")
+    by_rate.set(xscale="log", xlabel="rate: share kept (log scale)")
     mixes = finals(records, "priorities", "additive mix")
-    plotting.by_setting(by_mix, mixes, "additive mix", colour=plotting.WHEEL[4])
+    plotting.by_setting(by_mix, mixes, "additive mix", colour=plotting.ORANGE)
     if settings.rate in settings_of(records, "priorities", "delight"):
         level = found["delight"][settings.rate].mean
-        by_mix.axhline(level, color=plotting.WHEEL[0], label="delight")
+        xs, colour = [min(mixes), max(mixes)], plotting.method_colour("delight")
+        by_mix.plot(xs, [level, level], color=colour, label="delight")
     by_mix.set_xlabel("weight of surprisal in the mix")
     for ax in axes[0]:
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
-    by_rate.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
-    by_mix.legend(fontsize=8)
+        plotting.label_ends(ax)
+    note = plotting.seeds_note(records[records["part"] == "priorities"], "bars: one standard error")
+    plotting.head(figure, "MNIST: error by what ranks the samples, lower is better", note)
     return figure

@@ -109,21 +109,27 @@ def _delay_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -
         plotting.sweep(ax, {name: error(name) for name in methods(settings)})
         if _full(settings) and part == OLDEST:
             points = [PAPER_DELAY] * len(PAPER)
-            ax.plot(points, list(PAPER.values()), "kx", label="the paper, weak")
+            ax.plot(points, list(PAPER.values()), "kx")
         ax.set_xscale("symlog", linthresh=1)
         ax.set(xlabel="delay in learner steps", title=NAMES[part])
+        ax.set_xlim(left=-0.2)  # no delay is negative
         plotting.log_percent(ax, "error of the learner at the end")
-    axes[0, 0].legend(fontsize=8)
+        plotting.label_ends(ax)
+    note = plotting.seeds_note(records, "bars: one standard error")
+    says = "MNIST: error by delay of the actors, lower is better"
+    plotting.head(figure, says, f"{note} Crosses: the paper, read off a small figure.")
     return figure
 
 
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     shown = [delay for delay in settings.delays if delay in (0, 100, 1000)]
-    figure, axes = plotting.grid(1, len(shown))
+    figure, axes = plotting.grid(1, len(shown), width=4.0)
     names = list(methods(settings))
     for ax, delay in zip(axes[0], shown, strict=True):
         plotting.curves(ax, records, OLDEST, names, LEARNER_ERROR, setting=delay)
         plotting.log_percent(ax, "error of the learner")
         ax.set(xlabel="learner step", title=f"delay {delay}")
-    axes[0, 0].legend(fontsize=8)
+        plotting.label_ends(ax)
+    says = "MNIST: error while training with delayed actors, lower is better"
+    plotting.head(figure, says, plotting.seeds_note(records))
     return figure

@@ -140,8 +140,10 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     ax, known = axes[0][0], FIG_8 if _full(settings) else None
     plotting.curves(ax, records, "curves", list(COMPARED), ONLINE, known=known)
     plotting.log_percent(ax, "sequence error")
-    ax.set_xlabel("step of 100 sequences (crosses: the paper)")
-    ax.legend()
+    ax.set_xlabel("step of 100 sequences")
+    plotting.label_ends(ax)
+    note = f"{plotting.seeds_note(records[records['part'] == 'curves'])} Crosses: the paper."
+    plotting.head(figure, "Reversal: error by step, lower is better", note)
     return figure
 
 
@@ -150,19 +152,24 @@ def _sweeps_figure(records: pd.DataFrame, settings: Settings, sweeps: list[str])
     figure, axes = plotting.grid(2, len(sweeps))
     for column, part in enumerate(sweeps):
         final, average = axes[0][column], axes[1][column]
-        for name, colour in zip(COMPARED, plotting.WHEEL, strict=False):
+        for name in COMPARED:
+            colour = plotting.method_colour(name)
             plotting.by_setting(final, finals(records, part, name), name, colour=colour)
             points = _known(settings, part).get(name, {})
             plotting.crosses(final, points, color=colour, markersize=7)
             found = averages(records, part, name)
-            label = f"{name}, exponent {exponent(found):.2f}"
+            label = f"{name}, slope {exponent(found):.2f}"
             plotting.by_setting(average, found, label, colour=colour)
         final.set_ylabel("error at the end")
         average.set(ylabel="average error", xscale="log", yscale="log")
         for ax in (final, average):
             ax.set_xlabel(SWEEPS[part][2])
-            ax.legend(fontsize=8)
-    axes[0][0].set_title("crosses: the paper")
+            plotting.label_ends(ax)
+    plotting.head(
+        figure,
+        "Reversal: error at the end (above) and on average (below), lower is better",
+        "Mean over seeds, bars: one standard error. Crosses: the paper.",
+    )
     return figure
 
 
@@ -175,5 +182,7 @@ def _variants_figure(records: pd.DataFrame) -> Figure:
         plotting.log_percent(ax, "error")
         ax.set_title(variant.name.replace(", ", ",\n"), fontsize=8)
         ax.set_xlabel("step")
-    axes[0][0].legend(fontsize=7)
+        plotting.label_ends(ax)
+    says = "Reversal: error by step of every variant, lower is better"
+    plotting.head(figure, says, plotting.seeds_note(records[records["part"] == "variants"]))
     return figure

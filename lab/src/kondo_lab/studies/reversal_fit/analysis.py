@@ -211,7 +211,8 @@ def _scores_figure(
         ax.set_xticks(settings.learning_rates, [f"{rate:g}" for rate in settings.learning_rates])
     for ax in list(axes.flat)[len(names) :]:
         ax.set_axis_off()
-    axes[0][0].legend(fontsize=8)
+    says = "Distance to the paper's figures by learning rate and width, lower is better"
+    plotting.head(figure, says, "ff: width of the feed-forward layers.", legend=axes[0][0])
     return figure
 
 
@@ -236,6 +237,8 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         plotting.crosses(ax, points, color="black", markersize=4)
         plotting.log_percent(ax, "error")
         ax.set_title(f"{method}, ff {width}", fontsize=9)
-        ax.set_xlabel("step (crosses: the paper)")
-    axes[0][0].legend(fontsize=7)
+        ax.set_xlabel("step")
+    note = "Means over seeds. Crosses: the paper. lr: learning rate, ff: feed-forward width."
+    says = "Kondo Figure 8 by learning rate and width"
+    plotting.head(figure, says, note, legend=axes[0][0])
     return figure

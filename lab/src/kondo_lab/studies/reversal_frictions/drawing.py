@@ -26,8 +26,6 @@ from kondo_lab.studies.study import Estimate, Headline
 
 MARGIN = 1.5
 """Factor by which a log axis of errors goes past the smallest there can be, and past 1."""
-COLOURS = (*plotting.WHEEL, "#000000", "#a6761d")
-"""One for every method."""
 
 
 def _draw(
@@ -45,7 +43,7 @@ def _draw(
         name: {x: value._replace(mean=max(value.mean, least[x])) for x, value in values.items()}
         for name, values in found.items()
     }
-    plotting.sweep(ax, shown, COLOURS)
+    plotting.sweep(ax, shown)
     ax.set_xlabel(label)
     plotting.log_percent(ax, "error of the learner")
     # Left to itself a log axis follows bars to 0 for hundreds of decades, and has no ticks then.
@@ -54,7 +52,7 @@ def _draw(
 
 def each(records: pd.DataFrame, settings: Settings, reward: str) -> Figure:
     """Return the errors of all methods by strength, a panel a friction."""
-    figure, axes = plotting.grid(2, 2)
+    figure, axes = plotting.grid(2, 2, width=5.2, height=3.6)
     part = of(EACH, reward)
     for ax, (friction, sweep) in zip(axes.flat, sweeps(settings).items(), strict=True):
         places = {0.0: NONE} | dict.fromkeys(sweep.strengths, friction)
@@ -73,7 +71,9 @@ def each(records: pd.DataFrame, settings: Settings, reward: str) -> Figure:
         ax.set_xscale("symlog", linthresh=min(sweep.strengths))
         ax.set_xlim(left=-0.2 * min(sweep.strengths))  # no strength is negative
         ax.set_title(friction)
-    plotting.legend_below(figure, axes[0, 0], columns=4)
+        plotting.label_ends(ax)
+    says = "Reversal: error by the strength of each friction alone, lower is better"
+    plotting.head(figure, says, plotting.seeds_note(records, "bars: one standard error"))
     return figure
 
 
@@ -90,11 +90,17 @@ def together(
     axes[0, 0].axhline(claim_lines.LENGTH_SOLVED, color="black", linewidth=0.8, linestyle=":")
     ax = axes[0, 1]
     x = settings.length
-    plotting.curves(ax, records, part, names, LEARNER_ERROR, setting=x, colours=COLOURS)
+    plotting.curves(ax, records, part, names, LEARNER_ERROR, setting=x)
     plotting.log_percent(ax, "error of the learner")
     ax.set_xlabel(f"learner step, H = {x}, all frictions")
     _gains(axes[0, 2], settings, reward, lines)
-    plotting.legend_below(figure, axes[0, 0], columns=4)
+    for ax in axes[0]:
+        plotting.label_ends(ax)
+    plotting.head(
+        figure,
+        "Reversal: error by length and by step, and samples over DG's, all frictions",
+        f"{plotting.seeds_note(records)} Lower is better. Right: triangles up are lower bounds.",
+    )
     return figure
 
 
@@ -102,18 +108,20 @@ def _gains(ax: Axes, settings: Settings, reward: str, lines: Sequence[Headline])
     """Draw the samples over DG's by length; triangles up are lower bounds."""
     target = max(settings.targets)
     metric = claim_lines.samples_metric(reward, target)
-    for number, name in enumerate(methods(settings)):
+    names = list(methods(settings))
+    for name in names:
         series = claim_lines.over_dg(name)
         own = [line for line in lines if line.metric == metric and line.series.startswith(series)]
         if not own:
             continue
         xs, ys = [float(line.x) for line in own], [line.ours for line in own]
-        ax.plot(xs, ys, color=COLOURS[number], linewidth=1.2)
+        colour, dash = plotting.series_style(name, names)
+        ax.plot(xs, ys, color=colour, linestyle=dash, linewidth=1.2, label=name)
         for x, y, line in zip(xs, ys, own, strict=True):
             mark = {"at least": "^", "at most": "v", "either side": "x"}.get(
                 line.series.rpartition(", ")[2], "o"
             )
-            ax.plot([x], [y], mark, color=COLOURS[number], markersize=5)
+            ax.plot([x], [y], mark, color=colour, markersize=5)
     ax.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
     ax.set_yscale("log")
     ax.set_xlabel("length H, all frictions")
@@ -123,11 +131,13 @@ def _gains(ax: Axes, settings: Settings, reward: str, lines: Sequence[Headline])
 def why(records: pd.DataFrame, settings: Settings, part: str) -> Figure:
     """Return the error at the end of every rule that was tried on bugs, seed by seed."""
     figure, axes = plotting.grid(1, 1, width=7.0, height=4.5)
-    ax, names = axes[0, 0], list(told_of_bugs(settings))[::-1]
+    ax, names = axes[0, 0], list(told_of_bugs(settings))
     for place, name in enumerate(names):
         own = list(errors.by_seed(records, part, name).values())
-        ax.plot(100 * np.array(own), [place] * len(own), "o", color=COLOURS[0], alpha=0.5)
+        ax.plot(100 * np.array(own), [place] * len(own), "o", color=plotting.BLUE, alpha=0.5)
         ax.plot([100 * float(np.mean(own))], [place], "|", color="black", markersize=14)
-    ax.set_yticks(range(len(names)), names)
-    ax.set_xlabel(f"error of the learner in percent, bugs in {100 * settings.why_bug:g}%")
+    plotting.rows_axis(ax, names, size=9)
+    ax.set_xlabel("error of the learner in percent: left is better")
+    says = f"Reversal: error with bugs in {100 * settings.why_bug:g}% of the rows, by rule"
+    plotting.head(figure, says, "Dots: seeds. Bars: means.")
     return figure

@@ -130,20 +130,22 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2, width=5.2, height=4)
     names = [*_all_series(settings), _exact(settings)]
     panels: tuple[tuple[plotting.Axis, str], ...] = (
-        ("step", "step of 100 sequences (crosses: the paper)"),
-        ("backward", "backward passes"),
+        ("step", "step of 100 sequences (log scale)"),
+        ("backward", "backward passes (log scale)"),
     )
     for ax, (x, label) in zip(axes[0], panels, strict=True):
-        for name, colour in zip(names, (*plotting.WHEEL, "black"), strict=True):
+        for name in names:
             curve = statistics.curve(records, "curves", name, ONLINE)
-            dash = "-" if name in delightful(settings) else (0, (4, 1.5))
-            plotting.line(ax, curve, name, names, x=x, color=colour, linestyle=dash)
+            colour, _ = plotting.series_style(name, names)
+            plotting.line(ax, curve, name, names, x=x)
             points = FIG_8.get(name, {}) if _full(settings) and x == "step" else {}
             plotting.crosses(ax, points, color=colour, markersize=4)
         plotting.log_percent(ax, "sequence error")
         ax.set(xscale="log", xlabel=label)
-    axes[0][1].xaxis.set_major_formatter(plotting.counts)
-    axes[0][0].legend(fontsize=8)
+        ax.xaxis.set_major_formatter(plotting.counts)
+        plotting.label_ends(ax)
+    note = f"{plotting.seeds_note(records[records['part'] == 'curves'])} Crosses: the paper."
+    plotting.head(figure, "Reversal: error by steps and backward passes, lower is better", note)
     return figure
 
 
@@ -187,6 +189,13 @@ def _lengths_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     plotting.sweep(axes[0][2], errors)
     axes[0][2].set(xlabel="length H", ylabel="sequence error at the end")
     axes[0][2].axhline(SOLVED, color="black", linewidth=0.8, linestyle=":")
+    for ax in axes[0]:
+        plotting.label_ends(ax)
+    plotting.head(
+        figure,
+        "Reversal: longest length solved (higher is better), and error by length (lower is)",
+        "Mean over seeds, band or bars: one standard error. Crosses: the paper. Dotted: solved.",
+    )
     return figure
 
 
@@ -194,7 +203,8 @@ def _draw_longest(
     ax: Axes, records: pd.DataFrame, settings: Settings, metric: str, *, average: bool
 ) -> None:
     every = _logged(records)
-    for name, colour in zip(_all_series(settings), plotting.WHEEL, strict=True):
+    for name in _all_series(settings):
+        colour = plotting.method_colour(name)
         found = [
             reversals.longest_solved(records, "lengths", name, forward, average=average)
             for forward in every
@@ -204,9 +214,8 @@ def _draw_longest(
         plotting.band(ax, every, means, errors, colour=colour)
         plotting.crosses(ax, FIG_10.get(name, {}) if _full(settings) else {}, color=colour)
     ax.xaxis.set_major_formatter(plotting.counts)
-    ax.set(xlabel="forward passes (crosses: the paper)", ylabel="longest length solved")
+    ax.set(xlabel="forward passes", ylabel="longest length solved")
     ax.set_title(metric.removeprefix("longest length with "), fontsize=9)
-    ax.legend(fontsize=8)
 
 
 def _speed(
@@ -261,8 +270,9 @@ def _speed_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         ax.axhline(1, color="#5a5a5a", linestyle=":")
         ax.set(title=series, xlabel="cost of a backward, in forwards")
         ax.set_ylabel("counted speed-up over PG")
-        if ax.get_legend_handles_labels()[1]:
-            ax.legend(fontsize=7)
+        plotting.label_ends(ax)
+    says = "Reversal: counted speed-up over PG to the solved level, higher is better"
+    plotting.head(figure, says, "H: length, M: vocabulary. Only where all seeds solve it.")
     return figure
 
 
@@ -279,6 +289,14 @@ def _vocabulary_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 1, width=5, height=3.8)
     names = ("PG", *delightful(settings))
     plotting.sweep(axes[0][0], {name: finals(records, "vocabularies", name) for name in names})
-    axes[0][0].set(xscale="log", xlabel="vocabulary M", ylabel="sequence error at the end")
-    axes[0][0].legend()
+    axes[0][0].set(xscale="log", xlabel="vocabulary M (log scale)")
+    axes[0][0].set_ylabel("sequence error at the end")
+    sizes = settings_of(records, "vocabularies", "PG")
+    axes[0][0].set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes[0][0].minorticks_off()
+    plotting.label_ends(axes[0][0])
+    note = plotting.seeds_note(
+        records[records["part"] == "vocabularies"], "bars: one standard error"
+    )
+    plotting.head(figure, "Reversal: error by vocabulary, lower is better", note)
     return figure

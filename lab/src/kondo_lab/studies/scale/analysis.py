@@ -257,7 +257,7 @@ def _limit_finding(task: _Task) -> str:
 
 
 def _check_figure(tasks: Sequence[_Task], settings: Settings) -> Figure:
-    figure, axes = plotting.grid(len(tasks), 3, width=4.0, height=3.2)
+    figure, axes = plotting.grid(len(tasks), 3, width=3.6, height=3.0)
     actors = settings.real_actors
     for row, task in zip(axes, tasks, strict=True):
         for ax, metric in zip(row, (PACE, IDLE, STALENESS), strict=True):
@@ -271,36 +271,44 @@ def _check_figure(tasks: Sequence[_Task], settings: Settings) -> Figure:
             ax.set_xscale("log", base=2)
             ax.set_xticks(actors, map(str, actors))
             ax.set_ylim(bottom=0)
-            ax.set(xlabel="actors", ylabel=metric, title=task.name)
-    plotting.legend_below(figure, axes[0, 0], columns=4)
+            ax.set(xlabel="actors", ylabel=metric, title=f"{task.name}: {metric}")
+    says = "Measured on Ray against simulated: solid on dashed is a good simulation"
+    plotting.head(figure, says, "Bars: one standard error.", legend=axes[0, 0])
     return figure
 
 
 def _scale_figure(task: _Task) -> Figure:
-    """Pace by actors: a row per design, a column per network."""
-    networks = task.settings.networks
-    figure, axes = plotting.grid(len(DESIGNS), len(networks), width=4.3, height=3.4)
-    for row, design in zip(axes, DESIGNS, strict=True):
+    """Pace by actors: a row per design and speed of the learner, a column per network."""
+    networks, speeds = task.settings.networks, task.settings.speeds
+    rows = [(design, speed) for design in DESIGNS for speed in speeds]
+    figure, axes = plotting.grid(len(rows), len(networks), width=3.4, height=2.5)
+    for row, (design, speed) in zip(axes, rows, strict=True):
         for ax, network in zip(row, networks, strict=True):
             for case in cases(task.settings):
                 # At other rates lines of "send all" lie on top of each other; records hold all.
                 shown = case.mode == SOURCE or case.rate == task.settings.rate
-                if shown and (case.design, case.network) == (design, network):
+                own = (case.design, case.speed, case.network)
+                if shown and own == (design, speed, network):
                     _draw_pace(ax, task, case)
             _log_axes(ax, PACE)
-            ax.set_title(f"{design}\n{network.name}")
-    plotting.legend_below(figure, axes[0, 0], columns=2 * len(networks))
+            plotting.ratio_ticks(ax.yaxis, "")
+            ax.set_title(f"{design}, learner {speed:g}x\n{network.name}", fontsize=9)
+        plotting.label_ends(row[-1])
+    plotting.head(
+        figure,
+        f"{task.name}: simulated rollouts per second by actors: higher is better",
+        "Lines: share of the rows kept, and whether the others are dropped at the source or sent.",
+    )
     return figure
 
 
 def _draw_pace(ax: Axes, task: _Task, case: Case) -> None:
     rates = task.settings.rates
     colour = plotting.sequential(rates.index(case.rate) / max(1, len(rates) - 1))
-    marker, dash = "o", "-" if case.speed == task.settings.speeds[0] else "--"
+    style = {"color": colour, "linestyle": "-"}
     if case.mode == EVERY_ROW:
-        colour, marker = COLOURS[EVERY_ROW], "s"
-    label = f"{case.mode} {100 * case.rate:g}%, learner {case.speed:g}x"
-    _draw(ax, task.line(case, PACE), label, color=colour, linestyle=dash, marker=marker)
+        style = {"color": COLOURS[EVERY_ROW], "linestyle": "--"}
+    _draw(ax, task.line(case, PACE), f"{case.mode} {100 * case.rate:g}%", marker="o", **style)
 
 
 def _draw(ax: Axes, line: dict[float, float], label: str, **style: Any) -> None:
@@ -308,24 +316,25 @@ def _draw(ax: Axes, line: dict[float, float], label: str, **style: Any) -> None:
 
 
 def _traffic_figure(tasks: Sequence[_Task]) -> Figure:
-    """Staleness and network traffic of the usual case, both designs."""
+    """Staleness, network traffic and idle share of the usual case, both designs."""
     panels = {
-        "staleness, versions": {STALENESS: "o"},
-        "bytes per second": {run.INWARD: "o", run.OUTWARD: "^"},
-        IDLE: {IDLE: "o"},
+        "staleness": (STALENESS, "versions"),
+        "rollouts in": (run.INWARD, "bytes per second"),
+        "weights out": (run.OUTWARD, "bytes per second"),
+        "idle learner": (IDLE, "share of the time"),
     }
-    figure, axes = plotting.grid(len(tasks), len(panels), width=4.3, height=3.4)
+    figure, axes = plotting.grid(len(tasks), len(panels), width=2.9, height=3.0)
     for row, task in zip(axes, tasks, strict=True):
-        for ax, (label, markers) in zip(row, panels.items(), strict=True):
+        for ax, (title, (metric, label)) in zip(row, panels.items(), strict=True):
             for design, dash in zip(DESIGNS, ("-", "--"), strict=True):
                 for mode, colour in COLOURS.items():
-                    for metric, marker in markers.items():
-                        line = task.line(task.usual(design, mode), metric)
-                        style = {"color": colour, "linestyle": dash, "marker": marker}
-                        _draw(ax, line, f"{mode}, {design}", **style)
-            _log_axes(ax, label, log_y=label != IDLE)
-            ax.set_title(f"{task.name}; triangles: weights" if len(markers) > 1 else task.name)
-    plotting.legend_below(figure, axes[0, 0], columns=4)
+                    line = task.line(task.usual(design, mode), metric)
+                    style = {"color": colour, "linestyle": dash, "marker": "o"}
+                    _draw(ax, line, f"{mode}, {design}", **style)
+            _log_axes(ax, label, log_y=metric != IDLE)
+            ax.set_title(f"{task.name}: {title}")
+    says = "Staleness, traffic and idle time by actors, simulated: lower is better"
+    plotting.head(figure, says, legend=axes[0, 0])
     return figure
 
 

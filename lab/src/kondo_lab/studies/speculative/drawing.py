@@ -1,29 +1,31 @@
-"""One figure per rate: agreement over training, error by agreement, cost by screen cost."""
+"""One figure per rate: agreement over training, and every screen's agreement, error and cost."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.speculative.points import AGREEMENT, Point
 from kondo_lab.studies.speculative.settings import Settings
+from kondo_lab.studies.study import Estimate
 
-# Okabe and Ito's colours, a marker each; the screens of a family differ by their dash.
-LOOKS = {
-    "exact": ("#5a5a5a", "s"),
-    "noisy": ("#d55e00", "o"),
-    "noisy alone": ("#f0a070", "o"),
-    "stale": ("#0072b2", "^"),
-    "quantised": ("#009e73", "D"),
-    "narrow": ("#cc79a7", "v"),
-    "advantage only": ("#e69f00", "P"),
+COLOURS = {
+    "exact": plotting.BLACK,
+    "noisy": plotting.VERMILLION,
+    "noisy alone": plotting.ORANGE,
+    "stale": plotting.BLUE,
+    "quantised": plotting.GREEN,
+    "narrow": plotting.PINK,
+    "advantage only": plotting.PURPLE,
 }
-DASHES = ("-", (0, (5, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-DENSE_COLOUR = "#999999"
+"""By family of screens."""
+PANELS = (("noisy", "noisy alone"), ("stale", "advantage only"), ("quantised", "narrow"))
+"""Families that share a panel of agreement over training."""
 
 
 def figure(
@@ -34,63 +36,93 @@ def figure(
     ratio: float,
 ) -> Figure:
     """Draw the screens at one rate."""
-    drawn, axes = plotting.grid(1, 3, width=4.4, height=4.2)
-    _draw_agreement(axes[0, 0], records, found, settings)
-    _draw_error(axes[0, 1], found)
-    _draw_cost(axes[0, 2], found, dense, settings, ratio)
-    lines = axes[0, 0].get_legend_handles_labels()
-    drawn.legend(*lines, loc="outside lower center", ncols=8, fontsize=7)
+    drawn, axes = plotting.grid(2, 3, width=4.2, height=max(3.2, 1.2 + 0.19 * len(found)))
+    for ax, families in zip(axes[0], PANELS, strict=True):
+        own = [one for one in found if one.screen.family in families]
+        _draw_agreement(ax, records, own, settings)
+    # The cheapest screen on top.
+    ordered = sorted(found, key=lambda one: (np.nan_to_num(one.screen.cost), one.screen.series))
+    _draw_rows(axes[1], ordered, dense, settings, ratio)
+    seeds = max(one.test.seeds for one in found)
+    plotting.head(
+        drawn,
+        f"{settings.images}, rate {100 * found[0].rate:g}%: screens that stand in for an exact one",
+        f"Above: means of {seeds} seeds. Below: bars: one standard error; in brackets: the counted "
+        "cost of the screen, forward passes a sample; the cheapest on top.",
+    )
     return drawn
 
 
 def _draw_agreement(
     ax: Axes, records: pd.DataFrame, found: Sequence[Point], settings: Settings
 ) -> None:
-    seen: Counter[str] = Counter()
-    for one in found:
-        series, family = one.screen.series, one.screen.family
-        curve = statistics.curve(records, settings.images, series, AGREEMENT, setting=one.rate)
-        dash = DASHES[seen[family] % len(DASHES)]
-        seen[family] += 1
-        colour, _ = LOOKS[family]
-        ax.plot(curve["step"], curve["mean"], color=colour, linestyle=dash, label=series)
+    for family in dict.fromkeys(one.screen.family for one in found):
+        own = [one for one in found if one.screen.family == family]
+        for place, one in enumerate(own):
+            series = one.screen.series
+            curve = statistics.curve(records, settings.images, series, AGREEMENT, setting=one.rate)
+            colour = plotting.shade(COLOURS[family], place / max(1, len(own) - 1))
+            ax.plot(curve["step"], curve["mean"], color=colour, linewidth=1.4, label=series)
     ax.set(xscale="log", ylim=(-0.03, 1.03), xlabel="step (log scale)")
     ax.set_ylabel("share of the exact rows kept")
-    ax.set_title(f"rate {100 * found[0].rate:g}%: kept rows")
+    names = list(dict.fromkeys(one.screen.family for one in found))
+    ax.set_title(" and ".join(names) or "agreement")
+    plotting.label_ends(ax)
 
 
-def _draw_error(ax: Axes, found: Sequence[Point]) -> None:
-    for one in found:
-        _mark(ax, one, one.agreement.mean, one.test.mean)
-    plotting.log_percent(ax, "test error at the end")
-    ax.set(xlabel="share of the exact rows kept, over training", title="error by agreement")
-
-
-def _draw_cost(
-    ax: Axes,
-    found: Sequence[Point],
+def _draw_rows(
+    axes: Sequence[Axes],
+    ordered: Sequence[Point],
     dense: Mapping[str, tuple[float, int]],
     settings: Settings,
     ratio: float,
 ) -> None:
-    for one in found:
-        cost = one.cost(ratio)
-        if not math.isnan(cost):
-            reach = one.reach
-            some = f" ({reach.reached} of {reach.seeds})" if reach.reached < reach.seeds else ""
-            _mark(ax, one, one.screen.cost, cost, some)
-    for series, (cost, _) in dense.items():
-        ax.axhline(cost, color=DENSE_COLOUR, linestyle="--", linewidth=1)
-        ax.annotate(f"{series}, no screen", (0, cost), fontsize=7, va="bottom")
-    ax.set_yscale("log")
-    ax.yaxis.set_major_formatter(plotting.counts)
-    ax.set_xlabel("counted cost of the screen, forward passes a sample")
-    ax.set_ylabel("forward passes (log scale)")
-    ax.set_title(f"counted cost to {100 * settings.target:g}% test error, c = {ratio:g}")
+    """Draw a dot per screen: agreement, error at the end, and cost to the target."""
+    agreement, error, cost = axes
+    for place, one in enumerate(ordered):
+        _dot(agreement, place, one, one.agreement)
+        _dot(error, place, one, one.test)
+        paid = one.cost(ratio)
+        if not math.isnan(paid):
+            _dot(cost, place, one, Estimate(paid))
+    names = [_named(one) for one in ordered]
+    for ax in axes:
+        plotting.rows_axis(ax, names)
+    error.set_yticklabels([])
+    cost.set_yticks(range(len(ordered)), [_reached(one) for one in ordered], fontsize=7)
+    agreement.set(xlim=(-0.03, 1.03), xlabel="share of the exact rows kept")
+    agreement.set_title("agreement over training")
+    error.set(xscale="log", xlabel="test error at the end (log scale)")
+    error.set_title("error: left is better")
+    error.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    error.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+    error.xaxis.set_minor_formatter(NullFormatter())
+    for series, (paid, _) in dense.items():
+        if math.isnan(paid):
+            continue
+        colour = plotting.method_colour(series)
+        cost.axvline(paid, color=colour, linestyle="--", linewidth=1)
+        says = cost.text(paid, len(ordered) - 0.5, f"{series}, no screen", color=colour)
+        says.set(rotation=90, va="bottom", ha="right", fontsize=plotting.SMALL)
+    cost.set(xscale="log", xlabel="forward passes (log scale)")
+    cost.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    cost.xaxis.set_major_formatter(plotting.counts)
+    cost.xaxis.set_minor_formatter(NullFormatter())
+    cost.set_title(f"cost to {100 * settings.target:g}% error, backward {ratio:g}")
 
 
-def _mark(ax: Axes, one: Point, x: float, y: float, note: str = "") -> None:
-    colour, marker = LOOKS[one.screen.family]
-    ax.plot([x], [y], marker, color=colour)
-    name = one.screen.series + note
-    ax.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
+def _dot(ax: Axes, place: int, one: Point, found: Estimate) -> None:
+    bar = np.nan_to_num(found.se)
+    ax.errorbar(found.mean, place, xerr=bar, fmt="o", ms=5, color=COLOURS[one.screen.family])
+
+
+def _named(one: Point) -> str:
+    """Return a screen's name with its cost, where it has one."""
+    cost = one.screen.cost
+    return one.screen.series if math.isnan(cost) else f"{one.screen.series} ({cost:.2g})"
+
+
+def _reached(one: Point) -> str:
+    """Return how many seeds got there, where not all did."""
+    reach = one.reach
+    return "" if reach.reached == reach.seeds else f"{reach.reached} of {reach.seeds}"
