@@ -103,7 +103,6 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="folder to resume from and to write to")
     options = parser.parse_args()
 
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")  # "nccl" on GPUs
     torch.manual_seed(0)  # the same weights on every rank
     model = Transformer()
@@ -142,6 +141,7 @@ def main() -> None:
             print(f" of {report.rows_seen} rows, {report.rows_moved} on another rank", flush=True)
     if options.checkpoint:
         save(options.checkpoint, model, optimizer, options.steps)
+    dist.barrier()  # a gloo thread that still holds a tensor would abort the interpreter's exit
     dist.destroy_process_group()
 
 
