@@ -1,17 +1,23 @@
-"""REINFORCE on two processes with Hugging Face Accelerate: the gate chooses among all rows.
+"""REINFORCE on two processes with Hugging Face Accelerate; 10% of the rows are differentiated.
 
-    torchrun --nproc_per_node 2 examples/accelerate_ddp.py [--gate delight:0.1]
-    python examples/accelerate_ddp.py                   # the same training on one process
+Install, in a checkout:  pip install . accelerate
+Run, two processes:      torchrun --nproc_per_node 2 examples/accelerate_ddp.py [--gate delight:0.1]
+Run, one process:        python examples/accelerate_ddp.py
 
-On GPUs `accelerate launch --num_processes 2` does the same as torchrun, less `cpu=True` below. On
-CPUs it starts a single process unless it is given MPI.
+A row is a context and the action taken in it. One of ten actions is right and has reward 1. The
+gate chooses among the rows of all processes, so one process with all rows ends with the same
+weights, up to rounding. A step in which all actions are right keeps nothing, and no process steps
+its optimizer. On GPUs remove `cpu=True`; `accelerate launch --num_processes 2` then does the same
+as torchrun. On CPUs it starts a single process unless it is given MPI.
 
-Expect the reward to rise from 0.1 to above 0.9 in 120 steps, a few seconds, with less than 10% of
-the rows differentiated, and equal weights on both processes. One process with all rows ends with
-the same weights, up to rounding. Where every action of a step is right there is nothing to learn:
-nothing is kept, and no process moves its optimizer. That happens in some of the last steps.
+Expect the reward to rise from 0.03 to above 0.9. Two processes print, after 14 s of CPU time (other
+CPUs give other digits):
 
-A row is a context and the action taken in it; one of ten actions is right and has reward 1.
+    step   0  reward 0.03  differentiated 6 of 64 rows
+    step  40  reward 0.89  differentiated 6 of 64 rows
+    step  80  reward 0.97  differentiated 6 of 64 rows
+    step 119  reward 0.98  differentiated 6 of 64 rows
+    trained on 654 of 7,680 rows (8.5%); 11 steps were empty; weights equal on all 2 processes: True
 """
 
 import argparse
@@ -82,7 +88,7 @@ class Learner:
 
 
 def main() -> None:
-    """Train, and tell what it cost."""
+    """Train, and print what it cost."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--gate", default="delight:0.1", help="as for kondo.parse_gate")
     options.add_argument("--steps", type=int, default=120)
@@ -104,8 +110,9 @@ def main() -> None:
         report = learner.step(contexts, actions, rewards - mean)
         seen, trained = seen + report.rows_seen, trained + report.rows_trained
         skipped += report.empty
-        if number % 20 == 0 or number == chosen.steps - 1:
-            accelerator.print(f"step {number:3}  reward {float(mean):.2f}  {report}", flush=True)
+        if number % 40 == 0 or number == chosen.steps - 1:
+            kept = f"differentiated {report.rows_trained} of {report.rows_seen} rows"
+            accelerator.print(f"step {number:3}  reward {float(mean):.2f}  {kept}", flush=True)
 
     weights = nn.utils.parameters_to_vector(learner.model.parameters()).detach()
     every = accelerator.gather(weights).view(accelerator.num_processes, -1)

@@ -1,4 +1,4 @@
-"""The trainer and the reward that examples/axolotl_grpo.yaml names; see there.
+"""The trainer and the reward that examples/axolotl_grpo.yaml names.
 
 axolotl makes its own config, which cannot carry our options. So the gate belongs to the class.
 """

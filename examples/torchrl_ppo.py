@@ -1,12 +1,20 @@
-"""PPO on CartPole with TorchRL's environment, collector, actor, GAE and losses, and a gate.
+"""PPO on CartPole-v1 with TorchRL's collector, actor, GAE and losses; 10% of rows differentiated.
 
-    pip install 'kondo[torchrl]' gymnasium
-    python examples/torchrl_ppo.py [--gate unbiased:0.1] [--iterations 12]
+Install, in a checkout:  pip install '.[torchrl]' gymnasium
+Run:                     python examples/torchrl_ppo.py [--gate unbiased:0.1] [--iterations 12]
 
-`ClipPPOLoss` still trains the critic, on all rows. Its actor part is replaced by `kondo.backward`,
-which differentiates the rows that the gate keeps: with `--gate dense` every row, and then the
-gradient is that of `ClipPPOLoss` bit for bit. Expect the return to rise from about 20 to above 100
-in 12 iterations, 15 s on one core, with 10% of the rows differentiated.
+`ClipPPOLoss` trains the critic, on all rows. `kondo.backward` replaces its actor part and
+differentiates the rows that the gate keeps. With `--gate dense` these are all rows, and the
+gradient equals that of `ClipPPOLoss` bit for bit.
+
+Expect the return to rise from 20 to above 100. Seed 0 prints, after 28 s of CPU time (other CPUs
+give other digits):
+
+    iteration   1  return   20.1
+    iteration   4  return   26.2
+    iteration   8  return   89.2
+    iteration  12  return  187.3
+    differentiated 7,488 of 73,728 rows (10.2%)
 """
 
 import argparse
@@ -48,13 +56,13 @@ class Learner:
         self.advantage = GAE(gamma=0.99, lmbda=0.95, value_network=self.critic)
         # An entropy bonus would need a forward and a backward of every row.
         self.loss = ClipPPOLoss(self.actor, self.critic, clip_epsilon=CLIP, entropy_bonus=False)
-        self.optimiser = torch.optim.Adam(self.loss.parameters(), lr=1e-3)
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=1e-3)
         self.policy, self.gate = ActorPolicy(self.actor), kondo.parse_gate(gate)
         self.seen = self.trained = 0
 
     def step(self, rows: TensorDict) -> None:
         """Train on a minibatch: the critic on all rows, the actor on those that are kept."""
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         # Was: losses = self.loss(rows)
         #      (losses["loss_objective"] + losses["loss_critic"]).backward()
         self.loss.loss_critic(rows)[0].mean().backward()
@@ -70,7 +78,7 @@ class Learner:
         )
         nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
         # The critic has a gradient on every minibatch. Without it: `if not report.empty:`.
-        self.optimiser.step()
+        self.optimizer.step()
         self.seen, self.trained = self.seen + report.rows_seen, self.trained + report.rows_trained
 
     def train(self, batch: TensorDict) -> None:
@@ -86,7 +94,7 @@ class Learner:
 
 
 def main() -> None:
-    """Train, and tell what it cost."""
+    """Train, and print what it cost."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--gate", default="unbiased:0.1", help="as for kondo.parse_gate")
     options.add_argument("--iterations", type=int, default=12)
@@ -110,13 +118,12 @@ def main() -> None:
         ended = batch["next", "done"].squeeze(-1)
         returns.extend(batch["next", "episode_reward"][ended].flatten().tolist())
         learner.train(batch)
-        print(
-            f"iteration {iteration:3}  return {sum(returns) / max(1, len(returns)):6.1f}",
-            flush=True,
-        )
+        if iteration % 4 == 0 or iteration in (1, chosen.iterations):
+            recent = torch.tensor(list(returns)).mean()
+            print(f"iteration {iteration:3}  return {recent:6.1f}", flush=True)
     collector.shutdown()
     share = learner.trained / learner.seen
-    print(f"in all differentiated {learner.trained:,} of {learner.seen:,} rows ({share:.1%})")
+    print(f"differentiated {learner.trained:,} of {learner.seen:,} rows ({share:.1%})")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""GRPO with TRL, and the same with a Kondo gate: a tiny random-weight model learns to say "joy".
+"""GRPO in TRL, and the same with a gate: a tiny model with random weights learns to say "joy".
 
-    python examples/trl_grpo.py --gate unbiased:0.25 --steps 30
+Install, in a checkout:  pip install '.[trl]'
+Run:                     python examples/trl_grpo.py [--gate unbiased:0.25] [--steps 30]
 
-Needs kondo[trl]; runs on a CPU in seconds, without a network. Compare the two lines it prints: the
-reward of both runs, and what the gated one paid for it. Only `make_trainer` knows of kondo.
+It trains twice: with TRL's own trainer, and with a gate. Only `make_trainer` knows of kondo.
+
+Expect TRL's log of every step, then two lines, after 12 s of CPU time (other CPUs give other
+digits). At equal steps the gated run learns less and differentiates a quarter of the tokens:
+
+    TRL:   reward 0.031 -> 0.488, every token trained
+    kondo: reward 0.031 -> 0.371, 25.5% of tokens trained
 """
 
 import argparse

@@ -1,5 +1,8 @@
+import dataclasses
+import json
 import math
 
+import pytest
 import torch
 
 import kondo
@@ -37,6 +40,50 @@ def test_as_dict_is_flat_and_prefixed():
     assert flat["kondo/empty"] == 0.0
     assert "kondo/gate_spread" in flat
     assert one_report().as_dict(prefix="")["rate"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("gate", "absent"),
+    [
+        (None, {"price"}),
+        (kondo.Gate(rate=0.2), set()),
+        (kondo.Gate(price=0.0, temperature=1.0), set()),
+        (kondo.UnbiasedGate(rate=0.2), {"bias_negative"}),  # its values are positive
+        (kondo.VarianceGate(rate=0.2), {"price", "entropy"}),  # and no screen
+        (kondo.Gate(price=1e9), {"kept_positive_share", "effective_units"}),  # keeps nothing
+        (kondo.Gate(price=math.inf), {"price", "kept_positive_share", "effective_units"}),
+    ],
+)
+def test_a_logger_is_given_plain_finite_numbers_and_no_others(gate, absent):
+    weight = torch.ones(4, dtype=torch.bfloat16, requires_grad=True)
+    rows = torch.linspace(0.1, 2.0, 80, dtype=torch.bfloat16).view(20, 4)
+    report = run_step(
+        lambda rows: -(rows * weight).sum(1), rows, torch.linspace(-1, 1, 20), gate=gate
+    )
+    flat = report.as_dict(prefix="")
+    assert {type(value) for value in flat.values()} == {int, float}
+    assert all(math.isfinite(value) for value in flat.values())
+    names = set(report.diagnostics) | {"price", "loss", "kept", "rows_trained", "seconds_forward"}
+    assert names - set(flat) == absent
+    json.dumps(flat, allow_nan=False)
+
+
+def test_a_step_without_signal_has_no_nan():
+    report = run_step(
+        lambda rows: -rows,
+        torch.ones(4, requires_grad=True),
+        torch.zeros(4),
+        gate=kondo.Gate(rate=0.5),
+    )
+    assert report.empty
+    assert all(math.isfinite(value) for value in report.as_dict().values())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_logged(value):
+    late = one_report().late._replace(loss=value)
+    report = dataclasses.replace(one_report(), _late=lambda: late)
+    assert str(report.as_dict()["kondo/loss"]) == str(value)
 
 
 def test_prints_what_was_done():

@@ -77,7 +77,6 @@ def by_hand(example, steps):
 @frameworks
 def test_two_processes_train_as_one_does(framework, tmp_path):
     script = EXAMPLES / f"{SCRIPTS[framework]}.py"
-    assert len(script.read_text().splitlines()) < 150
     two = ["--processes", 2] if framework == "fabric" else []
     printed = launch(framework, script, "--steps", 120, "--save", tmp_path, *two)
     first, second = (torch.load(tmp_path / f"weights{rank}.pt") for rank in (0, 1))

@@ -12,6 +12,9 @@ import torch
 
 STAGES = ("screen", "select", "compact", "forward", "backward")
 
+# What a logger is given whatever its value is.
+LOSSES = ("loss", "rank_loss")
+
 
 class Late(NamedTuple):
     """What is read from the device after a step."""
@@ -96,13 +99,23 @@ class Report:
         return self.kept == 0
 
     def as_dict(self, prefix: str = "kondo/") -> dict[str, float]:
-        """Return flat numbers for a logger, each key with `prefix`."""
+        """Return flat, plain numbers for a logger, each key with `prefix`.
+
+        A number that this step does not have is left out: the price of a dense step, the entropy
+        without log-probs, a share of no units. Loggers reject or misdraw NaN and infinity. A loss
+        is never left out: a loss that is not finite must be seen.
+        """
         names = [field.name for field in dataclasses.fields(self) if field.name[0] != "_"]
         flat: dict[str, float] = {name: getattr(self, name) for name in names}
         flat |= {"empty": float(self.empty), "loss": self.loss}
         flat |= {"tokens_trained": self.tokens_trained}
         flat |= {f"seconds_{stage}": spent for stage, spent in self.seconds.items()}
-        return {prefix + key: value for key, value in (self.diagnostics | flat).items()}
+        found = {
+            key: value
+            for key, value in (self.diagnostics | flat).items()
+            if math.isfinite(value) or key in LOSSES
+        }
+        return {prefix + key: value for key, value in found.items()}
 
     def __str__(self) -> str:
         stages = "  ".join(f"{name} {1e3 * spent:.1f}" for name, spent in self.seconds.items())
