@@ -119,7 +119,7 @@ def test_the_wheels_run_where_nothing_else_of_ours_is(built, tmp_path):
     code = "import kondo, kondo_lab; print(kondo.__file__, kondo_lab.__file__)"
     places = run(sys.executable, "-P", "-c", code, env=environment, cwd=tmp_path).split()
     assert all(Path(place).is_relative_to(target) for place in places)
-    called = (sys.executable, "-P", "-m", "kondo.cli", "list")
+    called = (sys.executable, "-P", "-m", "kondo", "list")
     assert "mnist-kondo" in run(*called, env=environment, cwd=tmp_path)
 
 

@@ -10,7 +10,8 @@ def test_time_left_follows_from_the_share_done(monkeypatch):
     assert progress._clock(0.25, 100.0) == "30 s, about 90 s left"
 
 
-def test_piped_output_is_wide_enough_for_the_table(capsys):
+def test_piped_output_is_wide_enough_for_the_table(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert progress.make_console().width == 100
 
 

@@ -26,8 +26,8 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
     Example:
         >>> from kondo_lab.studies.end_labels import spread
-        >>> spread([0.5, 0.5], gap=0.2, low=0.0, high=1.0)
-        [0.4, 0.6]
+        >>> spread([0.5, 0.5], gap=0.25, low=0.0, high=1.0)
+        [0.375, 0.625]
     """
     order = sorted(range(len(wanted)), key=lambda number: wanted[number])
     # Less its share of gaps, a place must not fall below its neighbour's: isotonic regression,
