@@ -7,6 +7,7 @@ import math
 import os
 import random
 import time
+import warnings
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -836,3 +837,21 @@ def logged(group):
     spec = {"unit": "sample", "splits": (5, 5), "gate": {"rate": 0.5}, "wrap": "plain"}
     report = step(group, Policy("sample"), spec)
     return {"dict": report.as_dict(), "text": str(report)}
+
+
+def watched_steps(group, advantages):
+    """What 100 steps of a gate warn of, where each rank has rows of its own advantages."""
+    model, own = torch.nn.Linear(2, 3), torch.tensor(advantages[group.rank()])
+    gate = kondo.UnbiasedGate(rate=0.5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(100):
+            kondo.backward(
+                lambda rows: model(rows).log_softmax(-1)[:, 0],
+                torch.ones(len(own), 2),
+                own,
+                gate=gate,
+                group=group,
+                options=kondo.Options(all_reduce=True),
+            )
+    return {"told": [str(each.message) for each in caught]}

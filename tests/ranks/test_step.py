@@ -305,3 +305,20 @@ def test_a_dense_step_that_counts_whole_rows_wants_them_equally_wide(crew, mask_
     results = crew.run(cases.dense_step, 4, (3, 0, 4, 1), (5, 5, 5, 5), mask_of)
     assert [result["report"]["rank_kept"] for result in results] == [15, 0, 20, 5]
     assert {result["report"]["kept"] for result in results} == {40}
+
+
+@pytest.mark.parametrize(
+    ("advantages", "named"),
+    [
+        (([1.0, 1.0], [-1.0, -1.0]), False),
+        (([1.0, 0.0], [1.0, 0.0]), True),
+        (([], [1.0, 0.0]), True),
+    ],
+    ids=["centred together", "rewards", "rewards of the other rank"],
+)
+def test_advantages_of_all_ranks_are_judged_together_and_named_by_the_first(
+    crew, advantages, named
+):
+    first, second = crew.run(cases.watched_steps, 2, advantages)
+    assert [("not centred" in told) for told in first["told"]] == [True] * named
+    assert second["told"] == []

@@ -47,9 +47,9 @@ class Counts(NamedTuple):
     surprisal: float
     """Sum over these elements; NaN where none are known."""
     advantage: float = 0.0
-    """Sum of this process's advantages, as given."""
+    """Sum over elements that count."""
     abs_advantage: float = 0.0
-    """Sum of their absolute values."""
+    """Sum of absolute values, likewise."""
 
     @property
     def entropy(self) -> float:
@@ -128,9 +128,9 @@ def select(
     kept_rows = choice.keep.any(dim=1) if unit == "token" else choice.keep
     read = _read(units, choice, kept_rows)
     if not early:
-        hidden_nan = _refuse_inputs(read[:5], log_probs, advantages, valid)
-    _refuse_choice(read[5:9], choice, units)
-    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[9:14])
+        hidden_nan = _refuse_inputs(read[:6], log_probs, advantages, valid)
+    _refuse_choice(read[6:10], choice, units)
+    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[10:15])
     index = kept_rows.nonzero_static(size=rows_kept).squeeze(1)  # of known size: no read
     counts = Counts(
         units=counted,
@@ -142,11 +142,11 @@ def select(
         hidden_nan=hidden_nan,
         rows_screened=0,
         surprised=elements,
-        price=read[14],
-        rate=read[15],
+        price=read[15],
+        rate=read[16],
         surprisal=read[3],
-        advantage=read[1],
-        abs_advantage=read[4],
+        advantage=read[4],
+        abs_advantage=read[5],
     )
     rows, weight, keep = copy_together((index, choice.weight, choice.keep), log_probs.device)
     if unit == "sequence":
@@ -169,7 +169,7 @@ class _Units(NamedTuple):
     """What a gate chooses from: on the CPU where there are few, else on the device."""
 
     faults: Tensor
-    """[5], see `_faults`."""
+    """[6], see `_faults`."""
     values: Tensor
     mask: Tensor
     elements: Tensor
@@ -208,7 +208,7 @@ def _units(
 
 
 def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
-    """Return what the host must know, [16], after one read.
+    """Return what the host must know, [17], after one read.
 
     What `_faults` says, four faults of the choice (see `_refuse_choice`), five sizes, price, rate.
     """
@@ -372,17 +372,18 @@ def _check_shapes(choice: Choice, unit_mask: Tensor) -> None:
 
 
 def _faults(log_probs: Tensor, advantages: Tensor, valid: Tensor, at_most_zero: bool) -> Tensor:
-    """Return [5] float64: two sums that are finite, an excess <= 0, and two sums to watch.
+    """Return [6] float64: two sums that are finite, an excess <= 0, and three sums to watch.
 
-    The sums are of log-probs and advantages, then of surprisals and absolute advantages. A NaN or
-    an infinity never leaves a sum finite; log-probs may be -infinity. Log-probs of densities may
-    exceed 0.
+    The first are of all log-probs and advantages, the last of surprisals, advantages and absolute
+    advantages that count. A NaN or an infinity never leaves a sum finite; log-probs may be
+    -infinity. Log-probs of densities may exceed 0.
     """
     counted = torch.where(valid, log_probs, 0.0)
-    summed = (log_probs, advantages, counted, advantages.abs())
+    centred = torch.where(valid, expand_rows("advantages", advantages, log_probs.shape), 0.0)
+    summed = (log_probs, advantages, counted, centred, centred.abs())
     sums = [part.sum(dtype=torch.float64) for part in summed]
     above = excess(counted).double() if at_most_zero else torch.zeros_like(sums[0])
-    return torch.stack([*sums[:2], above, -sums[2], sums[3]])
+    return torch.stack([*sums[:2], above, -sums[2], *sums[3:]])
 
 
 def _refuse_inputs(

@@ -12,6 +12,7 @@ import sys
 import warnings
 import weakref
 
+from kondo.core import signals
 from kondo.core.contract import BaseGate
 from kondo.core.delight import delight
 from kondo.engine.select import Counts
@@ -27,10 +28,14 @@ _DECAY = 0.9
 _DEVIATIONS = 3.0
 _SHARE = 0.5
 
-# Advantages are judged once, over this many steps: a critic that starts at 0 is given time to
-# learn. Their sum is at most this share of the sum of their absolute values.
-_CENTRED_STEPS = 10
+# Advantages are judged once, over the later ones of the first steps: a critic that starts at 0 has
+# time to learn, also where one rollout makes dozens of steps. They have one sign if their sum
+# exceeds this share of the sum of their absolute values. Equal rewards less their mean leave
+# rounding errors of one sign: a smaller mean than the last number says nothing.
+_CENTRED_FROM, _CENTRED_STEPS = 50, 100
 _ONE_SIGN = 0.9
+_ROUNDING = 1e-6
+_WITHOUT_ADVANTAGES = (signals.surprisal, signals.uniform)
 
 
 class Trend:
@@ -75,7 +80,7 @@ class _Run:
     def __init__(self) -> None:
         self.entropy, self.loss_of_reward = Trend(), Trend()
         self.warned = False
-        self.steps = 0
+        self.steps = self.elements = 0
         self.advantage = self.abs_advantage = 0.0
 
 
@@ -128,20 +133,25 @@ def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) ->
 
 
 def _watch_advantages(gate: BaseGate, run: _Run, counts: Counts) -> None:
-    """Warn, at the last of the first steps, if the advantages so far have one sign."""
-    if run.steps == _CENTRED_STEPS or not math.isfinite(counts.abs_advantage):
+    """Warn, at the last of the first steps, if the advantages of the later ones have one sign."""
+    if run.steps == _CENTRED_STEPS or any(gate.signal is signal for signal in _WITHOUT_ADVANTAGES):
         return
     run.steps += 1
+    if run.steps <= _CENTRED_FROM:
+        return
+    run.elements += counts.elements
     run.advantage += counts.advantage
     run.abs_advantage += counts.abs_advantage
     if run.steps < _CENTRED_STEPS or abs(run.advantage) <= _ONE_SIGN * run.abs_advantage:
         return
-    share = abs(run.advantage) / run.abs_advantage
+    if run.abs_advantage <= _ROUNDING * run.elements:
+        return
     warnings.warn(
-        f"advantages of the first {_CENTRED_STEPS} steps under {gate!r} are not centred: "
-        f"{share:.0%} of their size has one sign. Rewards need a baseline, or delight cannot tell "
-        f"success from failure: pass kondo.advantage.batch_mean(rewards), or "
-        f"kondo.advantage.group_mean(rewards, size) for several answers to a prompt. See "
+        f"advantages are not centred: in {_CENTRED_STEPS - _CENTRED_FROM} steps under {gate!r} "
+        f"{abs(run.advantage) / run.abs_advantage:.0%} of their size has one sign. If they are "
+        f"rewards without a baseline, pass kondo.advantage.batch_mean(rewards), or "
+        f"kondo.advantage.group_mean(rewards, size) for several answers to a prompt: else delight "
+        f"cannot tell success from failure, and every gate is noisier. See "
         f"docs/concepts/delight.md.",
         RuntimeWarning,
         stacklevel=_callers_level(),

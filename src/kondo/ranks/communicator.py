@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Words of a message beside the one that says whether its rank has failed.
-_WORDS = 13
+_WORDS = 15
 _MESSAGE_BYTES = 4096
 
 

@@ -49,8 +49,10 @@ from kondo.ranks.rebalance import structure
 
 Denominator = float | Callable[[Tensor], float]
 
-# Fields of `Counts` that are numbers of things, which are added up: all but the last three.
+# Fields of `Counts` that are numbers of things, which are added up, and those that are sums of
+# floats, which are too. Between them are price and rate, which ranks must have in common.
 _SUMMED = Counts._fields.index("price")
+_WATCHED = ("surprisal", "advantage", "abs_advantage")
 
 
 class _Done(NamedTuple):
@@ -173,8 +175,10 @@ class RankPeers(Alone):
             decided = (_to_word(own.price), self._gate.num_kept, self._gate.digest)
         with clock.stage("wait"):
             numbers = (int(number) for number in own[:_SUMMED])
-            told = self._ranks.say(*numbers, *decided, _to_word(own.surprisal))
-        if any(theirs[_SUMMED:-1] != told[0][_SUMMED:-1] for theirs in told):
+            sums_to_watch = (_to_word(getattr(own, name)) for name in _WATCHED)
+            told = self._ranks.say(*numbers, *decided, *sums_to_watch)
+        end = -len(_WATCHED)
+        if any(theirs[_SUMMED:end] != told[0][_SUMMED:end] for theirs in told):
             prices = [_to_float(theirs[_SUMMED]) for theirs in told]
             raise RuntimeError(
                 f"gate decided differently on different ranks: prices {prices}; it must depend on "
@@ -182,9 +186,13 @@ class RankPeers(Alone):
             )
         self._kept_rows = [theirs[5] for theirs in told]
         sums = [sum(column) for column in zip(*(each[:_SUMMED] for each in told), strict=True)]
+        watched = [
+            sum(map(_to_float, column))
+            for column in zip(*(each[end:] for each in told), strict=True)
+        ]
         total = own._replace(
             **dict(zip(Counts._fields[:_SUMMED], sums, strict=True)),
-            surprisal=sum(_to_float(theirs[-1]) for theirs in told),
+            **dict(zip(_WATCHED, watched, strict=True)),
         )
         return total if self._gate is not None else total._replace(rate=float(total.units > 0))
 
