@@ -3,7 +3,7 @@
 | rule       | met                                       | missed               |
 |------------|-------------------------------------------|----------------------|
 | by_lines   | every line that is compared matches       | one differs          |
-| above_zero | above 0 by more than chance is 1 in 20    | 0 or below           |
+| above_zero | above 0 by more than chance is 1 in 20    | below 0 by that      |
 | lower      | below another, by `agreement.judge_order` | above it, by that    |
 | together   | every one of several is met               | one is missed        |
 
@@ -42,15 +42,18 @@ def above_zero(apart: Estimate) -> ClaimVerdict:
         >>> from kondo_lab.studies.study import Estimate
         >>> above_zero(Estimate(0.1, 0.01, 5)), above_zero(Estimate(0.1, 0.1, 5))
         ('met', 'open')
-        >>> above_zero(Estimate(-0.1, 0.1, 5)), above_zero(Estimate(0.1, 0.01, 2))
+        >>> above_zero(Estimate(-0.1, 0.01, 5)), above_zero(Estimate(-0.1, 0.1, 5))
         ('missed', 'open')
+        >>> above_zero(Estimate(0.1, 0.01, 2)), above_zero(Estimate(0.0, 0.0, 5))
+        ('open', 'missed')
     """
     mean, se, seeds = apart
     if seeds < LEAST_SEEDS:
         return "open"
-    if mean <= 0:
-        return "missed"
-    return "met" if mean > chance_errors(seeds) * se else "open"
+    by_chance = chance_errors(seeds) * se
+    if mean > by_chance:
+        return "met"
+    return "missed" if mean < -by_chance or (mean <= 0 and se == 0) else "open"
 
 
 def by_lines(statement: str, lines: Iterable[Headline]) -> Claim:
