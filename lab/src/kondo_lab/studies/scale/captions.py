@@ -26,7 +26,7 @@ def captions(
         "measured-against-simulated": _checked(lines, claims),
         **{f"{task}-actors": _gained(lines, task) for task in tasks},
         "staleness-and-bytes": compared(
-            f"{tasks[0]}: with rows dropped at the source a simulated message has a size in bytes of",
+            f"{tasks[0]}: with rows dropped at the source a simulated message has bytes of",
             find(lines, f"{tasks[0]}, {SOURCE}", BYTES, actors),
             {f"{EVERY_ROW}'s": find(lines, f"{tasks[0]}, {EVERY_ROW}", BYTES, actors)},
             otherwise="Staleness, traffic and idle time by actors, simulated.",
