@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, furthest, percent, verdict_told
+from kondo_lab.studies.captions import compared, decided, furthest, percent, verdict_told
 from kondo_lab.studies.claims import find
 from kondo_lab.studies.reversal_frictions.claim_lines import error_metric
 from kondo_lab.studies.reversal_frictions.run import ALL, sweeps
@@ -34,17 +34,19 @@ def captions(
         claim = verdict_told(claims, f"{reward}, all frictions together: {TENTH}", "of a tenth")
         found[f"all-frictions-{reward}"] = compared(
             f"With all frictions at length {settings.length} DG ends at an error of",
-            find(lines, "DG", metric, settings.length),
-            {"PG's": find(lines, "PG", metric, settings.length)},
+            find(lines, "DG", metric, float(settings.length)),
+            {"PG's": find(lines, "PG", metric, float(settings.length))},
             otherwise="Learner error with all frictions together, by length.",
             show=percent,
             verdict=claim,
         )
     why = [line for line in lines if line.metric == "learner error, why"]
     others = [line for line in why if line.series != "DG"]
-    best = min(others, key=lambda line: line.ours, default=None)
+    best = min(others, key=lambda line: line.ours) if decided(*others) else None
     found["why-bugs"] = compared(
-        "" if best is None else f"With bugs in {best.x:.0%} of the rows {best.series} ends at",
+        ""
+        if best is None
+        else f"Lowest error with bugs in {best.x:.0%} of the rows, {best.series}:",
         best,
         {"DG's": find(why, "DG", "learner error, why")},
         otherwise="Error and the push of bugs, by rule.",
