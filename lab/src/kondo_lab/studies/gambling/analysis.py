@@ -261,7 +261,7 @@ def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     for row, names in zip(axes, (priced, rated), strict=True):
         for ax, (part, title) in zip(row[1:], PLACES.items(), strict=True):
             _draw_ends(ax, records, settings, part, names)
-            for name in set(names) & set(expected):
+            for name in (name for name in names if name in expected):
                 ends = [rest(settings, part, name, ratio) for ratio in settings.ratios]
                 colour = _style(name, settings, names)["color"]
                 ax.plot(settings.ratios, ends, "o", color=colour, markersize=3)
