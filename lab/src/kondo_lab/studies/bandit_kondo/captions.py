@@ -42,7 +42,7 @@ def _cosine(lines: Sequence[Headline], claims: Sequence[Claim]) -> str:
         "baseline, and {1} with a baseline of p",
         [by_series.get(PG), by_series.get(PG_FITTED)],
         otherwise="Direction of PG's mean gradient by backward passes.",
-        verdict=verdict_told(claims, "in proportion to 1 / p^2"),
+        verdict=verdict_told(claims, "in proportion to 1 / p^2", "of a power of 2"),
     )
 
 

@@ -45,7 +45,7 @@ def captions(
             REWARD,
             "a reward",
             "Reward at the end by what selects the samples to train on.",
-            verdict_told(claims, f"{main}, PG: rows of highest delight"),
+            verdict_told(claims, f"{main}, PG: rows of highest delight", "that it ends highest"),
         ),
         "entropy": ends(
             ENTROPY, "an entropy in nats a token", "Entropy by what selects the samples."

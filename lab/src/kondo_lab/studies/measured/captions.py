@@ -40,8 +40,8 @@ def _ranged(
     least, most = (pick(own, key=lambda line: line.ours) for pick in (min, max))
     slower = sum(line.ours < 1 for line in own)
     return stated(
-        f"{series} speeds up {what} by {{0}}x ({least.x}) to {{1}}x ({most.x}); {slower} of "
-        f"{len(own)} workloads are slower than PG",
+        f"{series}: the speed-up of {what} over PG is {{0}}x ({least.x}) to {{1}}x ({most.x}), "
+        f"below 1x on {slower} of {len(own)} workloads",
         [least, most],
         otherwise=otherwise,
         verdict=verdict,
