@@ -47,6 +47,7 @@ def test_every_figure_is_drawn(small):
     found, _ = small
     names = ["fig2-learning-curves", "fig3-samples-per-image", "fig4-directions"]
     assert list(found.figures) == [*names, "appendix-sweeps"]
+    assert set(found.captions) == set(found.figures)
     assert {line.figure for line in found.headline} >= {"DG Fig 2", "DG Fig 3", "DG Fig 4a"}
 
 

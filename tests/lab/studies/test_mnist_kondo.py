@@ -43,6 +43,7 @@ def test_every_figure_is_drawn_and_every_part_feeds_the_table(small):
         "fig4-noise",
         "fig5-priorities",
     ]
+    assert set(found.captions) == set(found.figures)
     figures = {line.figure for line in found.headline}
     assert {"Kondo Fig 1", "Kondo Fig 2", "Kondo Fig 4a", "Kondo Fig 4b"} <= figures
     assert {"Kondo Fig 5a", "Kondo Fig 5b"} <= figures

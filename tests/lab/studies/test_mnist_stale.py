@@ -94,6 +94,7 @@ def test_late_reinforce_forgets_what_dg_learns(small):
 
 def test_every_figure_is_drawn_and_no_number_of_the_paper_is_compared_with_digits(small):
     assert list(small[0].figures) == ["error-by-delay", "learning-curves"]
+    assert set(small[0].captions) == set(small[0].figures)
     for line in small[0].headline:
         assert line.expected is None or line.metric.startswith("order of")
 

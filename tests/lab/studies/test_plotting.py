@@ -142,3 +142,21 @@ def test_a_file_has_few_colours_and_the_same_bytes_each_time(tmp_path):
     for colour in ("#ffffff", *plotting.WHEEL):
         wanted = 255 * np.array(to_rgb(colour))
         assert np.abs(pixels - wanted).max(axis=1).min() < 12, colour
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        (8.6, 13.4, ["9", "10", "11", "12", "13"]),
+        (2.0, 9.0, ["2", "4", "6", "8"]),
+        (1.0, 100.0, ["1", "2", "5", "10", "20", "50", "100"]),
+    ],
+)
+def test_a_log_axis_has_several_labels_even_if_it_spans_less_than_a_decade(low, high, wanted):
+    _, axes = plotting.grid(1, 1)
+    ax = axes[0, 0]
+    ax.set(yscale="log", ylim=(low, high))
+    plotting.log_ticks(ax.yaxis)
+    drawn(ax.figure)
+    assert [label.get_text() for label in ax.get_yticklabels()] == wanted
+    assert len(ax.yaxis.get_minorticklocs()) == 0

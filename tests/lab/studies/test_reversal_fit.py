@@ -50,6 +50,7 @@ def line(part, method, pair, values, *, setting=math.nan, seed=0):
 def test_every_pair_is_scored_on_every_figure_and_the_best_is_named_first(small):
     found, table = small
     assert set(found.figures) == {"scores", "fig8-learning-curves"}
+    assert set(found.captions) == set(found.figures)
     assert set(table["part"]) == {"prefix", "tokens", "vocabularies", "lengths", "longest"}
     totals = {
         row.series: row.ours for row in found.headline if row.figure.startswith("all figures")

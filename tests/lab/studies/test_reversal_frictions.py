@@ -149,6 +149,7 @@ def test_the_length_of_the_sweeps_is_among_those_of_all_together():
 def test_the_whole_study_runs_draws_and_fills_the_page(small):
     found, table, out = small
     assert {"error-by-friction-prefix", "all-frictions-bag", "why-bugs"} <= set(found.figures)
+    assert set(found.captions) == set(found.figures)
     assert {"online error", "learner error", "diverged"} <= set(table["metric"])
     series = {line.series for line in found.headline}
     assert {*run.methods(SMALL), "lowest of the others / DG", "DG / PPO"} <= series

@@ -199,6 +199,7 @@ def test_the_analysis_tells_agreement_error_and_cost(full_records):
     least = "mnist, rate 3%: advantage only gets every seed to 5% test error for the least"
     assert found.findings[1].startswith(least)
     assert set(found.figures) == {"mnist-3", "mnist-10"}
+    assert set(found.captions) == set(found.figures)
 
 
 def test_a_small_run_records_agreement_of_every_screen(folder):

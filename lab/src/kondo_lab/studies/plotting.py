@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis as MatplotlibAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
 
 from kondo.run_files import atomically
@@ -298,6 +298,28 @@ def table(
     ax.set_xticks(range(len(columns)), columns, fontsize=SMALL)
     ax.set_yticks(range(len(rows)), rows, fontsize=SMALL)
     ax.grid(visible=False)
+
+
+class _LogTicks(Locator):
+    """1, 2, 5 of every decade; round steps where an axis spans less than a decade."""
+
+    def __call__(self) -> Any:
+        return self.tick_values(*self.axis.get_view_interval())  # type: ignore[union-attr]
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        low, high = sorted((vmin, vmax))
+        # Of less than a decade 1, 2 and 5 may leave a single label.
+        steps = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10])
+        decades = LogLocator(subs=(1.0, 2.0, 5.0), numticks=20)
+        chosen = steps if high < 10 * low else decades
+        return [tick for tick in chosen.tick_values(low, high) if low <= tick <= high]
+
+
+def log_ticks(axis: MatplotlibAxis) -> None:
+    """Label a log axis with plain numbers, several of them even if it spans less than a decade."""
+    axis.set_major_locator(_LogTicks())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def ratio_ticks(axis: MatplotlibAxis, sign: str = "x") -> None:

@@ -11,9 +11,11 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.asynchrony import run
+from kondo_lab.studies.asynchrony.captions import captions
 from kondo_lab.studies.asynchrony.claims import claims
 from kondo_lab.studies.asynchrony.run import FIXED, ON_RAY, ONLINE, REPLAYED, TWINS, UNIFORM, named
 from kondo_lab.studies.asynchrony.settings import Settings
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
@@ -115,9 +117,10 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
             ours = Estimate(one.value, one.se, one.seeds)
             lines.append(crew.line(f"{one.method}, {one.twin} - {ON_RAY}", one.metric, ours))
     lines += _share_lines(found)
-    return Analysis(
+    judged = claims(lines)
+    analysis = Analysis(
         headline=lines,
-        claims=claims(lines),
+        claims=judged,
         figures={
             "ages": _age_figure(crews),
             "errors": _error_figure(crews),
@@ -129,6 +132,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
             *(_verdict(found, twin) for twin in TWINS),
         ],
     )
+    return with_captions(analysis, captions(lines, judged))
 
 
 def _share_lines(found: list[Difference]) -> Iterator[Headline]:

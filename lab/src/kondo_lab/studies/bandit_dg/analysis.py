@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.bandit_dg.captions import captions
 from kondo_lab.studies.bandit_dg.claims import claims
 from kondo_lab.studies.bandit_dg.run import (
     ALONG,
@@ -22,6 +23,7 @@ from kondo_lab.studies.bandit_dg.run import (
     POOLED_GAP,
 )
 from kondo_lab.studies.bandit_dg.settings import Settings
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import finals, means
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
@@ -59,7 +61,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if {"table", "search"} <= there:
         figures["prop2-eta"] = _eta_figure(records, settings)
     found.claims.extend(claims(found.headline))
-    return found
+    return with_captions(found, captions(found.headline, found.claims))
 
 
 def theory(settings: Settings, error: float) -> dict[str, float]:

@@ -10,9 +10,11 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.bandit_kondo.captions import captions
 from kondo_lab.studies.bandit_kondo.claims import claims
 from kondo_lab.studies.bandit_kondo.run import BEST, DRAWN, GATE, PG, PG_FITTED
 from kondo_lab.studies.bandit_kondo.settings import Settings
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import means
 from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
@@ -46,7 +48,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if {"moments", "cosine", "first-success"} <= there:
         figures["prop1-variance-and-passes"] = _gradient_figure(records, settings)
     found.claims.extend(claims(found.headline))
-    return found
+    return with_captions(found, captions(found.headline, found.claims))
 
 
 def _ranking_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:

@@ -6,7 +6,9 @@ from functools import partial
 import pandas as pd
 
 from kondo_lab.studies import softmax_bandit as bandit
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.contamination import drawing, run, theory
+from kondo_lab.studies.contamination.captions import captions
 from kondo_lab.studies.contamination.claims import claims
 from kondo_lab.studies.contamination.numbers import Numbers
 from kondo_lab.studies.contamination.run import IS, PG, at, dg
@@ -42,7 +44,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         figures["many-contexts"] = drawing.contexts(numbers)
         findings.append(_context_finding(numbers))
     found.claims.extend(claims(found.headline))
-    return found
+    return with_captions(found, captions(found.headline, found.claims))
 
 
 # Headline.

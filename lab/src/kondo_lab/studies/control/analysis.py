@@ -9,8 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import ends
 from kondo_lab.studies.control import run
+from kondo_lab.studies.control.captions import captions
 from kondo_lab.studies.control.claims import task_claims, told
 from kondo_lab.studies.control.run import COSINE, DENSE, ENTROPY, GRADIENT_ERROR, RATE, RETURN
 from kondo_lab.studies.control.settings import Settings, Task
@@ -45,7 +47,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         ),
         "entropies": draw(ENTROPY, "entropy (nats)", "Entropy of the policy by samples"),
     }
-    return Analysis(headline=lines, claims=claims, findings=findings, figures=figures)
+    found = Analysis(headline=lines, claims=claims, findings=findings, figures=figures)
+    first = done[0].name if done else ""
+    return with_captions(found, captions(lines, claims, run.promised(settings), first))
 
 
 def over_run(records: pd.DataFrame, part: str, series: str, metric: str) -> Estimate:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kondo_lab.studies import statistics
 from kondo_lab.studies.frontier import compared_gates, drawing
+from kondo_lab.studies.frontier.captions import caption
 from kondo_lab.studies.frontier.claims import claims
 from kondo_lab.studies.frontier.points import ONLINE, TEST, Point, Task, front, measure
 from kondo_lab.studies.frontier.run import REVERSAL
@@ -45,6 +46,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         found.findings.extend(_findings(task, points))
         found.claims.extend(claims(task, points, COST_RATIOS))
         found.figures[task.part] = drawing.figure(task, points, COST_RATIOS)
+        found.captions[task.part] = caption(found.headline, task, COST_RATIOS[1])
         for point in points:
             place = (task.part, point.line.series, point.line.rate, task.label, *point.reach.mean)
             counts = (point.reach.reached, point.reach.seeds)

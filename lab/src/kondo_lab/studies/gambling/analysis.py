@@ -11,8 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import beats, ends, finals, means
 from kondo_lab.studies.gambling import bandit, rules
+from kondo_lab.studies.gambling.captions import captions
 from kondo_lab.studies.gambling.claims import claims
 from kondo_lab.studies.gambling.rules import Rule
 from kondo_lab.studies.gambling.run import FINAL, LUCKY, base_rules, cases, few_rules
@@ -63,7 +65,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _actor_lines(records, settings)
         found.findings.extend(_actor_findings(records, settings))
     found.claims.extend(claims(found.headline))
-    return found
+    told = captions(found.headline, found.claims, SHOWN[-1], settings.gamblers)
+    return with_captions(found, told)
 
 
 def _names(of_rules: Iterable[Rule]) -> list[str]:
@@ -258,7 +261,7 @@ def _sweep_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     for row, names in zip(axes, (priced, rated), strict=True):
         for ax, (part, title) in zip(row[1:], PLACES.items(), strict=True):
             _draw_ends(ax, records, settings, part, names)
-            for name in set(names) & set(expected):
+            for name in (name for name in names if name in expected):
                 ends = [rest(settings, part, name, ratio) for ratio in settings.ratios]
                 colour = _style(name, settings, names)["color"]
                 ax.plot(settings.ratios, ends, "o", color=colour, markersize=3)

@@ -7,7 +7,9 @@ import pandas as pd
 
 from kondo_lab.language.asynchronous import LAG
 from kondo_lab.language.corrections import needs_behaviour
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.lm_frictions import assignments, drawing, verdicts
+from kondo_lab.studies.lm_frictions.captions import captions
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
 from kondo_lab.studies.lm_frictions.settings import COMBINED, Settings
 from kondo_lab.studies.lm_rl import findings as lm_rl
@@ -30,6 +32,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     found.findings.extend(_rates(tuned, settings))
     without = _without_behaviour(tuned, settings)
     found.findings.extend(_further_tuning(records, settings))
+    told: dict[str, str] = {}
     for field in settings.fields:
         own = outcomes(records, settings, field)
         if own is None:
@@ -42,10 +45,12 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         figure = drawing.strengths(own)
         if figure is not None:
             found.figures[slug("strengths", field.name)] = figure
+        refreshes = list(verdicts.sweep(own, "refresh").values())
+        told |= captions(found.headline, found.claims, field.name, refreshes)
     curves = drawing.curves(records, settings)
     if curves is not None:
         found.figures[slug("curves", settings.main.name)] = curves
-    return found
+    return with_captions(found, told)
 
 
 def _rates(tuned: pd.DataFrame, settings: Settings) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kondo_lab.studies.claims import LEAST_SEEDS, chance_errors
 from kondo_lab.studies.lm_gates import drawing, equal_seconds
+from kondo_lab.studies.lm_gates.captions import caption
 from kondo_lab.studies.lm_gates.settings import Settings
 from kondo_lab.studies.lm_rl import assignments, runs, tuning
 from kondo_lab.studies.lm_rl import findings as lm_rl
@@ -61,6 +62,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
             _add_arena(found, arena, records[records["part"].isin(names)], settings)
     if arenas:
         found.figures["rewards"] = drawing.rewards(arenas)
+        fields = [arena.field.name for arena in arenas]
+        told = caption(found.headline, found.claims, settings.claimed, fields)
+        found.captions["rewards"] = told
     found.findings.extend(_learning_rates(records, settings))
     found.findings.extend(lm_rl.edge_findings(records, settings))
     return found

@@ -8,8 +8,10 @@ import pandas as pd
 
 from kondo_lab.language.selections import JOIN, LOSSES, named
 from kondo_lab.language.step_seconds import PLAIN
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.claims import together
 from kondo_lab.studies.lm_rl import assignments, comparisons, drawing, findings, runs, tuning
+from kondo_lab.studies.lm_rl.captions import captions
 from kondo_lab.studies.lm_rl.plane_analysis import add_planes
 from kondo_lab.studies.lm_rl.runs import ROLLOUTS, ROWS, Arena, Run
 from kondo_lab.studies.lm_rl.settings import Field, Settings
@@ -51,7 +53,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     add_planes(found, records, settings)
     _add_seconds(found, records, settings)
     found.findings.extend(_learning_rates(records, settings))
-    return found
+    rare, planes = ([own.name for own in some] for some in (settings.rare, settings.planes))
+    told = captions(found.headline, found.claims, settings.main.name, rare, planes)
+    return with_captions(found, told)
 
 
 def _loss_of(series: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from kondo_lab.studies import plotting
 from kondo_lab.studies.lm_rl import runs
@@ -82,10 +82,7 @@ def _draw_times(ax: Axes, chosen: Sequence[Trial], target: float, axis: str) -> 
     places = sorted({trial.point.num_rows for trial in chosen})
     ax.set_xticks(places, [str(place) for place in places], fontsize=7)
     ax.xaxis.set_minor_locator(NullLocator())
-    # A decade has at most one label of its own: those between say where a point stands.
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7), numticks=20))
-    ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    ax.yaxis.set_minor_locator(NullLocator())
+    plotting.log_ticks(ax.yaxis)
 
 
 def _draw_frontier(

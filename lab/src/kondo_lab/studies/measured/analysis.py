@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.measured import drawing, run
+from kondo_lab.studies.measured.captions import captions
 from kondo_lab.studies.measured.claims import claims
 from kondo_lab.studies.measured.quality import PAPER_DG, TARGET, StepGain, paper_speed_up, step_gain
 from kondo_lab.studies.measured.run import DG, EXACT, FREE, LEARNER, LOOP, PG
@@ -27,12 +29,13 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if bandits:
         figures["speed-up-to-quality"] = drawing.to_quality(records, bandits, gain)
     lines = [line for shape in shapes for line in _lines(records, shape, gain)]
-    return Analysis(
+    found = Analysis(
         headline=lines,
         claims=claims(lines),
         figures=figures,
         findings=[*_findings(records, shapes, gain), *_left_out(records)],
     )
+    return with_captions(found, captions(lines, found.claims))
 
 
 def _lines(records: pd.DataFrame, shape: Shape, gain: StepGain) -> list[Headline]:

@@ -6,8 +6,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import against_paper
 from kondo_lab.studies.mnist_dg import appendix, paper
+from kondo_lab.studies.mnist_dg.captions import captions
 from kondo_lab.studies.mnist_dg.claims import claims
 from kondo_lab.studies.mnist_dg.run import BASELINES, TO_CE, TO_PG, part_name, series
 from kondo_lab.studies.mnist_dg.settings import Settings
@@ -44,7 +46,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         found.headline.extend(appendix.lines(records, settings, swept))
         found.figures["appendix-sweeps"] = appendix.figure(records, settings, swept)
     found.claims.extend(claims(found.headline))
-    return found
+    told = captions(found.headline, found.claims)
+    return with_captions(found, told)
 
 
 def _full(settings: Settings) -> bool:

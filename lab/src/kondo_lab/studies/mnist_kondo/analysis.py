@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics, updates
 from kondo_lab.studies.agreement import Rule
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of, tolerated
 from kondo_lab.studies.mnist_kondo import paper, speed_ups
+from kondo_lab.studies.mnist_kondo.captions import captions
 from kondo_lab.studies.mnist_kondo.claims import claims
 from kondo_lab.studies.mnist_kondo.run import DELIGHT_NOISE, LOGIT_NOISE, NOISES, SIGNALS
 from kondo_lab.studies.mnist_kondo.settings import Settings
@@ -47,7 +49,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _priority_lines(records, settings)
         figures["fig5-priorities"] = _priorities_figure(records, settings)
     found.claims.extend(claims(found.headline))
-    return found
+    told = captions(found.headline, found.claims, updates.percent(settings.rate), settings.rate)
+    return with_captions(found, told)
 
 
 def _series(settings: Settings) -> tuple[str, str, str]:

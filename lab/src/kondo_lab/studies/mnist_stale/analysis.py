@@ -6,8 +6,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import beats, ends, finals, settings_of
 from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
+from kondo_lab.studies.mnist_stale.captions import captions
 from kondo_lab.studies.mnist_stale.claims import claims
 from kondo_lab.studies.mnist_stale.run import OLDEST, REINFORCE, UNIFORM, methods
 from kondo_lab.studies.mnist_stale.settings import Settings
@@ -37,7 +39,10 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if OLDEST in there:
         found.figures["learning-curves"] = _curves_figure(records, settings)
     found.claims.extend(claims(found.headline))
-    return found
+    told = captions(
+        found.headline, found.claims, f"{LEARNER_ERROR}, {NAMES[OLDEST]}, by delay", EXACT
+    )
+    return with_captions(found, told)
 
 
 def _full(settings: Settings) -> bool:

@@ -5,8 +5,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, reversals, seed_blocks, statistics
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of
 from kondo_lab.studies.reversal_dg import paper
+from kondo_lab.studies.reversal_dg.captions import captions
 from kondo_lab.studies.reversal_dg.claims import claims
 from kondo_lab.studies.reversal_dg.run import COMPARED, EXACT_TIES, VARIANTS, VARIED
 from kondo_lab.studies.reversal_dg.settings import Settings
@@ -41,7 +43,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         found.headline.extend(_variant_lines(records))
         found.figures["variants"] = _variants_figure(records)
     found.claims.extend(claims(found.headline))
-    return found
+    told = captions(found.headline, found.claims)
+    return with_captions(found, told)
 
 
 def _full(settings: Settings) -> bool:

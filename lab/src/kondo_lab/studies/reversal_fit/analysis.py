@@ -18,8 +18,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, reversals, statistics, updates
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.reversal_dg import paper as dg_paper
-from kondo_lab.studies.reversal_fit.claims import claims
+from kondo_lab.studies.reversal_fit.captions import captions
+from kondo_lab.studies.reversal_fit.claims import STATEMENT, claims
 from kondo_lab.studies.reversal_fit.run import (
     LONGEST,
     PREFIX,
@@ -82,7 +84,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     found.figures["scores"] = _scores_figure(settings, totals)
     if PREFIX in set(records["part"]):
         found.figures["fig8-learning-curves"] = _curves_figure(records, settings)
-    return found
+    told = captions(found.headline, found.claims, STATEMENT, SCORE)
+    return with_captions(found, told)
 
 
 def compared(records: pd.DataFrame, settings: Settings, pair: Pair) -> list[Compared]:

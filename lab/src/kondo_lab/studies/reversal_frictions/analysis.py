@@ -3,8 +3,10 @@
 import pandas as pd
 
 from kondo_lab.studies import statistics
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.learner_error import DIVERGED
 from kondo_lab.studies.reversal_frictions import bug_rows, claim_lines, drawing, errors
+from kondo_lab.studies.reversal_frictions.captions import captions
 from kondo_lab.studies.reversal_frictions.claims import claims
 from kondo_lab.studies.reversal_frictions.run import (
     EACH,
@@ -50,7 +52,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
             found.findings.extend(_why_findings(why, settings, of(WHY, reward)))
     found.findings.extend(_divergence_findings(records))
     found.claims.extend(claims(found.headline, settings))
-    return found
+    told = captions(found.headline, found.claims, settings)
+    return with_captions(found, told)
 
 
 def joined(records: pd.DataFrame) -> pd.DataFrame:

@@ -9,8 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, reversals, seed_blocks, statistics, updates
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of
 from kondo_lab.studies.reversal_kondo import paper
+from kondo_lab.studies.reversal_kondo.captions import captions
 from kondo_lab.studies.reversal_kondo.claims import claims
 from kondo_lab.studies.reversal_kondo.run import (
     EXACT_COUNT,
@@ -51,7 +53,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _vocabulary_lines(records, settings)
         figures["vocabularies"] = _vocabulary_figure(records, settings)
     found.claims.extend(claims(found.headline))
-    return found
+    told = captions(found.headline, found.claims, updates.percent(settings.rate), SOLVED_SO_FAR)
+    return with_captions(found, told)
 
 
 def _full(settings: Settings) -> bool:

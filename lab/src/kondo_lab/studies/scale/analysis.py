@@ -12,7 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, statistics
+from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.scale import run, theory
+from kondo_lab.studies.scale.captions import captions
 from kondo_lab.studies.scale.claims import claims
 from kondo_lab.studies.scale.costs import Costs
 from kondo_lab.studies.scale.run import DESIGNS, IDLE, MODES, PACE, SINGLE, STALENESS, Case, cases
@@ -128,7 +130,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     kinds = (_cost_lines, _check_lines, _scale_lines)
     lines = [line for task in tasks for some in kinds for line in some(task)]
     findings = (_check_finding, _scale_finding, _source_finding, _limit_finding)
-    return Analysis(
+    found = Analysis(
         headline=lines,
         claims=claims(lines),
         figures={
@@ -138,6 +140,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         },
         findings=[*(finding(task) for task in tasks for finding in findings), ADVICE],
     )
+    names, most = [task.name for task in tasks], max(settings.real_actors)
+    return with_captions(found, captions(lines, found.claims, names, most))
 
 
 # Headline.

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kondo_lab.studies import statistics
 from kondo_lab.studies.speculative import drafts, drawing
+from kondo_lab.studies.speculative.captions import caption
 from kondo_lab.studies.speculative.claims import claims
 from kondo_lab.studies.speculative.drafts import EXACT
 from kondo_lab.studies.speculative.points import ONLINE, TEST, Point, dense_cost, measure
@@ -42,7 +43,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     for rate in settings.rates:
         own = [one for one in found if one.rate == rate]
         figure = drawing.figure(records, own, dense, settings, COST_RATIO)
-        analysis.figures[f"{part}-{100 * rate:g}"] = figure
+        name = f"{part}-{100 * rate:g}"
+        analysis.figures[name] = figure
+        analysis.captions[name] = caption(lines, rate, _cost_name(settings))
         analysis.findings.extend(_findings(own, settings))
     analysis.claims.extend(claims(analysis.headline))
     return analysis
