@@ -141,7 +141,7 @@ def main() -> None:
             print(f" of {report.rows_seen} rows, {report.rows_moved} on another rank", flush=True)
     if options.checkpoint:
         save(options.checkpoint, model, optimizer, options.steps)
-    dist.barrier()  # a gloo thread that still holds a tensor would abort the interpreter's exit
+    dist.barrier()  # leave together: a rank that goes first can end the others with an error
     dist.destroy_process_group()
 
 

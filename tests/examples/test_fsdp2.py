@@ -22,8 +22,8 @@ def gradients(checkpoint, file):
     return {name: moments["exp_avg"] for name, moments in state.items()}
 
 
-# Slow: gloo threads that outlive the group abort about one of fifteen launches at their exit, with
-# or without a gate.
+# Slow, and some launches abort at their exit, after all output: threads of gloo outlive the group,
+# with or without a gate.
 @pytest.mark.slow
 def test_two_ranks_train_as_one_does_and_resume(tmp_path):
     """Four steps on one rank; and two steps on two ranks, then two more by a resumed run."""
