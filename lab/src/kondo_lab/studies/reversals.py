@@ -95,13 +95,26 @@ def train(
         )
 
 
+def longest_of(errors: Mapping[float, float]) -> float:
+    """Return the longest length with an error below `SOLVED`, of one seed's {length: error}.
+
+    Between two lengths the error is taken to be linear, below the shortest one as well: nothing to
+    write has no error. Where all are solved it is the longest there is.
+
+    Example:
+        >>> from kondo_lab.studies.reversals import longest_of
+        >>> longest_of({10.0: 0.0, 20.0: 0.5}), longest_of({10.0: 0.5})
+        (15.0, 5.0)
+    """
+    return interpolated_longest({0.0: 0.0} | dict(errors), SOLVED)
+
+
 def longest_solved(
     records: pd.DataFrame, part: str, series: str, forward: float, *, average: bool
 ) -> Estimate:
     """Return the longest length solved after that many forward passes, mean over seeds.
 
-    Settings are lengths. Between two lengths the error is taken to be linear, below the shortest
-    one as well: nothing to write has no error. Where all are solved it is the longest there is.
+    Settings are lengths, read as `longest_of` does.
 
     Args:
         average: judge by the mean reward since the start of training, instead of by the reward at
@@ -113,5 +126,5 @@ def longest_solved(
     for _, own in chosen.groupby("seed"):
         by_length = own.groupby("setting")["value"]
         errors = by_length.mean() if average else by_length.last()
-        found.append(interpolated_longest({0.0: 0.0} | dict(errors), SOLVED))
+        found.append(longest_of(dict(errors)))
     return statistics.estimate(found)
