@@ -24,7 +24,6 @@ import pandas as pd
 
 from kondo_lab.studies import reversals, statistics
 from kondo_lab.studies.agreement import WITHIN, judge_order
-from kondo_lab.studies.claims import LEAST_SEEDS
 from kondo_lab.studies.comparison import settings_of
 from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.studies.reversal_frictions import compute, errors
@@ -135,14 +134,6 @@ def tenfold(theirs: Estimate, ours: Estimate, least: float) -> Verdict:
     return judge_order(["low", "high"], {"low": low, "high": high})
 
 
-def open_if_few(lines: Sequence[Headline]) -> list[Headline]:
-    """Return the lines; those with a verdict that rest on too few seeds are noisy."""
-    return [
-        line._replace(verdict="noisy") if line.verdict and line.seeds < LEAST_SEEDS else line
-        for line in lines
-    ]
-
-
 def each_lines(records: pd.DataFrame, settings: Settings, reward: str) -> list[Headline]:
     """Return claim a, and the errors that it is made of."""
     lines, part = [], of(EACH, reward)
@@ -163,7 +154,7 @@ def each_lines(records: pd.DataFrame, settings: Settings, reward: str) -> list[H
         ]
         least = errors.least_error(records, settings, part, names["DG"], strength)
         lines += _factors(settings, metric, strength, found, least)
-    return open_if_few(lines)
+    return reversals.open_if_few(lines)
 
 
 def own_lines(records: pd.DataFrame, settings: Settings, reward: str) -> list[Headline]:
@@ -202,7 +193,7 @@ def together_lines(records: pd.DataFrame, settings: Settings, reward: str) -> li
         lines += _factors(settings, metric, length, found, least)
     for target in settings.targets:
         lines += _compute_lines(records, settings, reward, target)
-    return open_if_few(lines + _length_lines(records, settings, reward))
+    return reversals.open_if_few(lines + _length_lines(records, settings, reward))
 
 
 def _compute_lines(
