@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kondo_lab.studies.agreement import judge
-from kondo_lab.studies.claims import by_lines, estimate_of
+from kondo_lab.studies.claims import LEAST_SEEDS, by_lines, estimate_of
 from kondo_lab.studies.study import Claim, Headline
 
 BORNE = "noise at which the error is"
@@ -20,12 +20,7 @@ def claims(lines: Sequence[Headline]) -> list[Claim]:
             if line.figure.startswith(figure) and line.metric.startswith(metric)
         ]
 
-    # Tolerating more noise than the paper's DG is no miss.
-    borne = [
-        line._replace(verdict=judge(estimate_of(line), line.expected, line.against, "at least"))
-        for line in of("Kondo Fig 4", BORNE)
-        if line.expected is not None
-    ]
+    borne = [_at_least(line) for line in of("Kondo Fig 4", BORNE)]
     return [
         by_lines(
             "with 3% of the backward passes DG-K ends below PG, and DG below DG-K",
@@ -33,11 +28,23 @@ def claims(lines: Sequence[Headline]) -> list[Claim]:
         ),
         by_lines("every rate ends at an error of about 0.5%", of("Kondo Fig 2")),
         by_lines(
-            "counted in passes DG-K reaches 5% test error 1.41 (1 + c) / (1 + 0.03 c) times "
-            "cheaper than PG",
+            "counted in passes DG-K's mean curve reaches 5% online error 1.41 (1 + c) / "
+            "(1 + 0.03 c) times cheaper than PG's",
             [line for line in of("Kondo Fig 3") if line.series.startswith("DG-K")],
         ),
         by_lines("DG tolerates as much noise in delight and in logits as the paper's", borne),
         by_lines("DG-K tolerates less noise than DG", of("Kondo Fig 4", "order of")),
         by_lines("no additive mix of advantage and surprisal replaces delight", of("Kondo Fig 5")),
     ]
+
+
+def _at_least(line: Headline) -> Headline:
+    """Return a line judged by "at least": tolerating more noise than the paper's DG is no miss.
+
+    What was too noisy to tell is still no miss.
+    """
+    if line.expected is None or line.seeds < LEAST_SEEDS:
+        return line
+    verdict = judge(estimate_of(line), line.expected, line.against, "at least")
+    unsure = verdict == "differs" and line.verdict == "noisy"
+    return line if unsure else line._replace(verdict=verdict)
