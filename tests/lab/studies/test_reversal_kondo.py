@@ -149,6 +149,7 @@ def gain(place, value, seeds=3, se=0.1):
         ([gain("H=12 M=2", 1.0), gain("H=10 M=4", 2.0)], "open"),
         ([gain("H=12 M=2", 1.0), gain("H=18 M=2", 2.0)], "open"),
         ([gain("H=10 M=4", 2.0, 2), gain("H=10 M=8", 3.0)], "open"),
+        ([gain("H=10 M=4", 2.0, 3, math.nan), gain("H=10 M=8", 3.0, 3, math.nan)], "open"),
         ([gain("H=10 M=4", 2.0, 1, math.nan), gain("H=10 M=8", 3.0, 1, math.nan)], "open"),
     ],
 )

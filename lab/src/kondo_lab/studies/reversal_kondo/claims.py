@@ -12,6 +12,7 @@ from kondo_lab.studies.claims import (
     estimate_of,
     shown,
 )
+from kondo_lab.studies.reversal_kondo.settings import Settings
 from kondo_lab.studies.study import Claim, ClaimVerdict, Headline
 
 LENGTH = "longest length with"
@@ -20,7 +21,7 @@ GAIN = "speed-up over PG to 25% error"
 GATES = ("DG-K 3%", "DG-K price 0")
 
 
-def claims(lines: Sequence[Headline], length: int) -> list[Claim]:
+def claims(lines: Sequence[Headline], length: int = Settings().length) -> list[Claim]:
     """Return the claims about passes, lengths and difficulty.
 
     Args:
@@ -47,7 +48,7 @@ def _beside_dg(lines: Sequence[Headline]) -> list[Headline]:
     lengths = {
         (line.series, str(line.x)): line
         for line in lines
-        if line.metric.startswith(LENGTH) and line.against == "fitted"
+        if line.metric.startswith(LENGTH) and line.against in ("paper", "fitted")
     }
     return [
         line._replace(
@@ -62,8 +63,8 @@ def _beside_dg(lines: Sequence[Headline]) -> list[Headline]:
 def _growth(lines: Sequence[Headline], gate: str, length: int) -> Claim:
     """Return whether a gate's speed-up at the highest backward cost rises with the vocabulary.
 
-    Open with fewer than two vocabularies, and where one has too few seeds for an error. Other
-    lengths are another sweep.
+    Open with fewer than two vocabularies, and where one has too few seeds or no standard error.
+    Other lengths are another sweep.
     """
     sweep = f"{GAIN}, H={length} M="
     own = [line for line in lines if line.series == gate and line.metric.startswith(sweep)]
@@ -79,7 +80,8 @@ def _growth(lines: Sequence[Headline], gate: str, length: int) -> Claim:
     sizes = sorted(gains)
     told = ", ".join(f"M = {size}: {shown(gains[size])}" for size in sizes)
     verdict: ClaimVerdict = "open"
-    if len(sizes) > 1 and all(gain.seeds >= LEAST_SEEDS for gain in gains.values()):
+    known = all(g.seeds >= LEAST_SEEDS and not math.isnan(g.se) for g in gains.values())
+    if len(sizes) > 1 and known:
         order = judge_order([str(size) for size in sizes], {str(m): gains[m] for m in sizes})
         verdict = OF_ORDERS.get(order, "open")
     return Claim(statement, verdict, f"{told} (c = {dearest:g})")
