@@ -6,12 +6,16 @@ lines that make them again. None needs JAX, and none has code of the author's.
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import kondo
 from kondo_lab.population import networks
 from kondo_lab.population.losses import ImportanceWeighted, PreferenceOptimisation
+from kondo_lab.population.programs import SequenceProgram
+from kondo_lab.studies import updates
+from kondo_lab.tasks.reversal import ReversalTask
 from tolerances import assert_close
 
 # A batch of four tokens over three actions.
@@ -44,17 +48,51 @@ FUSED = [
 ]
 
 
-def shares(num_correct):
-    """Return [11] float32: what XLA makes of num_correct / 10, a product with the inverse of 10."""
-    return num_correct.float() * torch.tensor(0.1)
+def preferred_by_xla(length):
+    """Return the counts k at which ten equal rewards of k of `length` tokens leave U > 0.
+
+    In float32, each operation rounded: k * (1 / H), ten of them added in order, times 0.1.
+    """
+    found = []
+    for count in range(length + 1):
+        reward = np.float32(count) * np.float32(1 / length)
+        total = np.float32(0)
+        for _ in range(10):
+            total = np.float32(total + reward)
+        if reward - np.float32(total * np.float32(0.1)) > 0:
+            found.append(count)
+    return found
 
 
-def in_order(rewards):
-    """Return the sum of ten equal rewards, added up one by one."""
-    total = torch.zeros_like(rewards)
-    for _ in range(10):
-        total = total + rewards
-    return total
+PREFERRED = {
+    10: [3, 6, 7],
+    25: [1, 2, 4, 8, 9, 16, 17, 18],
+    30: [5, 9, 10, 17, 18, 20, 21],
+    50: [1, 2, 4, 8, 9, 16, 17, 18, 31, 32, 33, 34, 35, 36, 37, 39],
+}
+"""H -> counts of right tokens at which a group of ten equal answers has U > 0 under XLA."""
+
+
+def left_by_ours(length, reward, update):
+    """Advantages [H + 1] of groups of ten equal answers with k = 0 .. H right tokens.
+
+    The rewards are those of the real task, the advantages those that training uses.
+    """
+    task = ReversalTask(length=length, num_tokens=2, reward=reward)
+    network = networks.StackedTransformer(
+        prompt_length=length, answer_length=length, num_tokens=2, ff_width=4
+    )
+    program = SequenceProgram(task, network, num_prompts=length + 1, num_answers=10)
+    prompts = torch.zeros(1, length + 1, length, dtype=torch.int64)
+    wrong = torch.arange(length) >= torch.arange(length + 1)[:, None]
+    answers = wrong.long()[None, :, None].expand(1, length + 1, 10, length)
+    rolled = {"prompts": prompts, "answers": answers}
+    rolled["rewards"] = program.pay(rolled)
+    assert_close(rolled["rewards"][0, :, 0], torch.arange(length + 1) / length)
+    rolled["log_probs"] = torch.zeros(1, (length + 1) * 10, length)
+    left = program.advantages(update, rolled).view(length + 1, 10, length)
+    assert torch.equal(left, left[:, :1, :1].expand_as(left))
+    return left[:, 0, 0]
 
 
 def test_ten_equal_rewards_leave_what_xla_leaves():
@@ -63,9 +101,22 @@ def test_ten_equal_rewards_leave_what_xla_leaves():
     r = jnp.repeat((jnp.arange(11) / 10).astype(jnp.float32)[:, None], 10, axis=1)
     jax.jit(lambda r: r - r.mean(axis=1, keepdims=True))(r)[:, 0]      # SEPARATE; eager is the same
     """
-    rewards = shares(torch.arange(11))
-    ours = rewards - in_order(rewards) * torch.tensor(0.1)
-    assert ours.tolist() == SEPARATE
+    assert left_by_ours(10, "to_first_error", updates.PMPO_FLOAT32).tolist() == SEPARATE
+
+
+@pytest.mark.parametrize("reward", ["to_first_error", "bag_of_tokens"])
+@pytest.mark.parametrize("length", PREFERRED)
+def test_our_preferred_groups_are_those_of_xla_at_every_count(length, reward):
+    """A mean over H tokens is a product with the rounded 1 / H, not a division.
+
+    tokens = jnp.array([[[1.0] * k + [0.0] * (H - k)] * 10 for k in range(H + 1)], jnp.float32)
+    r = tokens.mean(axis=2)
+    (r - r.mean(axis=1, keepdims=True))[:, 0] > 0                      # PREFERRED
+    """
+    assert preferred_by_xla(length) == PREFERRED[length]
+    left = left_by_ours(length, reward, updates.PMPO_FLOAT32)
+    assert left.gt(0).nonzero().flatten().tolist() == PREFERRED[length]
+    assert left_by_ours(length, reward, updates.PMPO).tolist() == [0.0] * (length + 1)
 
 
 def test_a_program_that_fuses_rewards_and_advantages_leaves_something_else():
@@ -80,21 +131,12 @@ def test_a_program_that_fuses_rewards_and_advantages_leaves_something_else():
 
     advantages(tokens)[:, 0]                                           # FUSED
 
-    So which equal groups count as preferred depends on how a compiler cuts the program.
+    So which equal groups count as preferred depends on how a compiler cuts the program. Ours is
+    the program that does not fuse.
     """
-    correct, tenth = torch.arange(11), torch.tensor(0.1)
-    mean = in_order(shares(correct)) * tenth
-    ours = (correct.double() * tenth.double() - mean.double()).float()
-    assert ours.tolist() == FUSED
-    assert [k for k in range(11) if SEPARATE[k] > 0] == [3, 6, 7]
+    ours = left_by_ours(10, "bag_of_tokens", updates.PMPO_FLOAT32)
+    assert ours.gt(0).nonzero().flatten().tolist() == [3, 6, 7]
     assert [k for k in range(11) if FUSED[k] > 0] == [3, 5, 6, 7, 10]
-
-
-def test_a_true_division_has_the_same_signs_for_tenths():
-    """Ours with rounding may divide by 10: PMPO sees the signs alone, and they are the same."""
-    rewards = torch.arange(11) / 10
-    ours = rewards - in_order(rewards) / 10
-    assert ours.sign().tolist() == torch.tensor(SEPARATE).sign().tolist()
 
 
 def test_our_group_mean_leaves_nothing():

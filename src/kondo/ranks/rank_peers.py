@@ -185,15 +185,11 @@ class RankPeers(Alone):
                 f"nothing but the values, the mask and the generator it is given."
             )
         self._kept_rows = [theirs[5] for theirs in told]
-        sums = [sum(column) for column in zip(*(each[:_SUMMED] for each in told), strict=True)]
-        watched = [
-            sum(map(_to_float, column))
-            for column in zip(*(each[end:] for each in told), strict=True)
-        ]
-        total = own._replace(
-            **dict(zip(Counts._fields[:_SUMMED], sums, strict=True)),
-            **dict(zip(_WATCHED, watched, strict=True)),
-        )
+        counted = zip(*(each[:_SUMMED] for each in told), strict=True)
+        watched = zip(*(map(_to_float, each[end:]) for each in told), strict=True)
+        names = (*Counts._fields[:_SUMMED], *_WATCHED)
+        added: dict[str, Any] = dict(zip(names, map(sum, (*counted, *watched)), strict=True))
+        total = own._replace(**added)
         return total if self._gate is not None else total._replace(rate=float(total.units > 0))
 
     def train(

@@ -1,13 +1,15 @@
 import dataclasses
 import math
 
+import pandas as pd
 import pytest
 
 from kondo_lab import progress
 from kondo_lab.part import Record
 from kondo_lab.studies import records, runner
-from kondo_lab.studies.mnist_kondo import STUDY, analysis, paper, speed_ups
+from kondo_lab.studies.mnist_kondo import STUDY, analysis, paper, speed_ups, tolerance
 from kondo_lab.studies.mnist_kondo import run as mnist_kondo_run
+from kondo_lab.studies.mnist_kondo.claims import claims
 from kondo_lab.studies.mnist_kondo.settings import SMALL, settings
 from lab.studies import toy
 from tolerances import assert_close
@@ -157,6 +159,10 @@ def test_one_reading_is_judged_and_the_papers_own_figure_is_read_the_same_way():
     lines = analysis._speed_lines(by_hand(test=curves, online=curves), settings("full", None))
     judged = {line.metric for line in lines if line.against}
     assert judged == {"speed-up over PG to 5% online error, mean curve"}
+    counted = [(line.series, line.x) for line in lines if line.verdict]
+    assert counted == [("DG", 0), ("DG-K 3%", 0), ("DG-K 3%", 8)]
+    shown = [line for line in lines if line.expected is not None]
+    assert len(shown) == 18  # the paper's number stands beside all of them
     own = {line.series: line.ours for line in lines if line.metric.endswith("own Fig 1")}
     pg = crossing(0.7, 1.0, 0.060, 0.037)
     assert_close(own["DG"], pg / crossing(0.2, 0.3, 0.054, 0.042))
@@ -203,6 +209,100 @@ def test_the_learning_rate_is_chosen_by_the_seeds_that_are_not_reported():
     ]
     table = records.frame(part="rates", records=rows)
     assert analysis.best_learning_rate(table, "DG-K 3%", few) == 1e-3
+
+
+def noise_records(borne_by, seeds=4, way="delight noise"):
+    """Errors that are 0.01 until a level of noise, and twice that from there on."""
+    made = [
+        record(
+            f"{name}, {way}", seed, 10, value, part="noise", setting=level, metric="online error"
+        )
+        for name, levels in borne_by.items()
+        for seed in range(seeds)
+        for level in (0.0, 1.0, 2.0, 4.0)
+        for value in [0.02 if level >= levels[seed % len(levels)] else 0.01]
+    ]
+    return records.frame(made, part="noise")
+
+
+def borne(levels, seeds=4):
+    return tolerance.borne(noise_records({"DG": levels}, seeds), "noise", "DG, delight noise", 1.25)
+
+
+def test_noise_is_borne_seed_by_seed():
+    found = borne([2.0, 4.0])
+    # A quarter of the way up: 1.25 and 2.5.
+    assert_close(found.estimate.mean, 1.875)
+    assert_close(found.estimate.se, 0.625 * math.sqrt(4 / 3) / 2)
+    assert (found.bounds, found.estimate.seeds, found.shown) == (0, 4, found.estimate)
+    some = borne([2.0, 9.0])
+    assert_close(some.shown.mean, (1.25 + 4.0) / 2)
+    assert some.bounds == 2
+    never = borne([9.0])
+    assert math.isinf(never.shown.mean)
+    assert (never.estimate.mean, never.bounds) == (4.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (borne([1.0]), borne([4.0]), "matches"),
+        (borne([4.0]), borne([1.0]), "differs"),
+        (borne([1.0, 4.0]), borne([4.0, 2.0]), "noisy"),
+        (borne([1.0]), borne([9.0]), "matches"),  # a bound: the truth is further away
+        (borne([9.0]), borne([1.0]), "differs"),
+        (borne([9.0]), borne([9.0]), "noisy"),
+        (borne([1.0], seeds=2), borne([4.0], seeds=2), "noisy"),
+        (borne([1.0], seeds=1), borne([4.0], seeds=1), "noisy"),
+    ],
+)
+def test_bearing_less_noise_is_judged_with_errors_and_bounds(low, high, verdict):
+    assert tolerance.judge_less(low, high) == verdict
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "rule", "verdict"),
+    [
+        (borne([2.0]), 1.25, "equals", "matches"),
+        (borne([2.0]), 8.0, "at least", "differs"),
+        (borne([2.0], seeds=2), 1.25, "equals", "noisy"),
+        # Half of the seeds never get there: the mean of 2.625 is a lower bound.
+        (borne([2.0, 9.0, 9.0, 2.0]), 6.0, "at least", "noisy"),
+        (borne([4.0, 4.0, 4.0, 9.0]), 2.875, "equals", "noisy"),
+        (borne([4.0, 4.0, 4.0, 9.0]), 2.875, "at least", "matches"),
+        (borne([4.0, 4.0, 4.0, 9.0]), 0.5, "equals", "differs"),
+        (borne([9.0]), 0.5, "at least", "matches"),
+        (borne([9.0]), 1.0, "equals", "differs"),
+    ],
+)
+def test_noise_that_some_seeds_bear_whatever_it_is_counts_as_a_bound(
+    found, expected, rule, verdict
+):
+    assert found.judged(expected, rule) == verdict
+
+
+def test_the_order_of_noise_borne_is_open_without_an_error():
+    full = settings("full", None)
+
+    def verdicts(seeds):
+        tables = [
+            noise_records({"DG": [4.0], "DG-K 3%": [1.0]}, seeds, way)
+            for way in mnist_kondo_run.NOISES
+        ]
+        found = analysis.analyse(pd.concat(tables), full)
+        orders = [line.verdict for line in found.headline if line.metric == "order of noise borne"]
+        (claim,) = (each for each in found.claims if "less noise" in each.statement)
+        return orders, claim.verdict
+
+    assert verdicts(3) == (["matches"] * 2, "met")
+    assert verdicts(1) == (["noisy"] * 2, "open")
+
+
+def test_the_claim_names_the_reading_that_is_judged():
+    (claim,) = (each for each in claims([]) if "1.41" in each.statement)
+    assert "online error" in claim.statement
+    assert "mean curve" in claim.statement
+    assert speed_ups.JUDGED == ("online error", "mean curve")
 
 
 def test_the_papers_curve_is_its_own_cost_model():

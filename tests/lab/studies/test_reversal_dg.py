@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from kondo_lab import progress
@@ -5,7 +7,6 @@ from kondo_lab.part import Record
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.reversal_dg import STUDY, analysis, run
 from kondo_lab.studies.reversal_dg.settings import SMALL
-from kondo_lab.studies.study import Estimate
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -77,6 +78,45 @@ def test_the_average_error_weighs_a_point_by_the_steps_before_it():
     assert_close(found[10.0].mean, (10 * 1.0 + 30 * 0.2) / 40)
 
 
-def test_the_exponent_is_that_of_a_power_law():
-    found = {x: Estimate(0.5 * x**1.5, 0.0, 1) for x in (2.0, 5.0, 20.0)}
-    assert_close(analysis.exponent(found), 1.5)
+def test_the_exponent_is_that_of_a_power_law_seed_by_seed():
+    powers = {0: 1.5, 1: 2.5}
+    found = {x: {seed: 0.5 * x**k for seed, k in powers.items()} for x in (2.0, 5.0, 20.0)}
+    found[5.0][2] = 0.1  # not run at the other settings
+    slope = analysis.exponent(found)
+    assert_close([slope.mean, slope.se], [2.0, 0.5])
+    assert slope.seeds == 2
+
+
+def sweep(seeds):
+    """Records of Figure 9a at full size: average errors of a power law, DG's the flattest."""
+    part = "lengths-seeds-0-2"
+    powers = {"DG": 1.0, "PG": 1.5, "PMPO float32": 1.3, "PMPO": 1.2}
+    made = [
+        Record(part, name, x, seed, 10, 1000, 1000, "online error", 0.001 * x ** (k + seed / 20))
+        for name, k in powers.items()
+        for x in (10.0, 50.0)
+        for seed in range(seeds)
+    ]
+    return analysis.analyse(records.frame(made, part=part), STUDY.settings("full", None))
+
+
+def test_orders_of_exponents_have_errors_and_one_seed_is_too_few():
+    def orders(found):
+        lines = (line for line in found.headline if line.metric == "order of exponent")
+        return {line.series: line.verdict for line in lines}
+
+    assert orders(sweep(3)) == {
+        "DG < PG": "matches",
+        "DG < PPO": "",
+        "DG < PMPO float32": "matches",
+    }
+    assert orders(sweep(10))["DG < PMPO float32"] == "matches"
+    assert orders(sweep(1)) == {"DG < PG": "noisy", "DG < PPO": "", "DG < PMPO float32": "noisy"}
+    slopes = [line for line in sweep(3).headline if line.metric.startswith("exponent of")]
+    assert_close([line.se for line in slopes], [0.05 / math.sqrt(3)] * len(slopes))
+
+
+def test_numbers_of_fitted_figures_are_marked():
+    numbers = [line for line in sweep(3).headline if line.metric == "online error at the end"]
+    known = {line.series: line.against for line in numbers if line.expected is not None}
+    assert known == {"DG": "fitted", "PG": "fitted", "PMPO float32": "fitted", "PPO": ""}

@@ -207,9 +207,12 @@ def test_a_ratio_has_the_relative_errors_of_both_and_never_less_than_can_be_told
         (Estimate(0.6, 0.16, 9), Estimate(0.05, 0.02, 9), "noisy"),
         (Estimate(0.2, 0.1, 9), Estimate(0.11, 0.02, 9), "differs"),
         (Estimate(0.3, 0.1, 9), Estimate(0.11, 0.02, 9), "noisy"),
-        # Neither makes an error that can be told: 5 times the least is more than it.
-        (Estimate(0.0, 0.0, 9), Estimate(0.0, 0.0, 9), "differs"),
-        (Estimate(0.6), Estimate(0.1), "matches"),
+        # Neither makes an error that can be told from none.
+        (Estimate(0.0, 0.0, 9), Estimate(0.0, 0.0, 9), "noisy"),
+        (Estimate(1e-4, 0.0, 9), Estimate(5e-5, 0.0, 9), "noisy"),
+        (Estimate(0.0, 0.0, 9), Estimate(0.1, 0.0, 9), "differs"),
+        # Of single seeds nobody knows the error.
+        (Estimate(0.6), Estimate(0.1), "noisy"),
     ],
 )
 def test_tenfold_is_judged_by_the_difference_to_five_times_dgs_error(theirs, ours, verdict):
@@ -286,12 +289,12 @@ def test_growth_is_judged_over_the_lengths_that_dg_always_reaches():
     assert compute.always_reached(paid) == [4.0]
 
 
-def together_table(full, errors_of, *, steps=10):
-    """Both seeds of all methods at all lengths: {(series, length): errors by look}."""
+def together_table(full, errors_of, *, steps=10, seeds=3):
+    """All seeds of all methods at all lengths: {(series, length): errors by look}."""
     rows = [
         Record(PART, name, x, seed, step * 1000, step * 1000, 1, metric, value)
         for (name, x), values in errors_of.items()
-        for seed in range(2)
+        for seed in range(seeds)
         for step, look in zip(range(1, steps + 1), values, strict=True)
         for metric, value in (("learner error", look * (1 + seed / 100)), ("diverged", 0.0))
     ]
@@ -355,7 +358,55 @@ def test_a_length_is_solved_below_a_quarter_and_between_lengths_interpolated():
     table = looked_at({(4, 0): [0.05], (8, 0): [0.45], (4, 1): [0.9], (8, 1): [0.9], (8, 2): [0.0]})
     found = claim_lines.longest(table, PART, "DG")
     assert found.seeds == 2  # the third seed was run at one length alone
-    assert_close(found.mean, (4 + 4 * 0.2 / 0.4 + 0) / 2)
+    # Below the shortest length the error falls to nothing, as in the other studies of reversal.
+    assert_close(found.mean, (4 + 4 * 0.2 / 0.4 + 4 * 0.25 / 0.9) / 2)
+
+
+def lengths_lines(errors_by_method, *, seeds=3):
+    """The lines about the longest length, of {method: {length: error}}; others err by 0.9."""
+    full = Settings(lengths=(4, 10), long_lengths=(10,), targets=(0.25,))
+    errors_of = {
+        (name, x): [errors_by_method.get(name, {}).get(x, 0.9)] * 10
+        for name in run.methods(full)
+        for x in (4, 10)
+    }
+    found = analysis.analyse(together_table(full, errors_of, seeds=seeds), full)
+    metric = "longest H with error below 25%, prefix, all frictions"
+    (claim,) = (
+        each
+        for each in found.claims
+        if "twice as long" in each.statement and each.statement.startswith("prefix")
+    )
+    return {line.series: line for line in found.headline if line.metric == metric}, claim
+
+
+def test_dg_is_not_longer_where_nobody_solves_anything():
+    lines, claim = lengths_lines({"DG": {4: 0.3}})
+    # DG's error at the shortest length is a third of the others', but none of them solves it.
+    assert_close(lines["DG / PG"].ours, 3.0, dtype=torch.float32)
+    assert {lines[f"DG / {name}"].verdict for name in ("PG", "PPO")} == {"noisy"}
+    assert claim.verdict == "open"
+    lines, claim = lengths_lines({"DG": {4: 0.0, 10: 0.0}})
+    assert lines["DG / PG"].verdict == "matches"
+    assert claim.verdict == "met"
+    lines, claim = lengths_lines({name: {4: 0.0} for name in run.methods(Settings())})
+    assert claim.verdict == "missed"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"), [(0.0, 0.0, math.nan), (4.0, 0.0, math.inf), (6.0, 2.0, 3.0)]
+)
+def test_no_length_over_no_length_is_no_number(ours, theirs, expected):
+    found = claim_lines.times_as_long(Estimate(ours, 0.1, 5), Estimate(theirs, 0.1, 4))
+    assert math.isclose(found.mean, expected) or math.isnan(expected) == math.isnan(found.mean)
+    assert found.seeds == 4
+
+
+def test_two_seeds_are_too_few_for_any_claim():
+    lines, claim = lengths_lines({"DG": {4: 0.0, 10: 0.0}}, seeds=2)
+    assert lines["DG / PG"].verdict == "noisy"
+    assert claim.verdict == "open"
+    assert Settings().long_seeds >= 3
 
 
 @pytest.mark.parametrize(("setting", "length"), [(4, 4), (25, 25), (30, None)])

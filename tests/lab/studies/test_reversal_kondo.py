@@ -6,7 +6,9 @@ from kondo_lab import progress
 from kondo_lab.part import Record
 from kondo_lab.studies import records, runner
 from kondo_lab.studies.reversal_kondo import STUDY, analysis
+from kondo_lab.studies.reversal_kondo.claims import claims
 from kondo_lab.studies.reversal_kondo.settings import SMALL
+from kondo_lab.studies.study import Estimate, headline
 from lab.studies import toy
 
 
@@ -101,6 +103,73 @@ def test_the_papers_pmpo_is_judged_by_float32_and_exact_ties_by_nothing():
     verdicts = {name: {line.verdict for line in errors if line.series == name} for name in names}
     assert verdicts["PMPO float32"] == verdicts["DG"] == verdicts["PPO"] == {"matches"}
     assert verdicts["PMPO"] == {""}
+    assert {line.against for line in errors if line.series == "DG"} == {"fitted"}
+
+
+def test_pg_in_the_place_of_ppo_has_no_verdict_and_the_figure_is_marked_as_fitted():
+    full = STUDY.settings("full", None)
+    part = "lengths-seeds-0-2"
+    made = [
+        Record(part, name, length, seed, step, 100 * step, step, "online error", error)
+        for name in (*analysis.delightful(full), "PG", "PMPO float32", "PMPO")
+        for length, error in ((6.0, 0.0), (24.0, 0.0 if name.startswith("DG") else 0.9))
+        for seed in range(3)
+        for step in (1000, 2500, 5000, 7500, 10_000)
+    ]
+    found = analysis.analyse(records.frame(made, part=part), full)
+    lines = [line for line in found.headline if line.expected is not None]
+    ppo = [line for line in lines if "PPO" in line.series]
+    assert any(line.series == "PPO" for line in ppo)
+    assert any(line.series == "DG < PPO" for line in ppo)
+    assert {(line.against, line.verdict) for line in ppo} == {("", "")}
+    others = [line for line in lines if "PPO" not in line.series]
+    assert {line.against for line in others if "<" in line.series} == {"paper"}
+    assert {line.against for line in others if "<" not in line.series} == {"fitted"}
+    told = {claim.statement: claim for claim in found.claims}
+    beside = told["DG-K solves about as long sequences as DG"]
+    assert beside.verdict == "met"
+    orders = told["DG and DG-K solve longer sequences than PG, PPO and PMPO"]
+    assert (orders.verdict, orders.measured) == ("met", "6 of 6 match")
+
+
+def gain(place, value, seeds=3, se=0.1):
+    """A speed-up of DG-K 3% at c = 8."""
+    metric = f"speed-up over PG to 25% error, {place}"
+    return headline("Kondo section 5", "DG-K 3%", metric, 8, Estimate(value, se, seeds))
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        ([gain("H=10 M=4", 2.0), gain("H=10 M=8", 3.0)], "met"),
+        ([gain("H=10 M=4", 3.0), gain("H=10 M=8", 2.0)], "missed"),
+        ([gain("H=10 M=4", 3.0), gain("H=10 M=8", 3.1)], "open"),
+        # M = 2 at other lengths belongs to another sweep.
+        ([gain("H=12 M=2", 9.0), gain("H=10 M=4", 2.0), gain("H=10 M=8", 3.0)], "met"),
+        ([gain("H=12 M=2", 1.0), gain("H=10 M=4", 2.0)], "open"),
+        ([gain("H=12 M=2", 1.0), gain("H=18 M=2", 2.0)], "open"),
+        ([gain("H=10 M=4", 2.0, 2), gain("H=10 M=8", 3.0)], "open"),
+        ([gain("H=10 M=4", 2.0, 3, math.nan), gain("H=10 M=8", 3.0, 3, math.nan)], "open"),
+        ([gain("H=10 M=4", 2.0, 1, math.nan), gain("H=10 M=8", 3.0, 1, math.nan)], "open"),
+    ],
+)
+def test_the_gain_is_compared_over_vocabularies_of_one_length(lines, verdict):
+    found = {claim.statement: claim for claim in claims(lines, 10)}
+    claim = found["DG-K 3%: the gain over PG grows with the vocabulary"]
+    assert claim.verdict == verdict
+    assert "M = 2:" not in claim.measured
+
+
+def test_a_speed_up_has_the_spread_of_its_seeds():
+    made = [
+        Record("vocabularies", name, 4.0, seed, step, 100 * step, 100 * step, "online error", error)
+        for name, arrives in (("PG", (4, 8)), ("DG", (2, 2)))
+        for seed, at in enumerate(arrives)
+        for step in range(1, 9)
+        for error in [0.25 if step >= at else 0.9]
+    ]
+    found = analysis._speed(records.frame(made, part="vocabularies"), "vocabularies", "DG", 4.0, 1)
+    assert found == Estimate(3.0, 1.0, 2)  # 4 / 2 and 8 / 2
 
 
 def test_a_speed_up_needs_all_seeds_to_arrive(small):

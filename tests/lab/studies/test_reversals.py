@@ -6,6 +6,7 @@ import torch
 from kondo_lab.part import Context, Record
 from kondo_lab.population.member import each_seed
 from kondo_lab.studies import records, reversals, seed_blocks, updates
+from kondo_lab.studies.study import Estimate, headline, ordering
 from tolerances import assert_close
 
 
@@ -83,10 +84,37 @@ def test_pg_stands_for_ppo_only_where_ppo_was_not_run():
         records.frame([one("a", "PG", 0.25)], part="a"),
         records.frame([one("b", "PG", 0.5), one("b", "PPO", 0.75)], part="b"),
     ]
+    assert reversals.without_ppo(pd.concat(tables)) == {"a"}
     found = reversals.with_ppo(pd.concat(tables))
     ppo = found[found["series"] == "PPO"]
     assert dict(zip(ppo["part"], ppo["value"], strict=True)) == {"a": 0.25, "b": 0.75}
     assert len(found) == 4
+
+
+def test_pgs_runs_are_counted_once_and_fitted_numbers_are_told_from_the_papers():
+    at = {"expected": 10.0}
+    number, other = (headline("f", name, "m", 1, 10.0, **at) for name in ("PPO", "PG"))
+    found = {"DG": Estimate(1.0, 0.1, 3), "PPO": Estimate(2.0, 0.1, 3), "PG": Estimate(2.0, 0.1, 3)}
+    orders = [ordering("f", "m", 1, order=["DG", name], ours=found) for name in ("PPO", "PG")]
+    lines = reversals.uncounted(reversals.fitted([number, other, *orders]))
+    assert [(line.against, line.verdict) for line in lines] == [
+        ("", ""),
+        ("fitted", "matches"),
+        ("", ""),
+        ("paper", "matches"),
+    ]
+    assert [line.expected for line in lines] == [10.0, 10.0, 1.0, 1.0]
+    assert [line.ours for line in lines] == [10.0, 10.0, 1.0, 1.0]
+
+
+def test_a_verdict_of_two_seeds_is_noisy_and_no_verdict_stays_none():
+    few = headline("f", "DG", "m", 1, Estimate(1.0, 0.0, 2), expected=1.0)
+    more, none = few._replace(seeds=3), few._replace(verdict="")
+    assert [line.verdict for line in reversals.open_if_few([few, more, none])] == [
+        "noisy",
+        "matches",
+        "",
+    ]
 
 
 def test_blocks_hold_every_seed_once_whatever_their_number():

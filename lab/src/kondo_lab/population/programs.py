@@ -137,6 +137,18 @@ def _mean_in_order(rewards: Tensor) -> Tensor:
     return total * (1 / rewards.shape[2])
 
 
+def _times_inverse(rewards: Tensor, length: int) -> Tensor:
+    """Return rewards k / H, H = `length`, as XLA rounds them: k times the rounded 1 / H.
+
+    Both round to the same number at some H and to different ones at others, such as 25, 30 and 50.
+    A reward that is no k / H stays as it is.
+    """
+    count = (rewards * length).round()
+    # A kernel's own mean may be k / H rounded either way, always within a few units in the last.
+    is_share = (rewards * length - count).abs() < 1e-4
+    return torch.where(is_share, count * (1 / length), rewards)
+
+
 def _weighted(
     update: Update,
     log_probs: Tensor,
@@ -336,9 +348,13 @@ class SequenceProgram:
         return rolled["prompts"].unsqueeze(2).expand(-1, -1, self.num_answers, -1)
 
     def advantages(self, update: Update, rolled: Rolled) -> Tensor:
-        """Return reward minus the mean reward of the same prompt's answers, for every token."""
+        """Return reward minus the mean reward of the same prompt's answers, for every token.
+
+        With equal_rewards = "rounded" both are rounded as in the author's float32 code.
+        """
         rewards = rolled["rewards"]
         if update.equal_rewards == "rounded":
+            rewards = _times_inverse(rewards, self.task.answer_length)
             centred = rewards - _mean_in_order(rewards)
         else:
             centred = rewards - rewards.mean(dim=2, keepdim=True)

@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 Verdict = Literal["matches", "differs", "noisy", ""]
 """noisy: it agrees, but our own error is so large that it would agree with much else too."""
 Rule = Literal["equals", "at least", "about"]
-Against = Literal["paper", "third party", "formula", "simulation", ""]
-"""Whose number ours is compared with; "" where there is none."""
+Against = Literal["paper", "fitted", "third party", "formula", "simulation", ""]
+"""Whose number ours is compared with, "fitted": a paper's that ours was fitted to; "" for none."""
 
 WITHIN: dict[Rule, float] = {
     "equals": math.log(1.2),
@@ -28,7 +28,7 @@ WITHIN: dict[Rule, float] = {
     "about": math.log(2.0),
 }
 """Rule -> the distance in logarithms that counts as agreement whatever the errors."""
-READING_ERROR: dict[Against, float] = {"paper": 0.03, "third party": 0.03}
+READING_ERROR: dict[Against, float] = {"paper": 0.03, "fitted": 0.03, "third party": 0.03}
 """Relative error of a number that was read off a figure."""
 NOISY = 0.3
 """Relative standard error above which ours tells too little."""

@@ -12,8 +12,9 @@ from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import SequenceProgram
 from kondo_lab.population.train import Population
 from kondo_lab.studies import statistics
+from kondo_lab.studies.claims import LEAST_SEEDS
 from kondo_lab.studies.comparison import interpolated_longest
-from kondo_lab.studies.study import Estimate
+from kondo_lab.studies.study import Estimate, Headline
 from kondo_lab.tasks.base import Credit
 from kondo_lab.tasks.reversal import ReversalTask
 
@@ -66,14 +67,53 @@ def judged(known: Mapping[str, Points]) -> dict[str, Points]:
     return {FLOAT32 if name == "PMPO" else name: points for name, points in known.items()}
 
 
+def without_ppo(records: pd.DataFrame) -> set[str]:
+    """Return the parts that PG was run in and PPO was not."""
+    parts = {name: set(records[records["series"] == name]["part"]) for name in ("PG", "PPO")}
+    return parts["PG"] - parts["PPO"]
+
+
 def with_ppo(records: pd.DataFrame) -> pd.DataFrame:
     """Return records in which PG's runs stand for PPO too, in the parts that PPO was not run in.
 
     On its own samples, with one update a batch and no KL term, PPO's gradient is PG's (tested).
+    `uncounted` keeps these runs from being counted twice.
     """
-    run = set(records[records["series"] == "PPO"]["part"])
-    same = records[(records["series"] == "PG") & ~records["part"].isin(run)]
+    same = records[(records["series"] == "PG") & records["part"].isin(without_ppo(records))]
     return pd.concat([records, same.assign(series="PPO")], ignore_index=True)
+
+
+def uncounted(lines: Sequence[Headline]) -> list[Headline]:
+    """Return the lines of a part that PPO was not run in: PPO's keep their numbers, no verdict.
+
+    They are PG's runs again. What the paper has stays beside them.
+    """
+    return [
+        line._replace(against="", verdict="") if "PPO" in line.series.split(" < ") else line
+        for line in lines
+    ]
+
+
+def fitted(lines: Sequence[Headline]) -> list[Headline]:
+    """Return lines of a figure that width and learning rate were fitted to (`reversal-fit`).
+
+    Their numbers agree with the paper's by choice, so they do not count as the paper's. Orders of
+    methods were not fitted.
+    """
+    return [
+        line._replace(against="fitted")
+        if line.against == "paper" and not line.metric.startswith("order of ")
+        else line
+        for line in lines
+    ]
+
+
+def open_if_few(lines: Sequence[Headline]) -> list[Headline]:
+    """Return the lines; those with a verdict that rest on too few seeds are noisy."""
+    return [
+        line._replace(verdict="noisy") if line.verdict and line.seeds < LEAST_SEEDS else line
+        for line in lines
+    ]
 
 
 def train(
@@ -95,13 +135,26 @@ def train(
         )
 
 
+def longest_of(errors: Mapping[float, float]) -> float:
+    """Return the longest length with an error below `SOLVED`, of one seed's {length: error}.
+
+    Between two lengths the error is taken to be linear, below the shortest one as well: nothing to
+    write has no error. Where all are solved it is the longest there is.
+
+    Example:
+        >>> from kondo_lab.studies.reversals import longest_of
+        >>> longest_of({10.0: 0.0, 20.0: 0.5}), longest_of({10.0: 0.5})
+        (15.0, 5.0)
+    """
+    return interpolated_longest({0.0: 0.0} | dict(errors), SOLVED)
+
+
 def longest_solved(
     records: pd.DataFrame, part: str, series: str, forward: float, *, average: bool
 ) -> Estimate:
     """Return the longest length solved after that many forward passes, mean over seeds.
 
-    Settings are lengths. Between two lengths the error is taken to be linear, below the shortest
-    one as well: nothing to write has no error. Where all are solved it is the longest there is.
+    Settings are lengths, read as `longest_of` does.
 
     Args:
         average: judge by the mean reward since the start of training, instead of by the reward at
@@ -113,5 +166,5 @@ def longest_solved(
     for _, own in chosen.groupby("seed"):
         by_length = own.groupby("setting")["value"]
         errors = by_length.mean() if average else by_length.last()
-        found.append(interpolated_longest({0.0: 0.0} | dict(errors), SOLVED))
+        found.append(longest_of(dict(errors)))
     return statistics.estimate(found)

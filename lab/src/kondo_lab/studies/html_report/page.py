@@ -104,7 +104,7 @@ def _tiles(results: Sequence[Result]) -> str:
     claims = Counter(claim.verdict for result in results for claim in result.claims)
     lines = [line for result in results for line in result.headline]
     papers = Counter(line.verdict for line in lines if line.against == "paper")
-    others = Counter(line.verdict for line in lines if line.against not in ("paper", ""))
+    others = Counter(line.verdict for line in lines if line.against not in ("paper", "fitted", ""))
     told = {"met": "claims are met", "missed": "claims are missed", "open": "claims are open"}
     made = [(each, str(claims[each]), told[each]) for each in get_args(ClaimVerdict)]
     sources = (

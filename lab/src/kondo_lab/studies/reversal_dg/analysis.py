@@ -1,5 +1,7 @@
 """Records -> Figures 8 and 9 of the DG paper: curves, final and average error; variants."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -28,14 +30,16 @@ AVERAGE = "average error"
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures, of the seeds that are there."""
-    records = reversals.with_ppo(seed_blocks.joined(records))
+    records = seed_blocks.joined(records)
+    copied, records = reversals.without_ppo(records), reversals.with_ppo(records)
     there, found = set(records["part"]), Analysis()
     if "curves" in there:
         found.headline.extend(_curve_lines(records, settings))
         found.figures["fig8-learning-curves"] = _curves_figure(records, settings)
     sweeps = [part for part in SWEEPS if part in there]
     for part in sweeps:
-        found.headline.extend(_sweep_lines(records, settings, part))
+        lines = reversals.fitted(_sweep_lines(records, settings, part))
+        found.headline.extend(reversals.uncounted(lines) if part in copied else lines)
         found.findings.append(_finding(records, part))
     if sweeps:
         found.figures["fig9-lengths-and-vocabularies"] = _sweeps_figure(records, settings, sweeps)
@@ -74,26 +78,40 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         )
         for x in FIG_8[reversals.FLOAT32]
     ]
-    return [*points, *ties, *order]
+    return [*reversals.fitted(points), *ties, *order]
 
 
-def averages(records: pd.DataFrame, part: str, series: str) -> dict[float, Estimate]:
-    """Return setting -> mean error over the whole run; each point stands for the steps before."""
+def averages_by_seed(
+    records: pd.DataFrame, part: str, series: str
+) -> dict[float, dict[int, float]]:
+    """Return setting -> {seed: mean error over the run}; each point stands for the steps before."""
     found = {}
     for setting in settings_of(records, part, series):
         chosen = statistics.select(records, part, series, ONLINE, setting=setting)
-        values = []
-        for _, own in chosen.sort_values("step").groupby("seed"):
-            width = np.diff(own["step"], prepend=0)
-            values.append(float(np.average(own["value"], weights=width)))
-        found[setting] = statistics.estimate(values)
+        found[setting] = {
+            int(seed): float(np.average(own["value"], weights=np.diff(own["step"], prepend=0)))
+            for seed, own in chosen.sort_values("step").groupby("seed")
+        }
     return found
 
 
-def exponent(found: dict[float, Estimate]) -> float:
-    """Return the slope of log average error against log setting, by least squares."""
-    xs, ys = zip(*((x, value.mean) for x, value in found.items()), strict=True)
-    return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
+def averages(records: pd.DataFrame, part: str, series: str) -> dict[float, Estimate]:
+    """Return setting -> mean error over the whole run, mean over seeds."""
+    by_seed = averages_by_seed(records, part, series)
+    return {setting: statistics.estimate(list(own.values())) for setting, own in by_seed.items()}
+
+
+def exponent(found: Mapping[float, Mapping[int, float]]) -> Estimate:
+    """Return the slope of log average error against log setting, by least squares, seed by seed.
+
+    Args:
+        found: setting -> {seed: average error}. Seeds that were run at every setting count.
+    """
+    seeds = sorted(set.intersection(*(set(own) for own in found.values())))
+    logs = np.log(list(found))
+    return statistics.estimate(
+        [float(np.polyfit(logs, np.log([own[n] for own in found.values()]), 1)[0]) for n in seeds]
+    )
 
 
 def _sweep_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[Headline]:
@@ -108,14 +126,11 @@ def _sweep_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[H
     hardest = max(found["DG"])
     at_hardest = {series: values[hardest] for series, values in found.items()}
     lines += beats(figure, metric, hardest, ["DG"], OTHERS, at_hardest)
-    means = {series: averages(records, part, series) for series in COMPARED}
-    slopes = {
-        series: Estimate(exponent(own), seeds=min(value.seeds for value in own.values()))
-        for series, own in means.items()
-    }
+    slopes = {series: exponent(averages_by_seed(records, part, series)) for series in COMPARED}
     for series, slope in slopes.items():
         lines.append(headline(average, series, "exponent of the average error", "", slope))
-    return [*lines, *beats(average, "exponent", "", ["DG"], OTHERS, slopes)]
+    orders = beats(average, "exponent", "", ["DG"], OTHERS, slopes)
+    return [*lines, *reversals.open_if_few(orders)]
 
 
 def _variant_lines(records: pd.DataFrame) -> list[Headline]:
@@ -161,7 +176,8 @@ def _sweeps_figure(records: pd.DataFrame, settings: Settings, sweeps: list[str])
             points = _known(settings, part).get(name, {})
             plotting.crosses(final, points, color=colour, markersize=7)
             found = averages(records, part, name)
-            label = f"{name}, slope {exponent(found):.2f}"
+            slope = exponent(averages_by_seed(records, part, name)).mean
+            label = f"{name}, slope {slope:.2f}"
             plotting.by_setting(average, found, label, colour=colour)
         final.set_ylabel("error at the end")
         average.set(ylabel="average error", xscale="log", yscale="log")

@@ -6,11 +6,12 @@
 Numbers are means over seeds. Errors below 0.001, ours and the paper's, count as 0.001: a run of few
 seeds does not tell smaller ones. Every figure counts as much as any other, whatever the number of
 points that were read off it. Kondo Figure 10 is read in two ways, so a pair has two scores; the
-lower of them ranks it.
+lower of them ranks it. `resamples` says how sure the ranking is.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +21,9 @@ from matplotlib.figure import Figure
 from kondo_lab.studies import plotting, reversals, statistics, updates
 from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.reversal_dg import paper as dg_paper
+from kondo_lab.studies.reversal_fit import resamples
 from kondo_lab.studies.reversal_fit.captions import captions
-from kondo_lab.studies.reversal_fit.claims import STATEMENT, claims
+from kondo_lab.studies.reversal_fit.claims import STATEMENT, WON, claims
 from kondo_lab.studies.reversal_fit.run import (
     LONGEST,
     PREFIX,
@@ -42,6 +44,8 @@ NOW, SO_FAR = "reward at the moment", "mean reward since the start"
 """What makes a length solved in Kondo Figure 10."""
 LENGTH = "longest length solved, by "
 SCORE = "root mean square of log(ours / paper)"
+USED = Pair(reversals.FEED_FORWARD, reversals.LEARNING_RATE).name
+"""The pair of the other studies of reversal."""
 READ_AS = {"PMPO float32": "PMPO"}
 """Series of ours -> the paper's, where the names differ."""
 CURVES = {
@@ -63,7 +67,13 @@ class Compared(NamedTuple):
     metric: str
     x: float
     expected: float
-    ours: Estimate
+    by_seed: Mapping[int, float]
+    """Ours."""
+
+    @property
+    def ours(self) -> Estimate:
+        """The mean over seeds."""
+        return statistics.estimate(list(self.by_seed.values()))
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
@@ -74,11 +84,14 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     ranked = sorted(totals, key=lambda pair: min(totals[pair][1].values()))
     if not any(totals[pair][0] for pair in ranked):
         return found
+    won = resamples.shares_won({pair: _counted(own) for pair, own in numbers.items()}, _total)
     found.findings.append(_best(ranked[0], totals[ranked[0]][1]))
+    found.findings.append(_sure(ranked, won, numbers))
     found.findings.extend(_row(place, pair, totals[pair]) for place, pair in enumerate(ranked, 1))
     for pair in ranked:
         found.headline.extend(_score_lines(pair, totals[pair]))
-    found.claims.extend(claims(found.headline))
+        found.headline.append(headline("all figures", pair.name, WON, "", won[pair]))
+    found.claims.extend(claims(found.headline, USED))
     for pair in ranked:
         found.headline.extend(_number_lines(pair, numbers[pair]))
     found.figures["scores"] = _scores_figure(settings, totals)
@@ -93,50 +106,62 @@ def compared(records: pd.DataFrame, settings: Settings, pair: Pair) -> list[Comp
     steps = {PREFIX: settings.prefix_steps, TOKENS: settings.token_steps}
     found: list[Compared] = []
     for part, (figure, known) in CURVES.items():
-        for method, x, value in _known(records, part, pair, known):
-            if x <= steps[part]:
-                ours = statistics.at(records, part, named(method, pair), ONLINE, x)
-                found.append(Compared(figure, method, ONLINE, x, value, ours))
+        for method, own, points in _known(records, part, pair, known):
+            at = partial(statistics.at, part=part, series=named(method, pair), metric=ONLINE)
+            for x, value in points.items():
+                if x <= steps[part]:
+                    ours = {seed: at(table, step=x).mean for seed, table in own.items()}
+                    found.append(Compared(figure, method, ONLINE, x, value, ours))
     for part, (figure, known) in ENDS.items():
         run_at = set(records[records["part"] == part]["setting"])
-        for method, x, value in _known(records, part, pair, known):
-            if x in run_at:
-                series = named(method, pair)
-                ours = statistics.final(records, part, series, ONLINE, setting=x)
-                found.append(Compared(figure, method, ONLINE, x, value, ours))
+        for method, own, points in _known(records, part, pair, known):
+            end = partial(statistics.final, part=part, series=named(method, pair), metric=ONLINE)
+            for x, value in points.items():
+                if x in run_at:
+                    ours = {seed: end(table, setting=x).mean for seed, table in own.items()}
+                    found.append(Compared(figure, method, ONLINE, x, value, ours))
     return [*found, *_lengths(records, settings, pair)]
 
 
 def _lengths(records: pd.DataFrame, settings: Settings, pair: Pair) -> Iterator[Compared]:
     """Yield the numbers of Kondo Figure 10, read both ways."""
     end = settings.solved_steps * reversals.NUM_PROMPTS * reversals.NUM_ANSWERS
-    for method, forward, value in _known(records, SOLVED, pair, kondo_paper.FIG_10):
-        if forward <= end:
-            for reading in (NOW, SO_FAR):
-                series, average = named(method, pair), reading == SO_FAR
-                ours = reversals.longest_solved(records, SOLVED, series, forward, average=average)
+    for method, own, points in _known(records, SOLVED, pair, kondo_paper.FIG_10):
+        for forward, value in points.items():
+            for reading in (NOW, SO_FAR) if forward <= end else ():
+                ours = {
+                    seed: reversals.longest_solved(
+                        table, SOLVED, named(method, pair), forward, average=reading == SO_FAR
+                    ).mean
+                    for seed, table in own.items()
+                }
                 yield Compared("Kondo Fig 10", method, LENGTH + reading, forward, value, ours)
 
 
 def _known(
     records: pd.DataFrame, part: str, pair: Pair, known: Mapping[str, Mapping[float, float]]
-) -> Iterator[tuple[str, float, float]]:
-    """Yield (method, x, the paper's number) of every method that this part was run with."""
+) -> Iterator[tuple[str, dict[int, pd.DataFrame], Mapping[float, float]]]:
+    """Yield (method, its records by seed, the paper's {x: number}) of every method of a part."""
     ending = f", {pair.name}"
-    for series in records[records["part"] == part]["series"].unique():
-        if series.endswith(ending):
-            method = series.removesuffix(ending)
-            for x, value in known[READ_AS.get(method, method)].items():
-                yield method, x, value
+    own = records[(records["part"] == part) & records["series"].str.endswith(ending)]
+    for series, of_series in own.groupby("series", sort=False):
+        method = str(series).removesuffix(ending)
+        by_seed = {int(seed): table for seed, table in of_series.groupby("seed")}
+        yield method, by_seed, known[READ_AS.get(method, method)]
 
 
 def score(numbers: Iterable[Compared]) -> float:
     """Return sqrt(mean log(ours / paper)^2); errors below SMALLEST count as that."""
-    ratios = [
-        max(each.ours.mean, SMALLEST) / max(each.expected, SMALLEST)  # lengths are above it anyway
-        for each in numbers
-    ]
-    return _root_mean_square([math.log(ratio) for ratio in ratios])
+    several = list(numbers)
+    ours = np.array([[each.ours.mean] for each in several])
+    return float(_score(ours, np.array([each.expected for each in several]))[0])
+
+
+def _score(ours: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return the score [R] of R times the numbers [n, R] beside the paper's [n]."""
+    theirs = np.maximum(expected, SMALLEST)[:, None]
+    ratios = np.maximum(ours, SMALLEST) / theirs  # lengths are above it anyway
+    return np.asarray(np.sqrt((np.log(ratios) ** 2).mean(axis=0)))
 
 
 def scores(numbers: Sequence[Compared]) -> tuple[dict[str, float], dict[str, float]]:
@@ -145,23 +170,35 @@ def scores(numbers: Sequence[Compared]) -> tuple[dict[str, float], dict[str, flo
     Exact ties of PMPO do not count. Of the two readings each stands in its own score of the pair;
     without that figure both are the same.
     """
-    counted = [each for each in numbers if each.method != "PMPO"]
+    figures = {name: score(own) for name, own in _counted(numbers).items()}
+    totals = _totals({name: np.array(value) for name, value in figures.items()})
+    return figures, {reading: float(total) for reading, total in totals.items()}
+
+
+def _counted(numbers: Sequence[Compared]) -> dict[str, list[Compared]]:
+    """Return the numbers that count by figure; each reading of Kondo Figure 10 is one."""
     by_figure: dict[str, list[Compared]] = {}
-    for each in counted:
-        reading = each.metric.removeprefix(LENGTH)
-        name = each.figure if reading == each.metric else f"{each.figure}, {reading}"
-        by_figure.setdefault(name, []).append(each)
-    found = {name: score(own) for name, own in by_figure.items()}
-    totals = {}
+    for each in numbers:
+        if each.method != "PMPO":
+            reading = each.metric.removeprefix(LENGTH)
+            name = each.figure if reading == each.metric else f"{each.figure}, {reading}"
+            by_figure.setdefault(name, []).append(each)
+    return by_figure
+
+
+def _totals(figures: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return reading -> root mean square over the figures, of scores of any shape."""
+    found = {}
     for reading, other in ((NOW, SO_FAR), (SO_FAR, NOW)):
-        totals[reading] = _root_mean_square(
-            [value for name, value in found.items() if not name.endswith(other)]
-        )
-    return found, totals
+        own = [value**2 for name, value in figures.items() if not name.endswith(other)]
+        found[reading] = np.sqrt(np.mean(own, axis=0)) if own else np.array(math.nan)
+    return found
 
 
-def _root_mean_square(values: Sequence[float]) -> float:
-    return math.sqrt(sum(value**2 for value in values) / len(values)) if values else math.nan
+def _total(resampled: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Return the better score [R] of figure -> (numbers [n, R], the paper's [n])."""
+    figures = {name: _score(*own) for name, own in resampled.items()}
+    return np.asarray(np.minimum(*_totals(figures).values()))
 
 
 def _best(pair: Pair, totals: Mapping[str, float]) -> str:
@@ -170,6 +207,16 @@ def _best(pair: Pair, totals: Mapping[str, float]) -> str:
         f"Best pair: feed-forward {pair.feed_forward}, learning rate {pair.learning_rate:g}, with "
         f"solved read as {reading}: score {totals[reading]:.3f}."
     )
+
+
+def _sure(
+    ranked: Sequence[Pair], won: Mapping[Pair, float], numbers: Mapping[Pair, Sequence[Compared]]
+) -> str:
+    """Return how often each pair wins if seeds are drawn anew, and what that does not cover."""
+    told = ", ".join(f"{pair.name} {won[pair]:.0%}" for pair in ranked if won[pair] > 0)
+    single = sorted({each.figure for each in numbers[ranked[0]] if len(each.by_seed) == 1})
+    without = f" Of one seed, so without a spread: {', '.join(single)}." if single else ""
+    return f"Lowest score in {resamples.RESAMPLES} resamples of the seeds: {told}.{without}"
 
 
 def _row(place: int, pair: Pair, found: tuple[dict[str, float], dict[str, float]]) -> str:

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from kondo_lab.studies.reversal_fit.analysis import SCORE
+from kondo_lab.studies.reversal_fit.claims import WON
 from kondo_lab.studies.reversal_fit.settings import Settings
 from kondo_lab.studies.table import markdown
 
@@ -10,7 +11,7 @@ ALL = "all figures, "
 
 
 def tables(headline: pd.DataFrame, _: Settings) -> dict[str, str]:
-    """Return the ranking: pairs by their better score, best first, with that of every figure.
+    """Return the ranking: pairs by their better score, with those of every figure and what is won.
 
     Args:
         headline: headline.csv of the run.
@@ -21,5 +22,6 @@ def tables(headline: pd.DataFrame, _: Settings) -> dict[str, str]:
     rows = []
     for pair, own in scores.groupby("series", sort=False):
         found = dict(zip(own["figure"], own["ours"], strict=True))
-        rows.append([str(pair), *(f"{found[name]:.2f}" for name in figures)])
-    return {"ranking": markdown(["pair", *figures], rows)}
+        (share,) = headline[(headline["metric"] == WON) & (headline["series"] == pair)]["ours"]
+        rows.append([str(pair), f"{share:.0%}", *(f"{found[name]:.2f}" for name in figures)])
+    return {"ranking": markdown(["pair", "lowest in", *figures], rows)}

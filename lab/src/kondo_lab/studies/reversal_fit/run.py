@@ -41,7 +41,7 @@ TOKEN_METHODS = {"PG": updates.PG, "DG": updates.DG, "PMPO float32": updates.PMP
 def parts(settings: Settings) -> list[Part]:
     """Return the study's parts."""
     return [
-        Part(name=PREFIX, run=partial(_prefix, settings), work=60),
+        Part(name=PREFIX, run=partial(_prefix, settings), work=150),
         Part(name=TOKENS, run=partial(_tokens, settings), work=18),
         Part(name=VOCABULARIES, run=partial(_vocabularies, settings), work=75),
         Part(name=SOLVED, run=partial(_solved, settings), work=75),

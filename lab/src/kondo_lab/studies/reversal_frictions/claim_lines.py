@@ -10,7 +10,11 @@ A line matches where the claim is met, differs where it is missed, and is noisy 
 "About 10 times" is 5 or more, as everywhere (`agreement`). An error near 0 is known to no better
 than its own size, and so is a ratio to it. Claim a is judged by the errors themselves: it is met
 where the other's exceeds 5 times DG's by more than two standard errors of the difference, missed
-where it is lower by more than that, open in between.
+where it is lower by more than that, open in between. Where neither error can be told from none
+there is nothing to compare, and the line is open.
+
+Every line of fewer than 3 seeds is open. So is claim d where DG does not solve the shortest length
+that was tried: the lengths below it are read off a line, and their ratio is one of errors.
 """
 
 import math
@@ -18,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
+from kondo_lab.studies import reversals, statistics
 from kondo_lab.studies.agreement import WITHIN, judge_order
-from kondo_lab.studies.comparison import interpolated_longest, settings_of
+from kondo_lab.studies.comparison import settings_of
 from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.studies.reversal_frictions import compute, errors
 from kondo_lab.studies.reversal_frictions.run import (
@@ -40,8 +44,6 @@ from kondo_lab.studies.study import Estimate, Headline, Verdict, headline, order
 FIGURE = "Distributed, four frictions"
 BEST = "lowest of the others"
 NO_GROWTH = "no growth"
-LENGTH_SOLVED = 0.25
-"""A length counts as solved where the learner's error is below this."""
 PAPER_FACTOR = 10.0
 """Of errors, and of samples: "about", from the abstract; version 2 says "often nearly"."""
 PAPER_LENGTHS = 2.0
@@ -91,7 +93,7 @@ def growth_metric(reward: str, target: float) -> str:
 
 def lengths_metric(reward: str) -> str:
     """Return what the longest length is called."""
-    return f"longest H with error below {100 * LENGTH_SOLVED:g}%, {reward}, {ALL}"
+    return f"longest H with error below {100 * reversals.SOLVED:g}%, {reward}, {ALL}"
 
 
 def _factors(
@@ -121,7 +123,11 @@ def tenfold(theirs: Estimate, ours: Estimate, least: float) -> Verdict:
         'matches'
         >>> tenfold(Estimate(0.4, 0.2, 10), Estimate(0.005, 0.004, 10), 1e-5)
         'noisy'
+        >>> tenfold(Estimate(0.0, 0.0, 10), Estimate(0.0, 0.0, 10), 1e-5)
+        'noisy'
     """
+    if max(theirs.mean, ours.mean) <= least or math.isnan(theirs.se + ours.se):
+        return "noisy"
     times = PAPER_FACTOR * math.exp(-WITHIN["about"])
     low = Estimate(times * max(ours.mean, least), times * ours.se, ours.seeds)
     high = theirs._replace(mean=max(theirs.mean, least))
@@ -148,7 +154,7 @@ def each_lines(records: pd.DataFrame, settings: Settings, reward: str) -> list[H
         ]
         least = errors.least_error(records, settings, part, names["DG"], strength)
         lines += _factors(settings, metric, strength, found, least)
-    return lines
+    return reversals.open_if_few(lines)
 
 
 def own_lines(records: pd.DataFrame, settings: Settings, reward: str) -> list[Headline]:
@@ -187,7 +193,7 @@ def together_lines(records: pd.DataFrame, settings: Settings, reward: str) -> li
         lines += _factors(settings, metric, length, found, least)
     for target in settings.targets:
         lines += _compute_lines(records, settings, reward, target)
-    return lines + _length_lines(records, settings, reward)
+    return reversals.open_if_few(lines + _length_lines(records, settings, reward))
 
 
 def _compute_lines(
@@ -258,7 +264,7 @@ def _growth(
     lines = [_bounded(series, metric, where, found, expected=None)]
     if full(settings):
         order = (NO_GROWTH, series)
-        ours = {NO_GROWTH: Estimate(0.0), series: found.estimate}
+        ours = {NO_GROWTH: Estimate(0.0, 0.0, found.estimate.seeds), series: found.estimate}
         line = ordering(FIGURE, metric, where, order=order, ours=ours)
         lines.append(line._replace(verdict=found.verdict(line.verdict)))
     return lines
@@ -267,14 +273,19 @@ def _growth(
 def longest(records: pd.DataFrame, part: str, series: str) -> Estimate:
     """Return the longest length solved with all frictions, mean over the seeds of all lengths.
 
-    A seed that solves not even the shortest length counts with 0.
+    Read as in the other studies of reversal, see `reversals.longest_of`.
     """
     lengths = settings_of(records, part, series)
     ends = pd.DataFrame({x: errors.by_seed(records, part, series, x) for x in lengths}).dropna()
-    found = ends.sort_index().apply(
-        lambda own: interpolated_longest(own.to_dict(), LENGTH_SOLVED), axis=1
-    )
+    found = ends.sort_index().apply(lambda own: reversals.longest_of(own.to_dict()), axis=1)
     return statistics.estimate(found.tolist())
+
+
+def times_as_long(ours: Estimate, theirs: Estimate) -> Estimate:
+    """Return ours / theirs: infinite where theirs is 0, NaN where both are."""
+    if theirs.mean > 0:
+        return errors.ratio(ours, theirs, 0.0)
+    return Estimate(math.inf if ours.mean > 0 else math.nan, seeds=min(ours.seeds, theirs.seeds))
 
 
 def _length_lines(records: pd.DataFrame, settings: Settings, reward: str) -> list[Headline]:
@@ -282,16 +293,15 @@ def _length_lines(records: pd.DataFrame, settings: Settings, reward: str) -> lis
     solved = {method: longest(records, part, method) for method in methods(settings)}
     lines = [headline(FIGURE, method, metric, "", own) for method, own in solved.items()]
     # Without the longer lengths DG's longest is only the longest that was tried.
-    tried = max(settings_of(records, part, "DG"))
-    known = PAPER_LENGTHS if full(settings) and tried >= max(settings.long_lengths) else None
+    tried = settings_of(records, part, "DG")
+    known = PAPER_LENGTHS if full(settings) and tried[-1] >= max(settings.long_lengths) else None
     for method in baselines(settings):
-        theirs = solved[method].mean
-        factor = (
-            errors.ratio(solved["DG"], solved[method], 0.0) if theirs > 0 else Estimate(math.inf)
-        )
-        lines.append(
-            headline(FIGURE, f"DG / {method}", metric, "", factor, expected=known, rule="at least")
-        )
+        factor = times_as_long(solved["DG"], solved[method])
+        at = (FIGURE, f"DG / {method}", metric, "", factor)
+        line = headline(*at, expected=known, rule="at least")
+        if known is not None and solved["DG"].mean < tried[0]:
+            line = line._replace(verdict="noisy")
+        lines.append(line)
     return lines
 
 

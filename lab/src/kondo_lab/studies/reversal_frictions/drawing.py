@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting
+from kondo_lab.studies import plotting, reversals
 from kondo_lab.studies.comparison import settings_of
 from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.studies.reversal_frictions import claim_lines, errors
@@ -87,7 +87,7 @@ def together(
     found = {name: {x: errors.at_end(records, part, name, x) for x in lengths} for name in names}
     least = {x: errors.least_error(records, settings, part, "DG", x, length=x) for x in lengths}
     _draw(axes[0, 0], found, least=least, label="length H, all frictions")
-    axes[0, 0].axhline(claim_lines.LENGTH_SOLVED, color="black", linewidth=0.8, linestyle=":")
+    axes[0, 0].axhline(reversals.SOLVED, color="black", linewidth=0.8, linestyle=":")
     ax = axes[0, 1]
     x = settings.length
     plotting.curves(ax, records, part, names, LEARNER_ERROR, setting=x)

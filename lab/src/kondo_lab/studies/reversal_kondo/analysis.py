@@ -35,7 +35,8 @@ TARGETS = (SOLVED, 0.05)
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers and figures, of the seeds that are there."""
-    records = reversals.with_ppo(seed_blocks.joined(records))
+    records = seed_blocks.joined(records)
+    copied, records = reversals.without_ppo(records), reversals.with_ppo(records)
     there, found = set(records["part"]), Analysis()
     lines, figures = found.headline, found.figures
     if "curves" in there:
@@ -44,7 +45,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         found.findings.append(_ties_finding(records, settings))
         found.frontier.extend(_frontier(records, settings))
     if "lengths" in there:
-        lines += _length_lines(records, settings)
+        own = reversals.fitted(_length_lines(records, settings))
+        lines += reversals.uncounted(own) if "lengths" in copied else own
         figures["fig10-lengths"] = _lengths_figure(records, settings)
     if {"lengths", "vocabularies"} <= there:
         lines += _speed_lines(records, settings)
@@ -52,7 +54,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     if "vocabularies" in there:
         lines += _vocabulary_lines(records, settings)
         figures["vocabularies"] = _vocabulary_figure(records, settings)
-    found.claims.extend(claims(found.headline))
+    found.claims.extend(claims(found.headline, settings.length))
     told = captions(found.headline, found.claims, updates.percent(settings.rate), SOLVED_SO_FAR)
     return with_captions(found, told)
 
@@ -80,11 +82,12 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     exact, end, best = _exact(settings), settings.num_steps, delightful(settings)
     lines = []
     if _full(settings):
-        lines += against_paper(records, "curves", "Kondo Fig 8", ONLINE, FIG_8, by="step")
+        known = against_paper(records, "curves", "Kondo Fig 8", ONLINE, FIG_8, by="step")
+        lines += reversals.fitted(known)
     for series in (*list(best)[1:], exact):
-        known = paper.FIG_8_BACKWARD.get(series) if _full(settings) else None
+        theirs = paper.FIG_8_BACKWARD.get(series) if _full(settings) else None
         metric, paid = "backward passes at the end", _paid(records, series)
-        lines.append(headline("Kondo Fig 8", series, metric, "", paid, expected=known))
+        lines.append(headline("Kondo Fig 8", series, metric, "", paid, expected=theirs))
     found = ends(records, "curves", [*_all_series(settings), exact])
     lines += beats("Kondo Fig 8", ONLINE, end, best, baselines(), found)
     lines += [
@@ -224,15 +227,23 @@ def _draw_longest(
 def _speed(
     records: pd.DataFrame, part: str, series: str, setting: float, ratio: float
 ) -> Estimate | None:
-    """Return the counted speed-up over PG to the solved level; None unless all seeds got there."""
-    reached = [
+    """Return the counted speed-up over PG to the solved level, seed by seed.
+
+    None unless all seeds got there.
+    """
+    baseline, own = (
         statistics.first_reach(records, part, name, ONLINE, SOLVED, setting=setting)
         for name in ("PG", series)
-    ]
-    if any(reach.reached < reach.seeds for reach in reached):
+    )
+    seeds = sorted(baseline.costs.keys() & own.costs.keys())
+    if not seeds or any(reach.reached < reach.seeds for reach in (baseline, own)):
         return None
-    found = statistics.speed_up(ratio, baseline=reached[0].mean, cost=reached[1].mean)
-    return Estimate(found, seeds=min(reach.seeds for reach in reached))
+    return statistics.estimate(
+        [
+            statistics.speed_up(ratio, baseline=baseline.costs[seed], cost=own.costs[seed])
+            for seed in seeds
+        ]
+    )
 
 
 def _places(records: pd.DataFrame, settings: Settings) -> list[tuple[str, float, str]]:

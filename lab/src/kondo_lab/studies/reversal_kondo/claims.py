@@ -4,8 +4,16 @@ import math
 from collections.abc import Sequence
 
 from kondo_lab.studies.agreement import judge, judge_order
-from kondo_lab.studies.claims import NOTHING, OF_ORDERS, by_lines, estimate_of, shown
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.studies.claims import (
+    LEAST_SEEDS,
+    NOTHING,
+    OF_ORDERS,
+    by_lines,
+    estimate_of,
+    shown,
+)
+from kondo_lab.studies.reversal_kondo.settings import Settings
+from kondo_lab.studies.study import Claim, ClaimVerdict, Headline
 
 LENGTH = "longest length with"
 """In the reading that is compared with the paper."""
@@ -13,8 +21,13 @@ GAIN = "speed-up over PG to 25% error"
 GATES = ("DG-K 3%", "DG-K price 0")
 
 
-def claims(lines: Sequence[Headline]) -> list[Claim]:
-    """Return the claims about passes, lengths and difficulty."""
+def claims(lines: Sequence[Headline], length: int = Settings().length) -> list[Claim]:
+    """Return the claims about passes, lengths and difficulty.
+
+    Args:
+        lines: of headline.csv.
+        length: H of the vocabulary sweep.
+    """
     papers = [line for line in lines if line.against == "paper"]
     return [
         by_lines(
@@ -26,7 +39,7 @@ def claims(lines: Sequence[Headline]) -> list[Claim]:
             "DG and DG-K solve longer sequences than PG, PPO and PMPO",
             [line for line in papers if line.metric.startswith("order of - longest length")],
         ),
-        *(_growth(lines, gate) for gate in GATES),
+        *(_growth(lines, gate, length) for gate in GATES),
     ]
 
 
@@ -35,7 +48,7 @@ def _beside_dg(lines: Sequence[Headline]) -> list[Headline]:
     lengths = {
         (line.series, str(line.x)): line
         for line in lines
-        if line.metric.startswith(LENGTH) and line.against == "paper"
+        if line.metric.startswith(LENGTH) and line.against in ("paper", "fitted")
     }
     return [
         line._replace(
@@ -47,19 +60,28 @@ def _beside_dg(lines: Sequence[Headline]) -> list[Headline]:
     ]
 
 
-def _growth(lines: Sequence[Headline], gate: str) -> Claim:
-    """Return whether a gate's speed-up at the highest backward cost rises with the vocabulary."""
-    own = [line for line in lines if line.series == gate and line.metric.startswith(GAIN)]
+def _growth(lines: Sequence[Headline], gate: str, length: int) -> Claim:
+    """Return whether a gate's speed-up at the highest backward cost rises with the vocabulary.
+
+    Open with fewer than two vocabularies, and where one has too few seeds or no standard error.
+    Other lengths are another sweep.
+    """
+    sweep = f"{GAIN}, H={length} M="
+    own = [line for line in lines if line.series == gate and line.metric.startswith(sweep)]
     statement = f"{gate}: the gain over PG grows with the vocabulary"
     if not own:
         return Claim(statement, "open", NOTHING)
     dearest = max(float(line.x) for line in own)
     gains = {
-        int(line.metric.rpartition("M=")[2]): estimate_of(line)
+        int(line.metric.removeprefix(sweep)): estimate_of(line)
         for line in own
         if float(line.x) == dearest and not math.isnan(line.ours)
     }
     sizes = sorted(gains)
-    order = judge_order([str(size) for size in sizes], {str(m): gains[m] for m in sizes})
     told = ", ".join(f"M = {size}: {shown(gains[size])}" for size in sizes)
-    return Claim(statement, OF_ORDERS.get(order, "open"), f"{told} (c = {dearest:g})")
+    verdict: ClaimVerdict = "open"
+    known = all(g.seeds >= LEAST_SEEDS and not math.isnan(g.se) for g in gains.values())
+    if len(sizes) > 1 and known:
+        order = judge_order([str(size) for size in sizes], {str(m): gains[m] for m in sizes})
+        verdict = OF_ORDERS.get(order, "open")
+    return Claim(statement, verdict, f"{told} (c = {dearest:g})")

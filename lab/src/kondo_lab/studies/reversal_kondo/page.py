@@ -45,6 +45,6 @@ def _speed(headline: pd.DataFrame) -> str:
     costs = sorted(own["x"].unique())
     rows = []
     for (metric, series), lines in own.groupby(["metric", "series"], sort=False):
-        found = dict(zip(lines["x"], lines["ours"], strict=True))
-        rows.append([metric.removeprefix(SPEED), series, *(f"{found[x]:.2f}" for x in costs)])
+        told = [page_tables.cell(lines, x=cost) for cost in costs]
+        rows.append([metric.removeprefix(SPEED), series, *told])
     return markdown(["task", "series", *(f"c = {cost:g}" for cost in costs)], rows)
