@@ -385,7 +385,7 @@ def test_the_aim_is_about_the_rule_that_tuning_preferred():
         "seeds)"
     ) in found
     assert "wrong log-probs: met (+0.178 ± 0.009 over 3 seeds)" in found
-    ends["combined"]["DG without drift"] = (0.70, 0.71, 0.72)
+    ends["combined"]["DG without drift"] = (0.60, 0.64, 0.62)
     found = told(ends, {"DG without drift": 0.6})
     assert "with correct ones: missed (" in found
     assert "with wrong log-probs: missed (" in found
@@ -394,7 +394,8 @@ def test_the_aim_is_about_the_rule_that_tuning_preferred():
 def test_ahead_is_more_than_chance():
     assert verdicts.ahead(Difference(estimate([0.1, 0.11, 0.12]))) == "met"
     assert verdicts.ahead(Difference(estimate([0.0, 0.1, 0.2]))) == "open"
-    assert verdicts.ahead(Difference(estimate([-0.1, -0.1, 0.1]))) == "missed"
+    assert verdicts.ahead(Difference(estimate([-0.1, -0.1, 0.1]))) == "open"
+    assert verdicts.ahead(Difference(estimate([-0.1, -0.11, -0.12]))) == "missed"
     assert verdicts.ahead(Difference(estimate([0.1, 0.1]))) == "open"
 
 
