@@ -18,9 +18,9 @@ from kondo_lab import seeds
 from kondo_lab.gates import Everything, QuantileGate
 from kondo_lab.policies import MLP, Transformer
 from kondo_lab.population.member import Member, Update
-from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import BanditProgram, SequenceProgram
 from kondo_lab.population.train import Population
+from kondo_lab.population.transformer import StackedTransformer
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask

@@ -4,4 +4,8 @@ import importlib.util
 
 collect_ignore = []
 if importlib.util.find_spec("triton") is None:  # CPU builds of torch come without it
-    collect_ignore.append("kondo_lab/language/attend_kernel.py")
+    collect_ignore += [
+        "kondo_lab/language/attend_kernel.py",
+        "kondo_lab/draw_kernel.py",
+        "kondo_lab/population/layer_kernels.py",
+    ]

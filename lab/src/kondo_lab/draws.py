@@ -6,13 +6,19 @@ same on a CPU and a GPU, and a resumed run goes on where it stopped.
 """
 
 import hashlib
+import importlib.util
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from kondo.core.rules import GOLDEN, mix_bits
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+BLOCK = 1024
+"""Numbers that a program of the kernel makes."""
 
 
 class Draws:
@@ -48,7 +54,10 @@ class Draws:
             stream: what is drawn; different names share no numbers.
             step: when; a 0-d int64 tensor stays on the device, so that a CUDA graph can move on.
         """
-        bits = self._bits(stream, step, math.prod(shape))
+        count = math.prod(shape)
+        if self._fused(step):
+            return self._draw(stream, step, count, torch.float32).view(len(self.keys), *shape)
+        bits = self._bits(stream, step, count)
         # The top 23 bits, in the middle of their cell: with 24 the last cell would round to 1.
         cells = (bits >> 41 & 0x7FFFFF).float()
         return cells.add_(0.5).mul_(2.0**-23).view(len(self.keys), *shape)
@@ -69,7 +78,28 @@ class Draws:
         return ((bits & 0x7FFFFFFFFFFFFFFF) % high).view(len(self.keys), *shape)
 
     def _bits(self, stream: str, step: int | Tensor, count: int) -> Tensor:
-        name = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "big")
-        state = mix_bits(mix_bits(self.keys + (name - (1 << 63))) + step)
+        if self._fused(step):
+            return self._draw(stream, step, count, torch.int64)
+        state = mix_bits(mix_bits(self.keys + _number(stream)) + step)
         place = torch.arange(1, count + 1, device=self.keys.device)
         return mix_bits(state.unsqueeze(1) + place * GOLDEN)
+
+    def _fused(self, step: int | Tensor) -> TypeGuard[Tensor]:
+        """Return whether a kernel makes the same numbers at once."""
+        return self.keys.is_cuda and isinstance(step, Tensor) and HAS_TRITON
+
+    def _draw(self, stream: str, step: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """Return [P, count], the numbers of `uniform` in float32 or the bits in int64."""
+        from kondo_lab.draw_kernel import draw  # Triton, which a CPU build does not have
+
+        made = torch.empty(len(self.keys), count, dtype=dtype, device=self.keys.device)
+        grid = (len(self.keys), -(-count // BLOCK))
+        uniform = dtype == torch.float32
+        draw[grid](self.keys, step, made, _number(stream), count, BLOCK=BLOCK, UNIFORM=uniform)
+        return made
+
+
+def _number(stream: str) -> int:
+    """Return a signed 64-bit number that stands for a stream's name."""
+    digest = hashlib.blake2b(stream.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") - (1 << 63)

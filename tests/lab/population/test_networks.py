@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from kondo_lab.draws import Draws
-from kondo_lab.population.networks import StackedMLP, StackedTransformer, categorical
+from kondo_lab.population.networks import StackedMLP, categorical
+from kondo_lab.population.transformer import StackedTransformer
 from lab.population import toys
 from tolerances import assert_close
 

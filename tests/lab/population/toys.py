@@ -16,9 +16,9 @@ from kondo_lab.population.losses import (
     PreferenceOptimisation,
 )
 from kondo_lab.population.member import Frictions, Member, Update
-from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import BanditProgram, SequenceProgram
 from kondo_lab.population.train import Population
+from kondo_lab.population.transformer import StackedTransformer
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask

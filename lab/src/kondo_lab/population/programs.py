@@ -25,9 +25,9 @@ from kondo_lab.population.networks import (
     Initialisation,
     Parameters,
     StackedMLP,
-    StackedTransformer,
     categorical,
 )
+from kondo_lab.population.transformer import StackedTransformer
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.base import SequenceTask
 

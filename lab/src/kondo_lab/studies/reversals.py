@@ -8,9 +8,9 @@ import pandas as pd
 from kondo_lab.part import Context, Record
 from kondo_lab.population import run
 from kondo_lab.population.member import Member
-from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import SequenceProgram
 from kondo_lab.population.train import Population
+from kondo_lab.population.transformer import StackedTransformer
 from kondo_lab.studies import statistics
 from kondo_lab.studies.claims import LEAST_SEEDS
 from kondo_lab.studies.comparison import interpolated_longest

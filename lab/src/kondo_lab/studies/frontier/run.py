@@ -5,8 +5,8 @@ from functools import partial
 
 from kondo_lab.part import Context, Part, Record
 from kondo_lab.population import run
-from kondo_lab.population.networks import StackedTransformer
 from kondo_lab.population.programs import SequenceProgram
+from kondo_lab.population.transformer import StackedTransformer
 from kondo_lab.studies import image_bandits
 from kondo_lab.studies.frontier import compared_gates
 from kondo_lab.studies.frontier.settings import Settings

@@ -1,0 +1,262 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# ruff: noqa: N803, N806 (sizes are in capitals)
+"""The kernels of `fused_layers`: a layer, its gradients, and sampling. Imported where Triton is.
+
+A program of the first three holds one tile of tokens; of the last, some answers of a member.
+"""
+
+import triton
+from triton import language as tl
+
+
+@triton.jit
+def _dot(a, b):
+    """Return the product of matrices, of float16 and summed in float32.
+
+    Its 10 bits of mantissa are TF32's, at half the memory and without TF32's slow transposes. What
+    float16 has less of is range: gradients are scaled before they get here.
+    """
+    return tl.dot(a.to(tl.float16), b.to(tl.float16))
+
+
+@triton.jit
+def _norm(x, D: tl.constexpr):
+    """Return the rows of x with mean 0 and variance 1, and what they were divided by, inverted."""
+    centred = x - tl.sum(x, 1)[:, None] / D
+    inverse = 1 / tl.sqrt(tl.sum(centred * centred, 1) / D + 1e-6)
+    return centred * inverse[:, None], inverse
+
+
+@triton.jit
+def _norm_backward(gradient, normal, inverse, D: tl.constexpr):
+    along = tl.sum(gradient * normal, 1)[:, None] / D
+    return inverse[:, None] * (gradient - tl.sum(gradient, 1)[:, None] / D - normal * along)
+
+
+@triton.jit
+def _matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, row_stride, column_stride):
+    """Return the addresses of a matrix."""
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    return start + rows[:, None] * row_stride + columns[None, :] * column_stride
+
+
+@triton.jit
+def _weights_of_attention(query, key, PROMPT, ANSWER, TOKENS, BLOCK: tl.constexpr):
+    """Return softmax(query key^T): a token sees what precedes it in its prompt and its answer."""
+    place, other = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    same = (place - PROMPT) // ANSWER == (other - PROMPT) // ANSWER
+    seen = (other < PROMPT) | ((place >= PROMPT) & same)
+    seen = seen & (other < TOKENS) & ((other <= place) | (place >= TOKENS))
+    # A place after the last token belongs to nobody; it sees something, so that nothing is 0 / 0.
+    seen = seen | ((place >= TOKENS) & (other == 0))
+    scores = tl.where(seen, _dot(query, tl.trans(key)), float("-inf"))
+    weights = tl.exp(scores - tl.max(scores, 1)[:, None])
+    return weights / tl.sum(weights, 1)[:, None]
+
+
+@triton.jit(do_not_specialize=["tiles_per_member", "PROMPT", "ANSWER", "TOKENS"])
+def layer(
+    x, qkv, out, up, down, middle, result, tiles_per_member, PROMPT, ANSWER, TOKENS,
+    D: tl.constexpr, HEADS: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the layer's `result` and its `middle`, the residual stream after attention."""
+    SIZE: tl.constexpr = D // HEADS
+    tile = tl.program_id(0).to(tl.int64)
+    member = tile // tiles_per_member
+    qkv += member * D * 3 * D
+    out += member * D * D
+    up += member * D * F
+    down += member * F * D
+    kept = (tl.arange(0, BLOCK) < TOKENS)[:, None]
+    place = tile * TOKENS * D
+    hidden = tl.load(_matrix(x + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+    normal, _ = _norm(hidden, D)
+    for head in range(HEADS):
+        columns = qkv + head * SIZE
+        query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
+        key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
+        value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
+        weights = _weights_of_attention(query, key, PROMPT, ANSWER, TOKENS, BLOCK)
+        attended = _dot(weights, value)
+        hidden += _dot(attended, tl.load(_matrix(out + head * SIZE * D, SIZE, D, D, 1)))
+    tl.store(_matrix(middle + place, BLOCK, D, D, 1), hidden, mask=kept)
+    normal, _ = _norm(hidden, D)
+    for start in range(0, F, CHUNK):
+        inner = _dot(normal, tl.load(_matrix(up + start, D, CHUNK, F, 1)))
+        inner = tl.maximum(inner, 0.0)
+        hidden += _dot(inner, tl.load(_matrix(down + start * D, CHUNK, D, D, 1)))
+    tl.store(_matrix(result + place, BLOCK, D, D, 1), hidden, mask=kept)
+
+
+@triton.jit
+def _scaled(gradient):
+    """Return a gradient with 1 as its largest size, for float16's range, and what that was."""
+    scale = tl.max(tl.max(tl.abs(gradient), 1), 0)
+    scale = tl.where(scale > 0, scale, 1.0)
+    return gradient / scale, scale
+
+
+@triton.jit(do_not_specialize=["tiles_per_member", "TOKENS"])
+def feed_forward_backward(
+    middle, up, down, of_result, of_middle, of_up, of_down, tiles_per_member, TOKENS,
+    D: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients `of_middle` and, for this tile alone, of the weights."""
+    tile = tl.program_id(0).to(tl.int64)
+    member = tile // tiles_per_member
+    up += member * D * F
+    down += member * F * D
+    of_up += tile * D * F
+    of_down += tile * F * D
+    kept = (tl.arange(0, BLOCK) < TOKENS)[:, None]
+    place = tile * TOKENS * D
+    gradient = tl.load(_matrix(of_result + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+    gradient, scale = _scaled(gradient)
+    hidden = tl.load(_matrix(middle + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+    normal, inverse = _norm(hidden, D)
+    of_normal = tl.zeros([BLOCK, D], tl.float32)
+    for start in range(0, F, CHUNK):
+        inner = _dot(normal, tl.load(_matrix(up + start, D, CHUNK, F, 1)))
+        of_inner = _dot(gradient, tl.load(_matrix(down + start * D, D, CHUNK, 1, D)))
+        of_inner = tl.where(inner > 0, of_inner, 0.0)
+        of_normal += _dot(of_inner, tl.load(_matrix(up + start, CHUNK, D, 1, F)))
+        of_chunk = scale * _dot(tl.trans(normal), of_inner)
+        tl.store(_matrix(of_up + start, D, CHUNK, F, 1), of_chunk)
+        of_chunk = scale * _dot(tl.trans(tl.maximum(inner, 0.0)), gradient)
+        tl.store(_matrix(of_down + start * D, CHUNK, D, D, 1), of_chunk)
+    gradient = scale * (gradient + _norm_backward(of_normal, normal, inverse, D))
+    tl.store(_matrix(of_middle + place, BLOCK, D, D, 1), gradient, mask=kept)
+
+
+@triton.jit(do_not_specialize=["tiles_per_member", "PROMPT", "ANSWER", "TOKENS"])
+def attention_backward(
+    x, qkv, out, of_middle, of_x, of_qkv, of_out, tiles_per_member, PROMPT, ANSWER, TOKENS,
+    D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients `of_x` and, for this tile alone, of the weights."""
+    SIZE: tl.constexpr = D // HEADS
+    tile = tl.program_id(0).to(tl.int64)
+    member = tile // tiles_per_member
+    qkv += member * D * 3 * D
+    out += member * D * D
+    of_qkv += tile * D * 3 * D
+    of_out += tile * D * D
+    kept = (tl.arange(0, BLOCK) < TOKENS)[:, None]
+    place = tile * TOKENS * D
+    gradient = tl.load(_matrix(of_middle + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+    gradient, scale = _scaled(gradient)
+    hidden = tl.load(_matrix(x + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+    normal, inverse = _norm(hidden, D)
+    of_normal = tl.zeros([BLOCK, D], tl.float32)
+    for head in range(HEADS):
+        columns = qkv + head * SIZE
+        of_columns = of_qkv + head * SIZE
+        query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
+        key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
+        value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
+        weights = _weights_of_attention(query, key, PROMPT, ANSWER, TOKENS, BLOCK)
+        of_rows = scale * _dot(tl.trans(_dot(weights, value)), gradient)
+        tl.store(_matrix(of_out + head * SIZE * D, SIZE, D, D, 1), of_rows)
+        of_attended = _dot(gradient, tl.load(_matrix(out + head * SIZE * D, D, SIZE, 1, D)))
+        of_value = _dot(tl.trans(weights), of_attended)
+        of_weights = _dot(of_attended, tl.trans(value))
+        of_scores = weights * (of_weights - tl.sum(of_weights * weights, 1)[:, None])
+        of_query = _dot(of_scores, key)
+        of_key = _dot(tl.trans(of_scores), query)
+        turned = tl.trans(normal)
+        tl.store(_matrix(of_columns, D, SIZE, 3 * D, 1), scale * _dot(turned, of_query))
+        tl.store(_matrix(of_columns + D, D, SIZE, 3 * D, 1), scale * _dot(turned, of_key))
+        tl.store(_matrix(of_columns + 2 * D, D, SIZE, 3 * D, 1), scale * _dot(turned, of_value))
+        of_normal += _dot(of_query, tl.load(_matrix(columns, SIZE, D, 1, 3 * D)))
+        of_normal += _dot(of_key, tl.load(_matrix(columns + D, SIZE, D, 1, 3 * D)))
+        of_normal += _dot(of_value, tl.load(_matrix(columns + 2 * D, SIZE, D, 1, 3 * D)))
+    gradient = scale * (gradient + _norm_backward(of_normal, normal, inverse, D))
+    tl.store(_matrix(of_x + place, BLOCK, D, D, 1), gradient, mask=kept)
+
+
+@triton.jit(do_not_specialize=["num_rows", "members", "PROMPT", "LENGTH", "M"])
+def sample(
+    first, tokens, positions, head_weights, qkv, out, up, down, cache, gumbel, answers, log_probs,
+    num_rows, members, PROMPT, LENGTH, M,
+    LAYERS: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, F: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Write `answers` and their `log_probs`, token by token; `cache` has the prompts' part."""
+    SIZE: tl.constexpr = D // HEADS
+    member = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    kept = row < num_rows
+    all_rows = members.to(tl.int64) * num_rows
+    row = member * num_rows + row
+    word, width, size = tl.arange(0, WORDS), tl.arange(0, D), tl.arange(0, SIZE)
+    places = PROMPT + LENGTH - 1
+    head_weights += member * D * M
+    tokens += member * M * D
+    positions += member * (PROMPT + LENGTH) * D
+    hidden = tl.load(first + row[:, None] * D + width[None, :], mask=kept[:, None], other=0.0)
+    to_words = tl.load(
+        head_weights + width[:, None] * M + word[None, :], mask=word[None, :] < M, other=0.0
+    )
+    for place in range(LENGTH):
+        logits = tl.where(word[None, :] < M, _dot(hidden, to_words), float("-inf"))
+        noise = tl.load(
+            gumbel + (row[:, None] * LENGTH + place) * M + word[None, :],
+            mask=kept[:, None] & (word[None, :] < M),
+            other=0.0,
+        )
+        token = tl.argmax(logits + noise, 1)
+        largest = tl.max(logits, 1)
+        total = tl.log(tl.sum(tl.exp(logits - largest[:, None]), 1)) + largest
+        own = tl.sum(tl.where(word[None, :] == token[:, None], logits, 0.0), 1)
+        tl.store(answers + row * LENGTH + place, token.to(tl.int64), mask=kept)
+        tl.store(log_probs + row * LENGTH + place, own - total, mask=kept)
+        if place < LENGTH - 1:
+            position = PROMPT + place
+            hidden = tl.load(tokens + token[:, None] * D + width[None, :])
+            hidden += tl.load(positions + position * D + width)[None, :]
+            for layer in range(LAYERS):
+                slot = layer * members.to(tl.int64) + member
+                normal, _ = _norm(hidden, D)
+                for head in range(HEADS):
+                    columns = qkv + slot * D * 3 * D + head * SIZE
+                    query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
+                    key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
+                    value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
+                    # Of the row's keys; its values lie all_rows x HEADS further on.
+                    past = cache + ((layer * 2 * all_rows + row) * HEADS + head) * places * SIZE
+                    values = all_rows * HEADS * places * SIZE
+                    own_place = past[:, None] + position * SIZE + size[None, :]
+                    tl.store(own_place, key, mask=kept[:, None])
+                    tl.store(own_place + values, value, mask=kept[:, None])
+                    largest = tl.sum(query * key, 1)
+                    total = tl.full([ROWS], 1.0, tl.float32)
+                    attended = value
+                    for start in range(0, position, KEYS):
+                        before = start + tl.arange(0, KEYS)
+                        there = kept[:, None] & (before[None, :] < position)
+                        found = past[:, None, None] + before[None, :, None] * SIZE
+                        found = found + size[None, None, :]
+                        keys = tl.load(found, mask=there[:, :, None], other=0.0)
+                        scores = tl.sum(keys * query[:, None, :], 2)
+                        scores = tl.where(before[None, :] < position, scores, float("-inf"))
+                        new = tl.maximum(largest, tl.max(scores, 1))
+                        shrunk = tl.exp(largest - new)
+                        weights = tl.exp(scores - new[:, None])
+                        held = tl.load(found + values, mask=there[:, :, None], other=0.0)
+                        attended = attended * shrunk[:, None]
+                        attended += tl.sum(held * weights[:, :, None], 1)
+                        total = total * shrunk + tl.sum(weights, 1)
+                        largest = new
+                    attended = attended / total[:, None]
+                    from_head = out + slot * D * D + head * SIZE * D
+                    hidden += _dot(attended, tl.load(_matrix(from_head, SIZE, D, D, 1)))
+                normal, _ = _norm(hidden, D)
+                for start in range(0, F, CHUNK):
+                    above = up + slot * D * F + start
+                    inner = _dot(normal, tl.load(_matrix(above, D, CHUNK, F, 1)))
+                    below = down + slot * F * D + start * D
+                    inner = tl.maximum(inner, 0.0)
+                    hidden += _dot(inner, tl.load(_matrix(below, CHUNK, D, D, 1)))
+            # What a thread wrote into the cache, others read for the next token.
+            tl.debug_barrier()
