@@ -22,10 +22,10 @@ from torch import Tensor
 TILE = 128
 """Most tokens of a tile: its scores, TILE x TILE, are held in registers."""
 TUNED: dict[str, dict[str, int]] = {
-    "forward": {"num_stages": 2, "maxnreg": 128},
-    "feed-forward backward": {"num_stages": 1, "maxnreg": 128},
-    "attention backward": {"num_stages": 1, "maxnreg": 128},
-    "sample": {"ROWS": 32, "KEYS": 8, "num_warps": 4, "num_stages": 1},
+    "forward": {"num_stages": 1, "maxnreg": 128},
+    "feed-forward backward": {"num_stages": 1},
+    "attention backward": {"num_stages": 1},
+    "sample": {"ROWS": 32, "KEYS": 4, "num_warps": 4, "num_stages": 1, "maxnreg": 128},
 }
 """Options of the kernels: the fastest of some that were tried on an H200. A sampler's program has
 ROWS answers and attends to KEYS past tokens at once."""
@@ -182,7 +182,7 @@ def sample(
     first: Tensor,
     parameters: Mapping[str, Tensor],
     layers: Sequence[LayerWeights],
-    caches: Sequence[Tensor],
+    prompts: Sequence[Tensor],
     gumbel: Tensor,
     *,
     num_heads: int,
@@ -191,15 +191,17 @@ def sample(
 
     Args:
         first: [P, N, D], last layer's output at the end of each row's prompt.
-        parameters: "tokens" [P, M, D], "positions" [P, places, D] and "head" [P, D, M].
+        parameters: "tokens" [P, M, D], "positions" [P, prompt + L, D] and "head" [P, D, M].
         layers: weights.
-        caches: of each layer keys and values [2, P x N, heads, prompt + L - 1, D / heads]; those of
-            the prompts are there.
+        prompts: of each layer keys and values of the prompts, [P, prompts, tokens, 2 D]; neighbours
+            among the rows share one.
         gumbel: [P, N, L, M], noise of the tokens' draws.
         num_heads: of attention.
     """
     members, num_rows, length, num_tokens = gumbel.shape
+    _, num_prompts, prompt_length, _ = prompts[0].shape
     stacked = [torch.stack(list(several)).half() for several in zip(*layers, strict=True)]
+    cache = first.new_empty(len(layers), members, num_rows, length - 1, 2 * first.shape[-1])
     answers = torch.empty(members, num_rows, length, dtype=torch.int64, device=first.device)
     log_probs = first.new_empty(members, num_rows, length)
     _kernels().sample[members, -(-num_rows // TUNED["sample"]["ROWS"])](
@@ -208,13 +210,15 @@ def sample(
         parameters["positions"],
         parameters["head"].half(),
         *stacked,
-        torch.stack(list(caches)),
+        torch.stack(list(prompts)),
+        cache,
         gumbel.contiguous(),
         answers,
         log_probs,
         num_rows=num_rows,
         members=members,
-        PROMPT=caches[0].shape[3] - length + 1,
+        REPEATS=num_rows // num_prompts,
+        PROMPT=prompt_length,
         LENGTH=length,
         M=num_tokens,
         LAYERS=len(layers),

@@ -175,82 +175,89 @@ def attention_backward(
     tl.store(_matrix(of_x + place, BLOCK, D, D, 1), gradient, mask=kept)
 
 
-@triton.jit(do_not_specialize=["num_rows", "members", "PROMPT", "LENGTH", "M"])
+@triton.jit
+def _attend(
+    state, query, at, count, kept, HEADS: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr
+):
+    """Return the state of attention after `count` more keys and values, which lie `at` each row.
+
+    The state is the largest score so far, the sum of exp(score - largest), [rows, heads] each, and
+    the values weighted by the same, [rows, heads, size].
+    """
+    largest, total, attended = state
+    size, head = tl.arange(0, SIZE)[None, None, None, :], tl.arange(0, HEADS)[None, None, :, None]
+    for start in range(0, count, KEYS):
+        place = start + tl.arange(0, KEYS)[None, :, None, None]
+        there = kept[:, None, None, None] & (place < count)
+        found = at[:, None, None, None] + place * (2 * HEADS * SIZE) + head * SIZE + size
+        scores = tl.sum(tl.load(found, mask=there, other=0.0) * query[:, None, :, :], 3)
+        scores = tl.where(start + tl.arange(0, KEYS)[None, :, None] < count, scores, float("-inf"))
+        values = tl.load(found + HEADS * SIZE, mask=there, other=0.0)
+        new = tl.maximum(largest, tl.max(scores, 1))
+        shrunk, weights = tl.exp(largest - new), tl.exp(scores - new[:, None, :])
+        attended = attended * shrunk[:, :, None] + tl.sum(values * weights[:, :, :, None], 1)
+        total = total * shrunk + tl.sum(weights, 1)
+        largest = new
+    return largest, total, attended
+
+
+@triton.jit(do_not_specialize=["num_rows", "members", "REPEATS", "PROMPT", "LENGTH", "M"])
 def sample(
-    first, tokens, positions, head_weights, qkv, out, up, down, cache, gumbel, answers, log_probs,
-    num_rows, members, PROMPT, LENGTH, M,
+    first, tokens, positions, head_weights, qkv, out, up, down, prompts, cache, gumbel,
+    answers, log_probs, num_rows, members, REPEATS, PROMPT, LENGTH, M,
     LAYERS: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, F: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Write `answers` and their `log_probs`, token by token; `cache` has the prompts' part."""
+    """Write `answers` and their `log_probs`, token by token.
+
+    Keys and values of `prompts` are [layers, prompts, PROMPT, 2 D]; REPEATS answers share each.
+    `cache` is for those of the answers, [layers, rows, LENGTH - 1, 2 D].
+    """
     SIZE: tl.constexpr = D // HEADS
     member = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     kept = row < num_rows
     all_rows = members.to(tl.int64) * num_rows
-    row = member * num_rows + row
-    word, width, size = tl.arange(0, WORDS), tl.arange(0, D), tl.arange(0, SIZE)
-    places = PROMPT + LENGTH - 1
+    row = member * num_rows + tl.where(kept, row, 0)
+    word, width = tl.arange(0, WORDS)[None, :], tl.arange(0, D)[None, :]
     head_weights += member * D * M
     tokens += member * M * D
     positions += member * (PROMPT + LENGTH) * D
-    hidden = tl.load(first + row[:, None] * D + width[None, :], mask=kept[:, None], other=0.0)
-    to_words = tl.load(
-        head_weights + width[:, None] * M + word[None, :], mask=word[None, :] < M, other=0.0
-    )
+    hidden = tl.load(first + row[:, None] * D + width)
+    to_words = tl.load(_matrix(head_weights, D, WORDS, M, 1), mask=word < M, other=0.0)
     for place in range(LENGTH):
-        logits = tl.where(word[None, :] < M, _dot(hidden, to_words), float("-inf"))
-        noise = tl.load(
-            gumbel + (row[:, None] * LENGTH + place) * M + word[None, :],
-            mask=kept[:, None] & (word[None, :] < M),
-            other=0.0,
-        )
-        token = tl.argmax(logits + noise, 1)
-        largest = tl.max(logits, 1)
-        total = tl.log(tl.sum(tl.exp(logits - largest[:, None]), 1)) + largest
-        own = tl.sum(tl.where(word[None, :] == token[:, None], logits, 0.0), 1)
+        logits = tl.where(word < M, _dot(hidden, to_words), float("-inf"))
+        at = gumbel + (row[:, None] * LENGTH + place) * M + word
+        token = tl.argmax(logits + tl.load(at, mask=word < M, other=0.0), 1)
+        token = tl.minimum(token, M - 1)  # where the policy is not finite any more
+        top = tl.max(logits, 1)
+        normaliser = tl.log(tl.sum(tl.exp(logits - top[:, None]), 1)) + top
+        own = tl.sum(tl.where(word == token[:, None], logits, 0.0), 1)
         tl.store(answers + row * LENGTH + place, token.to(tl.int64), mask=kept)
-        tl.store(log_probs + row * LENGTH + place, own - total, mask=kept)
+        tl.store(log_probs + row * LENGTH + place, own - normaliser, mask=kept)
         if place < LENGTH - 1:
-            position = PROMPT + place
-            hidden = tl.load(tokens + token[:, None] * D + width[None, :])
-            hidden += tl.load(positions + position * D + width)[None, :]
+            hidden = tl.load(tokens + token[:, None] * D + width)
+            hidden += tl.load(positions + (PROMPT + place) * D + width)
             for layer in range(LAYERS):
                 slot = layer * members.to(tl.int64) + member
                 normal, _ = _norm(hidden, D)
-                for head in range(HEADS):
-                    columns = qkv + slot * D * 3 * D + head * SIZE
-                    query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
-                    key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
-                    value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
-                    # Of the row's keys; its values lie all_rows x HEADS further on.
-                    past = cache + ((layer * 2 * all_rows + row) * HEADS + head) * places * SIZE
-                    values = all_rows * HEADS * places * SIZE
-                    own_place = past[:, None] + position * SIZE + size[None, :]
-                    tl.store(own_place, key, mask=kept[:, None])
-                    tl.store(own_place + values, value, mask=kept[:, None])
-                    largest = tl.sum(query * key, 1)
-                    total = tl.full([ROWS], 1.0, tl.float32)
-                    attended = value
-                    for start in range(0, position, KEYS):
-                        before = start + tl.arange(0, KEYS)
-                        there = kept[:, None] & (before[None, :] < position)
-                        found = past[:, None, None] + before[None, :, None] * SIZE
-                        found = found + size[None, None, :]
-                        keys = tl.load(found, mask=there[:, :, None], other=0.0)
-                        scores = tl.sum(keys * query[:, None, :], 2)
-                        scores = tl.where(before[None, :] < position, scores, float("-inf"))
-                        new = tl.maximum(largest, tl.max(scores, 1))
-                        shrunk = tl.exp(largest - new)
-                        weights = tl.exp(scores - new[:, None])
-                        held = tl.load(found + values, mask=there[:, :, None], other=0.0)
-                        attended = attended * shrunk[:, None]
-                        attended += tl.sum(held * weights[:, :, None], 1)
-                        total = total * shrunk + tl.sum(weights, 1)
-                        largest = new
-                    attended = attended / total[:, None]
-                    from_head = out + slot * D * D + head * SIZE * D
-                    hidden += _dot(attended, tl.load(_matrix(from_head, SIZE, D, D, 1)))
+                columns = qkv + slot * D * 3 * D
+                query = _dot(normal, tl.load(_matrix(columns, D, D, 3 * D, 1)))
+                query = tl.reshape(query, [ROWS, HEADS, SIZE])
+                key = _dot(normal, tl.load(_matrix(columns + D, D, D, 3 * D, 1)))
+                value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, D, 3 * D, 1)))
+                told = cache + (layer * all_rows + row) * (LENGTH - 1) * 2 * D
+                asked = prompts + (layer * all_rows + row) // REPEATS * PROMPT * 2 * D
+                own_place = told[:, None] + place * 2 * D + width
+                tl.store(own_place, key, mask=kept[:, None])
+                tl.store(own_place + D, value, mask=kept[:, None])
+                score = tl.sum(query * tl.reshape(key, [ROWS, HEADS, SIZE]), 2)
+                one = tl.full([ROWS, HEADS], 1.0, tl.float32)
+                state = score, one, tl.reshape(value, [ROWS, HEADS, SIZE])
+                state = _attend(state, query, asked, PROMPT, kept, HEADS, SIZE, KEYS)
+                _, total, attended = _attend(state, query, told, place, kept, HEADS, SIZE, KEYS)
+                attended = tl.reshape(attended / total[:, :, None], [ROWS, D])
+                hidden += _dot(attended, tl.load(_matrix(out + slot * D * D, D, D, D, 1)))
                 normal, _ = _norm(hidden, D)
                 for start in range(0, F, CHUNK):
                     above = up + slot * D * F + start

@@ -149,9 +149,39 @@ class StackedTransformer:
         is made of `uniform`, [P, G, A, Ha, M] in (0, 1). Prompts are [P, G, Hp] int64.
         """
         members, groups, repeats, length, _ = uniform.shape
-        prompt_length = self.prompt_length
-        layers = self._layers(parameters)
-        hidden = self._embed(parameters, prompts, start=0).flatten(1, 2)
+        asked = self._embed(parameters, prompts, start=0)
+        gumbel = -torch.log(-torch.log(uniform.flatten(1, 2)))  # [P, N, Ha, M]
+        draw = self._draw_fused if self._fused(asked) else self._draw
+        answers, log_probs = draw(parameters, self._layers(parameters), asked, gumbel)
+        shape = (members, groups, repeats, length)
+        return Sampled(answers.view(shape), log_probs.view(shape))
+
+    def _draw_fused(
+        self, parameters: Parameters, layers: Sequence["_Layer"], asked: Tensor, gumbel: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `_draw` does, by fused kernels."""
+        members, groups, length, width = asked.shape
+        tiles = fused_layers.Tiles(prompt=length, answer=0, answers=0)
+        hidden, past = asked, []
+        for layer in layers:
+            mixed = layer.mix(hidden.flatten(1, 2)).view(members, groups, length, 3 * width)
+            past.append(mixed[..., width:])
+            flat = hidden.reshape(-1, length, width)
+            hidden = fused_layers.apply(flat, layer, tiles, num_heads=self.num_heads)
+            hidden = hidden.view(asked.shape)
+        last = hidden[:, :, -1].repeat_interleave(gumbel.shape[1] // groups, 1)
+        return fused_layers.sample(last, parameters, layers, past, gumbel, num_heads=self.num_heads)
+
+    def _draw(
+        self, parameters: Parameters, layers: Sequence["_Layer"], asked: Tensor, gumbel: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return answers to the embedded prompts [P, G, Hp, D] and log-probs, each [P, N, Ha].
+
+        The noise is [P, N, Ha, M]; neighbouring rows answer one prompt.
+        """
+        members, groups, prompt_length, _ = asked.shape
+        repeats, length = gumbel.shape[1] // groups, gumbel.shape[2]
+        hidden = asked.flatten(1, 2)
         caches = []
         for layer in layers:
             prompt = self._heads(layer.mix(hidden), members * groups, 1, prompt_length)
@@ -162,48 +192,16 @@ class StackedTransformer:
             caches.append(F.pad(past, (0, 0, 0, length - 1)))
         hidden = hidden.view(members, groups, prompt_length, -1)[:, :, -1]
         hidden = hidden.repeat_interleave(repeats, 1)  # [P, N, D]
-        gumbel = -torch.log(-torch.log(uniform.flatten(1, 2)))  # [P, N, Ha, M]
-        draw = self._draw_fused if self._fused(hidden) else self._draw
-        answers, log_probs = draw(parameters, layers, hidden, caches, gumbel)
-        shape = (members, groups, repeats, length)
-        return Sampled(answers.view(shape), log_probs.view(shape))
-
-    def _draw_fused(
-        self,
-        parameters: Parameters,
-        layers: Sequence["_Layer"],
-        hidden: Tensor,
-        caches: Sequence[Tensor],
-        gumbel: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return what `_draw` does, by a fused kernel."""
-        return fused_layers.sample(
-            hidden, parameters, layers, caches, gumbel, num_heads=self.num_heads
-        )
-
-    def _draw(
-        self,
-        parameters: Parameters,
-        layers: Sequence["_Layer"],
-        hidden: Tensor,
-        caches: Sequence[Tensor],
-        gumbel: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return answers and log-probs, [P, N, Ha], after prompts that end with `hidden` [P, N, D].
-
-        Gumbel noise is [P, N, Ha, M]; what the caches hold is said in `sample`.
-        """
-        length = gumbel.shape[2]
         # Every read multiplies all places of the cache and masks those after its own: products of
         # one size, whatever the token.
-        places = torch.arange(self.prompt_length + length - 1, device=hidden.device)
+        places = torch.arange(prompt_length + length - 1, device=hidden.device)
         later = torch.where(places > places.unsqueeze(1), -math.inf, 0.0).to(hidden.dtype)
         tokens, logits = [], []
         for place in range(length):
             logits.append(torch.bmm(hidden, parameters["head"]))
             tokens.append((logits[-1] + gumbel[:, :, place]).argmax(dim=-1))
             if place < length - 1:
-                position = self.prompt_length + place
+                position = prompt_length + place
                 hidden = self._read(
                     parameters, layers, tokens[-1], caches, position, later[position]
                 )
