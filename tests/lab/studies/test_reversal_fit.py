@@ -234,5 +234,13 @@ def test_the_claim_is_open_until_every_figure_was_run():
     assert claims([], PAIRS[0]) == [Claim(STATEMENT, "open", NOTHING)]
 
 
+def test_the_claim_is_open_while_a_figure_has_one_or_two_seeds(small):
+    (claim,) = claims(scores(0.99), PAIRS[0], ["DG Fig 9a"])
+    assert claim.verdict == "open"
+    assert "fewer than 3 seeds: DG Fig 9a" in claim.measured
+    found, _ = small
+    assert "fewer than 3 seeds: DG Fig 8, DG Fig 9a, DG Fig 9b, K" in found.claims[0].measured
+
+
 def test_figure_8_where_seeds_are_all_or_nothing_has_ten():
     assert Settings().prefix_seeds >= 10

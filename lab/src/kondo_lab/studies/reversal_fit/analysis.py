@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from kondo_lab.studies import plotting, reversals, statistics, updates
 from kondo_lab.studies.captions import with_captions
+from kondo_lab.studies.claims import LEAST_SEEDS
 from kondo_lab.studies.reversal_dg import paper as dg_paper
 from kondo_lab.studies.reversal_fit import resamples
 from kondo_lab.studies.reversal_fit.captions import captions
@@ -91,7 +92,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     for pair in ranked:
         found.headline.extend(_score_lines(pair, totals[pair]))
         found.headline.append(headline("all figures", pair.name, WON, "", won[pair]))
-    found.claims.extend(claims(found.headline, USED))
+    few = _figures_of_few(numbers[ranked[0]], LEAST_SEEDS)
+    found.claims.extend(claims(found.headline, USED, few))
     for pair in ranked:
         found.headline.extend(_number_lines(pair, numbers[pair]))
     found.figures["scores"] = _scores_figure(settings, totals)
@@ -214,9 +216,14 @@ def _sure(
 ) -> str:
     """Return how often each pair wins if seeds are drawn anew, and what that does not cover."""
     told = ", ".join(f"{pair.name} {won[pair]:.0%}" for pair in ranked if won[pair] > 0)
-    single = sorted({each.figure for each in numbers[ranked[0]] if len(each.by_seed) == 1})
+    single = _figures_of_few(numbers[ranked[0]], 2)
     without = f" Of one seed, so without a spread: {', '.join(single)}." if single else ""
     return f"Lowest score in {resamples.RESAMPLES} resamples of the seeds: {told}.{without}"
+
+
+def _figures_of_few(numbers: Sequence[Compared], least: int) -> list[str]:
+    """Return the figures with fewer than `least` seeds."""
+    return sorted({each.figure for each in numbers if len(each.by_seed) < least})
 
 
 def _row(place: int, pair: Pair, found: tuple[dict[str, float], dict[str, float]]) -> str:

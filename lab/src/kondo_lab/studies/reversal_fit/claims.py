@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import NOTHING
+from kondo_lab.studies.claims import LEAST_SEEDS, NOTHING
 from kondo_lab.studies.study import Claim, ClaimVerdict, Headline
 
 FIGURES = ("Kondo Fig 8", "DG Fig 8", "DG Fig 9b", "Kondo Fig 10", "DG Fig 9a")
@@ -12,14 +12,15 @@ SURE = 0.95
 STATEMENT = "The pair that the reversal studies use fits the figures better than every other pair"
 
 
-def claims(lines: Sequence[Headline], used: str) -> list[Claim]:
+def claims(lines: Sequence[Headline], used: str, few: Sequence[str] = ()) -> list[Claim]:
     """Return whether the pair in use has the lowest score of all figures together.
 
     | verdict | the pair in use has the lowest score                         |
     |---------|--------------------------------------------------------------|
     | met     | in the run, and in at least 95% of the resamples of seeds    |
     | missed  | in at most 5% of the resamples: other pairs in 95% or more   |
-    | open    | in between; a figure was not run, or the pair was not tried  |
+    | open    | in between; a figure was not run or has fewer than 3 seeds,  |
+    |         | or the pair was not tried                                    |
 
     Kondo Figure 10 is read in two ways, and a pair counts with its better score. The best pair of
     every single figure is told and not judged: pairs near to each other take turns there.
@@ -27,6 +28,7 @@ def claims(lines: Sequence[Headline], used: str) -> list[Claim]:
     Args:
         lines: those of the scores, one for each figure and pair, and of the shares won.
         used: name of the pair in use.
+        few: figures with fewer than `LEAST_SEEDS` seeds, whose spread no resample shows.
     """
     by_figure: dict[str, dict[str, float]] = {}
     for line in lines:
@@ -49,8 +51,10 @@ def claims(lines: Sequence[Headline], used: str) -> list[Claim]:
         f"lowest score: {lowest}, in {won[lowest]:.0%}",
         *(f"{figure}: {pair}" for figure, pair in best.items()),
     ]
+    if few:
+        told.append(f"fewer than {LEAST_SEEDS} seeds: {', '.join(few)}")
     verdict: ClaimVerdict = "open"
-    if complete and used in won:
+    if complete and not few and used in won:
         if used == lowest and won[used] >= SURE:
             verdict = "met"
         elif won[used] <= 1 - SURE:
