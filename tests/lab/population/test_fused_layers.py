@@ -128,6 +128,7 @@ def test_the_kernels_say_the_same_in_the_interpreter(check):
     # Triton reads the variable when it is imported.
     code = f"""
 from lab.population import test_fused_layers as own
+own.fused_layers.PROGRAMS = 1  # which sum over several tiles
 for shape in own.SHAPES[1:]:
     own.check_{check}("cpu", shape)
 """
@@ -143,6 +144,12 @@ def test_a_tile_holds_as_many_answers_as_pay():
     assert fused_layers.answers_per_tile(10, 9, 1) == 1
     with pytest.raises(ValueError, match=r"prompt . answer must be <= 128 tokens, got 100 . 99"):
         fused_layers.answers_per_tile(100, 99, 10)
+
+
+def test_programs_take_several_tiles_where_enough_of_them_are_left():
+    assert fused_layers._tiles_per_program(20 * 120, 120) == 5
+    assert fused_layers._tiles_per_program(20 * 1000, 1000) == 20
+    assert fused_layers._tiles_per_program(20 * 3, 3) == 1
 
 
 @pytest.mark.parametrize("sizes", [(64, 2, 100), (48, 2, 64), (64, 8, 64), (128, 2, 64)])

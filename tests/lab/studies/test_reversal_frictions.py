@@ -116,27 +116,27 @@ def test_own_probabilities_are_reported_to_the_rules_that_read_them(monkeypatch,
 def test_the_parts_cover_every_seed_once_and_the_first_of_each_kind_come_first():
     chosen = Settings()
     names = [part.name for part in run.parts(chosen)]
-    assert names[:2] == ["each-prefix-seeds-0-1", "together-prefix-seeds-0-1"]
+    assert names[:2] == ["each-prefix-seeds-0-4", "together-prefix-seeds-0-4"]
     for kind in ("each", "together", "own"):
         for reward in ("prefix", "bag"):
             own = [name for name in names if name.startswith(f"{kind}-{reward}-")]
-            assert own == [f"{kind}-{reward}-seeds-{n}-{n + 1}" for n in (0, 2, 4, 6, 8)]
-    first_again = names.index("each-prefix-seeds-2-3")
+            assert own == [f"{kind}-{reward}-seeds-0-4", f"{kind}-{reward}-seeds-5-9"]
+    first_again = names.index("each-prefix-seeds-5-9")
     assert {run.without_seeds(name) for name in names[:first_again]} == {
         run.without_seeds(name) for name in names
     }
 
 
 def test_a_part_trains_its_own_seeds(monkeypatch, tmp_path):
-    chosen = Settings(lengths=(2,), num_seeds=3, long_lengths=(3,))
+    chosen = Settings(lengths=(2,), num_seeds=3, seeds_per_part=2, long_lengths=(3,))
     (population,) = trained(chosen, "together-prefix-seeds-2-2", monkeypatch, tmp_path)
     assert {member.seed for member in population.members} == {2}
 
 
 def test_the_work_of_a_part_is_its_members_steps_at_the_pace():
     by_name = {part.name: part.work for part in run.parts(Settings())}
-    members = len(run.methods(Settings())) * 15 * 2
-    assert_close(by_name["each-bag-seeds-0-1"], members * 10_000 / run.PACE)
+    members = len(run.methods(Settings())) * 15 * 5
+    assert_close(by_name["each-bag-seeds-0-4"], members * 10_000 / run.PACE)
 
 
 def test_the_length_of_the_sweeps_is_among_those_of_all_together():

@@ -21,6 +21,8 @@ from torch import Tensor
 
 TILE = 128
 """Most tokens of a tile: its scores, TILE x TILE, are held in registers."""
+PROGRAMS = 264
+"""Two for each of an H200's processors."""
 TUNED: dict[str, dict[str, int]] = {
     "forward": {"num_stages": 1, "maxnreg": 128},
     "feed-forward backward": {"num_stages": 1},
@@ -113,10 +115,10 @@ class _Layer(torch.autograd.Function):
         x = x.contiguous()
         qkv, out, up, down = weights = tuple(weight.half() for weight in weights)
         middle, result = torch.empty_like(x), torch.empty_like(x)
-        seen, widths = _seen(x, qkv, tiles), _widths(up, num_heads)
-        _kernels().layer[(len(x),)](
-            x, qkv, out, up, down, middle, result, **seen, **widths, **_tuned("forward", tiles)
-        )
+        _kernels().layer[len(x),](
+            x, qkv, out, up, down, middle, result, tiles_per_member=len(x) // len(qkv),
+            **_seen(tiles), **_widths(up, num_heads), **_tuned("forward", tiles),
+        )  # fmt: skip
         ctx.save_for_backward(x, middle, *weights)
         ctx.tiles, ctx.num_heads = tiles, num_heads
         return result
@@ -124,26 +126,27 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_result: Tensor) -> tuple[Tensor | None, ...]:
         x, middle, qkv, out, up, down = ctx.saved_tensors
-        tiles, grid = ctx.tiles, (len(x),)
         weights = (qkv, out, up, down)
+        own = _tiles_per_program(len(x), len(qkv))
+        programs = len(x) // own
         of_middle, of_x = torch.empty_like(x), torch.empty_like(x)
-        of_tiles = [x.new_empty(len(x), *weight.shape[1:]) for weight in weights]
-        of_qkv, of_out, of_up, of_down = of_tiles
-        seen, widths = _seen(x, qkv, tiles), _widths(up, ctx.num_heads)
-        of_one = {"tiles_per_member": seen["tiles_per_member"], "TOKENS": seen["TOKENS"]}
-        _kernels().feed_forward_backward[grid](
-            middle, up, down, of_result.contiguous(), of_middle, of_up, of_down,
-            **of_one, D=widths["D"], F=widths["F"], CHUNK=widths["CHUNK"],
-            **_tuned("feed-forward backward", tiles),
+        of_programs = [x.new_empty(programs, *weight.shape[1:]) for weight in weights]
+        of_qkv, of_out, of_up, of_down = of_programs
+        seen, widths = _seen(ctx.tiles), _widths(up, ctx.num_heads)
+        shared = {"programs_per_member": programs // len(qkv), "TILES": own, "D": widths["D"]}
+        _kernels().feed_forward_backward[programs,](
+            middle, up, down, of_result.contiguous(), of_middle, of_up, of_down, **shared,
+            TOKENS=seen["TOKENS"], F=widths["F"], CHUNK=widths["CHUNK"],
+            **_tuned("feed-forward backward", ctx.tiles),
         )  # fmt: skip
-        _kernels().attention_backward[grid](
-            x, qkv, out, of_middle, of_x, of_qkv, of_out, **seen,
-            D=widths["D"], HEADS=widths["HEADS"], **_tuned("attention backward", tiles),
+        _kernels().attention_backward[programs,](
+            x, qkv, out, of_middle, of_x, of_qkv, of_out, **shared, **seen,
+            HEADS=widths["HEADS"], **_tuned("attention backward", ctx.tiles),
         )  # fmt: skip
         # Summed in one order, whatever runs beside it; atomic additions would come in any.
         of_weights = (
             found.view(len(weight), -1, *weight.shape[1:]).sum(dim=1)
-            for found, weight in zip(of_tiles, weights, strict=True)
+            for found, weight in zip(of_programs, weights, strict=True)
         )
         return of_x, None, None, *of_weights
 
@@ -157,14 +160,20 @@ def apply(x: Tensor, weights: LayerWeights, tiles: Tiles, *, num_heads: int) -> 
     return result
 
 
-def _seen(x: Tensor, qkv: Tensor, tiles: Tiles) -> dict[str, int]:
-    """Return what a kernel must know to find its weights and to say which tokens see which."""
-    return {
-        "tiles_per_member": len(x) // len(qkv),
-        "PROMPT": tiles.prompt,
-        "ANSWER": max(1, tiles.answer),
-        "TOKENS": tiles.tokens,
-    }
+def _tiles_per_program(num_tiles: int, members: int) -> int:
+    """Return how many tiles of a member a program of the backward pass takes, one after another.
+
+    It sums their gradients of the weights where it has them: the more, the less is written. Enough
+    programs must be left to fill a GPU.
+    """
+    each = num_tiles // members
+    several = (own for own in range(each, 0, -1) if each % own == 0)
+    return next((own for own in several if num_tiles // own >= PROGRAMS), 1)
+
+
+def _seen(tiles: Tiles) -> dict[str, int]:
+    """Return what says which tokens see which."""
+    return {"PROMPT": tiles.prompt, "ANSWER": max(1, tiles.answer), "TOKENS": tiles.tokens}
 
 
 def _widths(up: Tensor, num_heads: int) -> dict[str, int]:

@@ -97,82 +97,94 @@ def _scaled(gradient):
     return gradient / scale, scale
 
 
-@triton.jit(do_not_specialize=["tiles_per_member", "TOKENS"])
+@triton.jit
+def _add(at, value, more):
+    """Add `value` to what lies there, or write it where nothing does yet."""
+    seen = tl.full(value.shape, 1, tl.int1) & more
+    tl.store(at, value + tl.load(at, mask=seen, other=0.0))
+
+
+@triton.jit(do_not_specialize=["programs_per_member", "TILES", "TOKENS"])
 def feed_forward_backward(
-    middle, up, down, of_result, of_middle, of_up, of_down, tiles_per_member, TOKENS,
+    middle, up, down, of_result, of_middle, of_up, of_down, programs_per_member, TILES, TOKENS,
     D: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients `of_middle` and, for this tile alone, of the weights."""
-    tile = tl.program_id(0).to(tl.int64)
-    member = tile // tiles_per_member
+    """Write the gradients `of_middle` and, summed over this program's TILES, of the weights."""
+    program = tl.program_id(0).to(tl.int64)
+    member = program // programs_per_member
     up += member * D * F
     down += member * F * D
-    of_up += tile * D * F
-    of_down += tile * F * D
+    of_up += program * D * F
+    of_down += program * F * D
     kept = (tl.arange(0, BLOCK) < TOKENS)[:, None]
-    place = tile * TOKENS * D
-    gradient = tl.load(_matrix(of_result + place, BLOCK, D, D, 1), mask=kept, other=0.0)
-    gradient, scale = _scaled(gradient)
-    hidden = tl.load(_matrix(middle + place, BLOCK, D, D, 1), mask=kept, other=0.0)
-    normal, inverse = _norm(hidden, D)
-    of_normal = tl.zeros([BLOCK, D], tl.float32)
-    for start in range(0, F, CHUNK):
-        inner = _dot(normal, tl.load(_matrix(up + start, D, CHUNK, F, 1)))
-        of_inner = _dot(gradient, tl.load(_matrix(down + start * D, D, CHUNK, 1, D)))
-        of_inner = tl.where(inner > 0, of_inner, 0.0)
-        of_normal += _dot(of_inner, tl.load(_matrix(up + start, CHUNK, D, 1, F)))
-        of_chunk = scale * _dot(tl.trans(normal), of_inner)
-        tl.store(_matrix(of_up + start, D, CHUNK, F, 1), of_chunk)
-        of_chunk = scale * _dot(tl.trans(tl.maximum(inner, 0.0)), gradient)
-        tl.store(_matrix(of_down + start * D, CHUNK, D, D, 1), of_chunk)
-    gradient = scale * (gradient + _norm_backward(of_normal, normal, inverse, D))
-    tl.store(_matrix(of_middle + place, BLOCK, D, D, 1), gradient, mask=kept)
+    for number in range(TILES):
+        place = (program * TILES + number) * TOKENS * D
+        gradient = tl.load(_matrix(of_result + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+        gradient, scale = _scaled(gradient)
+        hidden = tl.load(_matrix(middle + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+        normal, inverse = _norm(hidden, D)
+        of_normal = tl.zeros([BLOCK, D], tl.float32)
+        for start in range(0, F, CHUNK):
+            inner = _dot(normal, tl.load(_matrix(up + start, D, CHUNK, F, 1)))
+            of_inner = _dot(gradient, tl.load(_matrix(down + start * D, D, CHUNK, 1, D)))
+            of_inner = tl.where(inner > 0, of_inner, 0.0)
+            of_normal += _dot(of_inner, tl.load(_matrix(up + start, CHUNK, D, 1, F)))
+            of_chunk = scale * _dot(tl.trans(normal), of_inner)
+            _add(_matrix(of_up + start, D, CHUNK, F, 1), of_chunk, number > 0)
+            of_chunk = scale * _dot(tl.trans(tl.maximum(inner, 0.0)), gradient)
+            _add(_matrix(of_down + start * D, CHUNK, D, D, 1), of_chunk, number > 0)
+        gradient = scale * (gradient + _norm_backward(of_normal, normal, inverse, D))
+        tl.store(_matrix(of_middle + place, BLOCK, D, D, 1), gradient, mask=kept)
 
 
-@triton.jit(do_not_specialize=["tiles_per_member", "PROMPT", "ANSWER", "TOKENS"])
+@triton.jit(do_not_specialize=["programs_per_member", "TILES", "PROMPT", "ANSWER", "TOKENS"])
 def attention_backward(
-    x, qkv, out, of_middle, of_x, of_qkv, of_out, tiles_per_member, PROMPT, ANSWER, TOKENS,
-    D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    x, qkv, out, of_middle, of_x, of_qkv, of_out, programs_per_member, TILES, PROMPT, ANSWER,
+    TOKENS, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients `of_x` and, for this tile alone, of the weights."""
+    """Write the gradients `of_x` and, summed over this program's TILES, of the weights."""
     SIZE: tl.constexpr = D // HEADS
-    tile = tl.program_id(0).to(tl.int64)
-    member = tile // tiles_per_member
+    program = tl.program_id(0).to(tl.int64)
+    member = program // programs_per_member
     qkv += member * D * 3 * D
     out += member * D * D
-    of_qkv += tile * D * 3 * D
-    of_out += tile * D * D
+    of_qkv += program * D * 3 * D
+    of_out += program * D * D
     kept = (tl.arange(0, BLOCK) < TOKENS)[:, None]
-    place = tile * TOKENS * D
-    gradient = tl.load(_matrix(of_middle + place, BLOCK, D, D, 1), mask=kept, other=0.0)
-    gradient, scale = _scaled(gradient)
-    hidden = tl.load(_matrix(x + place, BLOCK, D, D, 1), mask=kept, other=0.0)
-    normal, inverse = _norm(hidden, D)
-    of_normal = tl.zeros([BLOCK, D], tl.float32)
-    for head in range(HEADS):
-        columns = qkv + head * SIZE
-        of_columns = of_qkv + head * SIZE
-        query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
-        key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
-        value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
-        weights = _weights_of_attention(query, key, PROMPT, ANSWER, TOKENS, BLOCK)
-        of_rows = scale * _dot(tl.trans(_dot(weights, value)), gradient)
-        tl.store(_matrix(of_out + head * SIZE * D, SIZE, D, D, 1), of_rows)
-        of_attended = _dot(gradient, tl.load(_matrix(out + head * SIZE * D, D, SIZE, 1, D)))
-        of_value = _dot(tl.trans(weights), of_attended)
-        of_weights = _dot(of_attended, tl.trans(value))
-        of_scores = weights * (of_weights - tl.sum(of_weights * weights, 1)[:, None])
-        of_query = _dot(of_scores, key)
-        of_key = _dot(tl.trans(of_scores), query)
-        turned = tl.trans(normal)
-        tl.store(_matrix(of_columns, D, SIZE, 3 * D, 1), scale * _dot(turned, of_query))
-        tl.store(_matrix(of_columns + D, D, SIZE, 3 * D, 1), scale * _dot(turned, of_key))
-        tl.store(_matrix(of_columns + 2 * D, D, SIZE, 3 * D, 1), scale * _dot(turned, of_value))
-        of_normal += _dot(of_query, tl.load(_matrix(columns, SIZE, D, 1, 3 * D)))
-        of_normal += _dot(of_key, tl.load(_matrix(columns + D, SIZE, D, 1, 3 * D)))
-        of_normal += _dot(of_value, tl.load(_matrix(columns + 2 * D, SIZE, D, 1, 3 * D)))
-    gradient = scale * (gradient + _norm_backward(of_normal, normal, inverse, D))
-    tl.store(_matrix(of_x + place, BLOCK, D, D, 1), gradient, mask=kept)
+    for number in range(TILES):
+        more = number > 0
+        place = (program * TILES + number) * TOKENS * D
+        gradient = tl.load(_matrix(of_middle + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+        gradient, scale = _scaled(gradient)
+        hidden = tl.load(_matrix(x + place, BLOCK, D, D, 1), mask=kept, other=0.0)
+        normal, inverse = _norm(hidden, D)
+        of_normal = tl.zeros([BLOCK, D], tl.float32)
+        for head in range(HEADS):
+            columns = qkv + head * SIZE
+            of_columns = of_qkv + head * SIZE
+            query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
+            key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
+            value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
+            weights = _weights_of_attention(query, key, PROMPT, ANSWER, TOKENS, BLOCK)
+            of_rows = scale * _dot(tl.trans(_dot(weights, value)), gradient)
+            _add(_matrix(of_out + head * SIZE * D, SIZE, D, D, 1), of_rows, more)
+            rows = tl.load(_matrix(out + head * SIZE * D, D, SIZE, 1, D))
+            of_attended = _dot(gradient, rows)
+            of_value = _dot(tl.trans(weights), of_attended)
+            of_weights = _dot(of_attended, tl.trans(value))
+            of_scores = weights * (of_weights - tl.sum(of_weights * weights, 1)[:, None])
+            of_query = _dot(of_scores, key)
+            of_key = _dot(tl.trans(of_scores), query)
+            turned = tl.trans(normal)
+            at = _matrix(of_columns, D, SIZE, 3 * D, 1)
+            _add(at, scale * _dot(turned, of_query), more)
+            _add(at + D, scale * _dot(turned, of_key), more)
+            _add(at + 2 * D, scale * _dot(turned, of_value), more)
+            of_normal += _dot(of_query, tl.load(_matrix(columns, SIZE, D, 1, 3 * D)))
+            of_normal += _dot(of_key, tl.load(_matrix(columns + D, SIZE, D, 1, 3 * D)))
+            of_normal += _dot(of_value, tl.load(_matrix(columns + 2 * D, SIZE, D, 1, 3 * D)))
+        gradient = scale * (gradient + _norm_backward(of_normal, normal, inverse, D))
+        tl.store(_matrix(of_x + place, BLOCK, D, D, 1), gradient, mask=kept)
 
 
 @triton.jit

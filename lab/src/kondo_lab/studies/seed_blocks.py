@@ -1,34 +1,23 @@
-"""Parts that run a block of seeds each, so that a run can be stopped early and add seeds later.
+"""Parts that run half of the seeds each: a run can be stopped early, and few members would leave
+most of a GPU idle.
 
-curves-seeds-0-2, curves-seeds-3-5, ...      parts, as they are run and saved
-curves                                       what the analysis calls all of them
+curves-seeds-0-4, curves-seeds-5-9      parts, as they are run and saved
+curves                                  what the analysis calls both
 """
-
-from collections.abc import Sequence
 
 import pandas as pd
 
-SIZES = (3, 3)
-"""Of the first blocks; the last has all other seeds."""
 
-
-def blocks(num_seeds: int, sizes: Sequence[int] = SIZES) -> list[range]:
-    """Return the seeds 0 .. num_seeds - 1 in blocks.
+def blocks(num_seeds: int) -> list[range]:
+    """Return the seeds 0 .. num_seeds - 1 in two blocks, the first no smaller than the other.
 
     Example:
         >>> from kondo_lab.studies.seed_blocks import blocks
-        >>> blocks(10)
-        [range(0, 3), range(3, 6), range(6, 10)]
-        >>> blocks(2)
-        [range(0, 2)]
+        >>> blocks(10), blocks(1)
+        ([range(0, 5), range(5, 10)], [range(0, 1)])
     """
-    found, start = [], 0
-    for size in (*sizes, num_seeds):
-        stop = min(start + size, num_seeds)
-        if stop > start:
-            found.append(range(start, stop))
-        start = stop
-    return found
+    half = (num_seeds + 1) // 2
+    return [block for block in (range(half), range(half, num_seeds)) if block]
 
 
 def name(part: str, seeds: range) -> str:
@@ -36,8 +25,8 @@ def name(part: str, seeds: range) -> str:
 
     Example:
         >>> from kondo_lab.studies.seed_blocks import name
-        >>> name("curves", range(3, 6))
-        'curves-seeds-3-5'
+        >>> name("curves", range(5, 10))
+        'curves-seeds-5-9'
     """
     return f"{part}-seeds-{seeds.start}-{seeds.stop - 1}"
 

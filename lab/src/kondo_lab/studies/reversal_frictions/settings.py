@@ -25,7 +25,7 @@ class Settings:
     cap: float = 10.0
     """Of the importance weight of an answer."""
     num_seeds: int = 10
-    seeds_per_part: int = 2
+    seeds_per_part: int = 5
     """So many seeds make a part: a run that is stopped has the same seeds everywhere."""
     rewards: tuple[str, ...] = ("prefix", "bag")
     """Names of `run.REWARDS`, in the order they are run."""
