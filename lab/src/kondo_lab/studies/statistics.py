@@ -61,8 +61,8 @@ def ratio(top: Estimate, bottom: Estimate) -> Estimate:
 
     Example:
         >>> from kondo_lab.studies.statistics import Estimate, ratio
-        >>> ratio(Estimate(0.3, 0.03, 10), Estimate(0.1, 0.0, 5))
-        Estimate(mean=3.0, se=0.3, seeds=5)
+        >>> ratio(Estimate(0.5, 0.05, 10), Estimate(0.25, 0.0, 5))
+        Estimate(mean=2.0, se=0.2, seeds=5)
     """
     value = top.mean / bottom.mean
     relative = math.hypot(top.se / top.mean, bottom.se / bottom.mean)  # NaN with a single seed
