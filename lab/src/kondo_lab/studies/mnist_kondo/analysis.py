@@ -270,7 +270,8 @@ def _rates_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         ax.set(xscale="log", xlabel=f"{x} passes (log scale)")
         ax.xaxis.set_major_formatter(plotting.counts)
         plotting.label_ends(ax)
-    note = f"{plotting.seeds_note(reported)} In brackets: the best learning rate."
+    own = reported[reported["part"] == "rates"]
+    note = f"{plotting.seeds_note(own)} In brackets: the best learning rate."
     plotting.head(figure, "MNIST: error by passes and rate, lower left is better", note)
     return figure
 
@@ -338,7 +339,7 @@ def _noise_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
         ax.set_xscale("symlog", linthresh=0.1)
         ax.set_xlim(left=-0.02)  # no noise is negative
-        ax.set_xlabel(labels.get(way, "the same, in the surprisal alone"))
+        ax.set_xlabel(labels.get(way, "noise on logits, in the surprisal alone"))
         plotting.label_ends(ax)
     note = plotting.seeds_note(records[records["part"] == "noise"], "bars: one standard error")
     plotting.head(figure, "MNIST: error by noise in the gate, lower is better", note)
