@@ -1,4 +1,4 @@
-"""More seeds for three of PG's numbers in Figure 3, which hang on seeds that never name a digit.
+"""More seeds for two of PG's numbers in Figure 3, which hang on seeds that never name a digit.
 
     python -m kondo_lab.studies.mnist_dg.more_seeds results/mnist-dg-v2/more-seeds.csv
 
@@ -35,11 +35,8 @@ class Number(NamedTuple):
     seeds: range
 
 
-NUMBERS = (
-    Number("zero", 10, range(20, 60)),
-    Number("constant", 3, range(20, 60)),
-    Number("zero", 1, range(30, 70)),
-)
+NUMBERS = (Number("zero", 10, range(20, 60)), Number("constant", 3, range(20, 60)))
+"""Those that differ from the paper's, and of which none of the study's seeds misses a digit."""
 
 
 def ends(settings: Settings, number: Number) -> dict[int, float]:
