@@ -73,7 +73,7 @@ def test_run_shows_the_headline_and_what_was_written(capsys, studies, tmp_path):
     text = capsys.readouterr().out
     assert re.search(r"Toy Fig 1 +PG +error +1000 +0.03 +0.03281 ±0.0016 +2 +matches", text)
     assert "PG ends at 0.0328." in text
-    assert re.search(r"met +PG ends at 3% +PG at 1000\.0: 0\.0328", text)
+    assert re.search(r"met +PG ends at 3% +PG at 1000: 0\.0328", text)
     assert text.index("PG ends at 3%") < text.index("±0.0016  ")  # claims come first
     assert "Claims: 1 met.\n" in text
     assert "Numbers: 2, of which 1 has an expected value: 1 matches.\n" in text

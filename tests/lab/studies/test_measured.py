@@ -237,7 +237,10 @@ def test_a_frontier_without_a_series_is_refused(tmp_path, samples):
         quality.step_gain(tmp_path)
 
 
-def test_paper_curve_is_the_figures():
+def test_counted_with_the_papers_gain_is_its_figure(tmp_path):
     """Read off the figure: 1.41 at c = 0, 6.30 at 4, 10.21 at 8."""
+    gain = quality.step_gain(tmp_path)
     for ratio, value in ((0, 1.41), (4, 6.30), (8, 10.21)):
-        assert math.isclose(quality.paper_speed_up(ratio), value, rel_tol=0.01)
+        found = gain.counted(ratio)
+        assert found[DG] == 2.25
+        assert math.isclose(found[EXACT], value, rel_tol=0.01)

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from kondo_lab.part import Context
 from kondo_lab.population.losses import CrossEntropy, ExactPG
 from kondo_lab.population.member import Member, Update
 from kondo_lab.studies import image_bandits, records, runner
-from kondo_lab.studies.mnist_dg import STUDY, paper, run
+from kondo_lab.studies.mnist_dg import STUDY, more_seeds, paper, run
 from kondo_lab.studies.mnist_dg.run import EXACT, TO_CE, TO_PG, cosine_gaps
 from kondo_lab.studies.mnist_dg.settings import SMALL, settings
 from lab.studies import toy
@@ -170,3 +171,31 @@ def _pairs():
     for name, values in paper.FIG_3.items():
         if name.startswith("PG"):
             yield values, paper.FIG_3[name.replace("PG", "DG")]
+
+
+def test_more_seeds_are_trained_once(tmp_path):
+    path = tmp_path / "more.csv"
+    own = dataclasses.replace(SMALL, num_steps=100)
+    numbers = [
+        more_seeds.Number("zero", 1, range(1, 3)),
+        more_seeds.Number("constant", 3, range(2)),
+    ]
+    more_seeds.write(path, own, numbers[:1])
+    first = path.read_text(encoding="utf-8").splitlines()
+    assert first[0] == "series,samples,seed,online error at the end"
+    places = [line.rpartition(",")[0] for line in first[1:]]
+    assert places == ['"PG, zero baseline",1,1', '"PG, zero baseline",1,2']
+    more_seeds.write(path, own, numbers)
+    both = path.read_text(encoding="utf-8").splitlines()
+    assert both[:3] == first
+    assert len(both) == 5
+
+
+def test_a_seed_that_the_study_has_too_ends_where_it_does_there(small):
+    found = more_seeds.ends(SMALL, more_seeds.Number("zero", 10, range(1, 2)))
+    table = small[1]
+    own = table[(table["part"] == "samples-10") & (table["series"] == "PG, zero baseline")]
+    own = own[(own["metric"] == "online error") & (own["seed"] == 1)]
+    (end,) = own[own["step"] == SMALL.num_steps]["value"]
+    assert set(found) == {1}
+    assert_close(found[1], end, torch.float32)

@@ -11,6 +11,7 @@ from kondo_lab.studies.mnist_kondo import STUDY, analysis, paper, speed_ups, tol
 from kondo_lab.studies.mnist_kondo import run as mnist_kondo_run
 from kondo_lab.studies.mnist_kondo.claims import claims
 from kondo_lab.studies.mnist_kondo.settings import SMALL, settings
+from kondo_lab.studies.study import Estimate, headline
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -108,7 +109,7 @@ def crossing(low, high, above, below):
     return low + (high - low) * math.log(above / 0.05) / math.log(above / below)
 
 
-def test_four_readings_of_a_speed_up():
+def test_six_readings_of_a_speed_up():
     at_once, by_20, by_40, early = (
         [0.04] * 3,
         [0.1, 0.04, 0.04],
@@ -122,9 +123,11 @@ def test_four_readings_of_a_speed_up():
     first, second = crossing(10, 20, 0.1, 0.04), crossing(20, 40, 0.1, 0.04)
     expected = {
         ("test error", "median of seeds"): second / 10,
+        ("test error", "mean of seeds"): (2 * second + crossing(10, 20, 0.1, 0.01)) / 3 / 10,
         # The mean over seeds is .1, .07 and .03; then .1, .08 and .04.
         ("test error", "mean curve"): crossing(20, 40, 0.07, 0.03) / 10,
         ("online error", "median of seeds"): 1.0,
+        ("online error", "mean of seeds"): (2 * first + crossing(20, 40, 0.16, 0.04)) / 3 / first,
         ("online error", "mean curve"): crossing(20, 40, 0.08, 0.04) / first,
     }
     assert set(speed_ups.DEFINITIONS) == set(expected)
@@ -134,7 +137,7 @@ def test_four_readings_of_a_speed_up():
         assert_close(speed_up(table, *definition, 2).mean, value * 3 / 1.06)
 
 
-def test_the_median_bears_a_seed_that_never_arrives_and_the_mean_curve_does_not():
+def test_seeds_bear_one_that_never_arrives_and_the_mean_curve_does_not():
     arrives, never = [0.1, 0.04, 0.04], [0.9, 0.9, 0.9]
     curves = {"PG": [arrives, arrives, never], "DG-K 3%": [arrives] * 3}
     table = by_hand(test=curves, online=curves)
@@ -142,6 +145,11 @@ def test_the_median_bears_a_seed_that_never_arrives_and_the_mean_curve_does_not(
     assert (found.mean, found.seeds) == (1.0, 3)
     assert math.isnan(found.se)  # some resamples have no median
     assert math.isinf(speed_up(table, "test error", "mean curve", 0).mean)
+    # Of the two that arrive.
+    assert_close(speed_up(table, "test error", "mean of seeds", 0).mean, 1.0)
+    never_at_all = {"PG": [never] * 3, "DG-K 3%": [arrives] * 3}
+    lost = by_hand(test=never_at_all, online=never_at_all)
+    assert math.isinf(speed_up(lost, "test error", "mean of seeds", 0).mean)
 
 
 def test_the_spread_over_resampled_seeds_is_the_error():
@@ -153,17 +161,18 @@ def test_the_spread_over_resampled_seeds_is_the_error():
     assert abs(found.se - 1.5 * math.sqrt(0.5)) < 0.1
 
 
-def test_one_reading_is_judged_and_the_papers_own_figure_is_read_the_same_way():
+def test_one_reading_stands_beside_the_papers_and_counts_as_fitted():
     arrives = [0.1, 0.05, 0.05]
     curves = {name: [arrives] * 2 for name in ("PG", "DG", "DG-K 3%")}
     lines = analysis._speed_lines(by_hand(test=curves, online=curves), settings("full", None))
-    judged = {line.metric for line in lines if line.against}
-    assert judged == {"speed-up over PG to 5% online error, mean curve"}
+    compared = {(line.metric, line.against) for line in lines if line.against}
+    assert compared == {("speed-up over PG to 5% online error, median of seeds", "fitted")}
     counted = [(line.series, line.x) for line in lines if line.verdict]
     assert counted == [("DG", 0), ("DG-K 3%", 0), ("DG-K 3%", 8)]
     shown = [line for line in lines if line.expected is not None]
     assert len(shown) == 18  # the paper's number stands beside all of them
-    own = {line.series: line.ours for line in lines if line.metric.endswith("own Fig 1")}
+    metric = "speed-up over PG to 5% online error, mean curve, of the paper's own Fig 1"
+    own = {line.series: line.ours for line in lines if line.metric == metric}
     pg = crossing(0.7, 1.0, 0.060, 0.037)
     assert_close(own["DG"], pg / crossing(0.2, 0.3, 0.054, 0.042))
     assert_close(own["DG-K 3%"], pg / crossing(0.3, 0.5, 0.060, 0.039))
@@ -298,11 +307,26 @@ def test_the_order_of_noise_borne_is_open_without_an_error():
     assert verdicts(1) == (["noisy"] * 2, "open")
 
 
-def test_the_claim_names_the_reading_that_is_judged():
-    (claim,) = (each for each in claims([]) if "1.41" in each.statement)
-    assert "online error" in claim.statement
-    assert "mean curve" in claim.statement
-    assert speed_ups.JUDGED == ("online error", "mean curve")
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [([1.4] * 6, "met"), ([1.4, 1.2, 2, 3, 4, 5], "open"), ([2, 2.5, 3, 3.5, 4, 5], "missed")],
+)
+def test_the_claim_of_the_speed_up_is_judged_by_every_reading(found, verdict):
+    compared = {"expected": 1.41, "against": "fitted"}
+    lines = [
+        headline("Kondo Fig 3", "DG-K 3%", each.words, 0, Estimate(ours, 0.01, 30), **options)
+        for each, ours in zip(speed_ups.DEFINITIONS, found, strict=True)
+        for options in [compared if each == speed_ups.JUDGED else {}]
+    ]
+    elsewhere = [line._replace(x=8, ours=10.2) for line in lines]
+    own = [line._replace(metric=f"{line.metric}, of the paper's own Fig 1") for line in lines]
+    (claim,) = (each for each in claims(lines + elsewhere + own) if "1.41" in each.statement)
+    assert claim.verdict == verdict
+    match = sum(1.41 / 1.2 <= each <= 1.41 * 1.2 for each in found)
+    assert claim.measured.startswith(f"{match} of 6 readings match: {min(found):.3g} ± 0.01 to")
+    alone = [line._replace(expected=None) for line in lines]  # a small run
+    (claim,) = (each for each in claims(alone) if "1.41" in each.statement)
+    assert (claim.verdict, claim.measured) == ("open", "not measured")
 
 
 def test_the_papers_curve_is_its_own_cost_model():

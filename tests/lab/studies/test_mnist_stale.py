@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -102,8 +103,10 @@ def test_every_figure_is_drawn_and_no_number_of_the_paper_is_compared_with_digit
 def test_the_papers_numbers_stand_at_a_delay_of_1000_alone():
     full = Settings(delays=(0, 1000))
     errors = {
-        (name, delay, seed): (0.02 if name == "DG" else 0.09) + delay / 1e6 + seed / 1e3
-        for name in run.methods(full)
+        (name, delay, seed): (0.02 if name == "DG" else 0.09 + place / 1e5)
+        + delay / 1e6
+        + seed / 1e3
+        for place, name in enumerate(sorted(run.methods(full), key="IS-PG".__ne__))
         for delay in full.delays
         for seed in range(2)
     }
@@ -113,9 +116,26 @@ def test_the_papers_numbers_stand_at_a_delay_of_1000_alone():
     factor = (0.09 + 1e-3 + 0.5e-3) / (0.02 + 1e-3 + 0.5e-3)
     assert_close(known["IS-PG / DG", 1000].ours, factor)
     assert known["IS-PG / DG", 1000].expected == 4
+    spread = math.hypot(0.5e-3 / 0.0915, 0.5e-3 / 0.0215)  # seeds lie 0.001 apart
+    assert_close(known["IS-PG / DG", 1000].se, factor * spread)
     orders = [line for line in lines if line.metric.startswith("order of")]
     assert {line.verdict for line in orders} == {"matches"}
     assert len(orders) == 6
+
+
+def test_one_update_under_three_names_is_compared_once():
+    """Without a delay all importance weights are 1."""
+    full = Settings(delays=(0, 1000))
+    errors = {
+        (name, delay, seed): (0.02 if name == "DG" else 0.09 + delay * place / 1e5) + seed / 1e3
+        for place, name in enumerate(run.methods(full))
+        for delay in full.delays
+        for seed in range(2)
+    }
+    lines = analysis.analyse(table(errors), full).headline
+    orders = {(line.series, line.x) for line in lines if line.metric.startswith("order of")}
+    others = ("IS-PG", "IS-PG cap 10", "REINFORCE")
+    assert orders == {("DG < IS-PG", 0), *((f"DG < {other}", 1000) for other in others)}
 
 
 def test_who_diverged_is_told():

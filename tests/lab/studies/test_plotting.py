@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,3 +161,32 @@ def test_a_log_axis_has_several_labels_even_if_it_spans_less_than_a_decade(low, 
     drawn(ax.figure)
     assert [label.get_text() for label in ax.get_yticklabels()] == wanted
     assert len(ax.yaxis.get_minorticklocs()) == 0
+
+
+def test_leaders_stay_left_of_every_name():
+    with plotting.style():
+        figure, axes = plotting.grid(1, 1)
+        ax = axes[0][0]
+        for number in range(6):
+            ax.plot([1, 2, 3], [1, 2, 3 - 0.01 * number], label=f"a long name of series {number}")
+        plotting.label_ends(ax)
+        renderer = drawn(figure)
+    names = [text for text in ax.texts if text.arrow_patch is not None]
+    left = min(Text.get_window_extent(text, renderer).x0 for text in names)
+    rights = [text.arrow_patch.get_window_extent(renderer).x1 for text in names]
+    assert len(names) == 6
+    assert max(rights) <= left + 1
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"),
+    [
+        ({"a": 3, "b": 3}, "Mean of 3 seeds, band: one standard error."),
+        ({"a": 3, "b": 10}, "Mean of 3 to 10 seeds, band: one standard error."),
+        ({"a": 1, "b": 1}, "One seed."),
+    ],
+)
+def test_the_note_tells_the_fewest_and_the_most_seeds(seeds, told):
+    rows = [("p", name, np.nan, seed) for name, count in seeds.items() for seed in range(count)]
+    records = pd.DataFrame(rows, columns=["part", "series", "setting", "seed"])
+    assert plotting.seeds_note(records) == told

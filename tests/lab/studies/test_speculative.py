@@ -12,11 +12,11 @@ from kondo_lab.gates import Everything
 from kondo_lab.part import Record
 from kondo_lab.population.member import Update
 from kondo_lab.studies import records, runner
-from kondo_lab.studies.speculative import STUDY, analysis, draft_agreement, drafts, points
+from kondo_lab.studies.speculative import STUDY, analysis, claims, draft_agreement, drafts, points
 from kondo_lab.studies.speculative.run import logged
 from kondo_lab.studies.speculative.settings import settings
 from kondo_lab.studies.statistics import Cost, Reach
-from kondo_lab.studies.study import Estimate
+from kondo_lab.studies.study import Estimate, Headline
 from lab.population import toys
 from lab.studies import toy
 from tolerances import assert_close
@@ -147,11 +147,13 @@ def test_every_screen_has_members_at_a_rate():
 def test_the_cost_to_a_target_counts_the_screen_and_the_kept_rows():
     screen = drafts.Screen("8 bits", "quantised", {}, 0.25)
     nothing = Estimate(0.0, 0.0, 1)
-    reach = Reach({0: Cost(1000.0, 30.0)}, 1)
+    reach = Reach({0: Cost(1000.0, 30.0), 1: Cost(2000.0, 60.0)}, 3)
     one = points.Point(screen, 0.03, nothing, nothing, nothing, nothing, reach)
-    # A quarter of 1000 forwards, then 30 forwards and 30 backwards that cost 2 each.
-    assert one.cost(2) == 250 + 3 * 30
-    assert points.dense_cost(2, Cost(1000.0, 1000.0)) == 3000
+    # A quarter of 1000 forwards, then 30 forwards and 30 backwards that cost 2 each; then twice it.
+    assert one.cost(2) == Estimate(1.5 * 340, 0.5 * 340, 2)
+    assert points.dense_cost(2, reach) == pytest.approx(Estimate(4500.0, 1500.0, 2))
+    assert one._replace(reach=Reach({}, 3)).cost(2).mean == math.inf
+    assert math.isnan(one._replace(screen=screen._replace(cost=math.nan)).cost(2).mean)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +202,43 @@ def test_the_analysis_tells_agreement_error_and_cost(full_records):
     assert found.findings[1].startswith(least)
     assert set(found.figures) == {"mnist-3", "mnist-10"}
     assert set(found.captions) == set(found.figures)
+
+
+def line(series, metric, rate, ours, se=None, seeds=10):
+    return Headline("beyond the paper", series, metric, rate, None, ours, se, seeds, "", "")
+
+
+def test_a_screen_that_some_seeds_never_get_to_the_target_with_is_not_cheaper():
+    kept, error, cost = (getattr(claims, name) for name in ("AGREED", "ERROR", "COST"))
+    lines = [
+        line("exact", error, 0.1, 0.02, 0.001),
+        line("exact", cost, 0.1, 200.0, 9.0),
+        *(line(f"{bits} bits", error, 0.1, 0.021, 0.001) for bits in (8, 5, 4, 2)),
+        line("5 bits", cost, 0.1, 190.0, 9.0),  # within two standard errors of the difference
+        line("8 bits", cost, 0.1, 60.0, 1.0),
+        line("4 bits", cost, 0.1, 50.0, seeds=9),
+        line("2 bits", cost, 0.1, math.inf, seeds=0),
+        line("8 bits", kept, 0.1, 0.9, 0.01),
+        line("4 bits", kept, 0.1, 0.6, 0.1),  # within two standard errors of one half
+        line("exact", kept, 0.1, 1.0, 0.0),
+    ]
+    most, similar, cheaper = claims.claims(lines)
+    assert most.verdict == "open"
+    assert most.measured.endswith("4 bits at 0.1: 0.6 ± 0.1, expected 0.5, 1 too noisy to tell")
+    assert similar.verdict == "met"
+    assert cheaper.verdict == "missed"
+    assert cheaper.measured.startswith(
+        "1 of 4 match, 1 too noisy to tell, 2 differ: 4 bits at 0.1: 50"
+    )
+
+
+def test_a_screen_that_no_seed_gets_to_the_target_with_has_an_infinite_cost(full_records):
+    lost = full_records["series"].eq("2 bits") & full_records["metric"].eq("test error")
+    never = full_records.assign(value=full_records["value"].where(~lost, 0.5))
+    cost = "counted cost to 5% test error, c = 2"
+    found = {(h.series, h.x): h for h in analysis.analyse(never, FULL).headline if h.metric == cost}
+    assert (found["2 bits", 0.1].ours, found["2 bits", 0.1].seeds) == (math.inf, 0)
+    assert found["8 bits", 0.1].seeds == 2
 
 
 def test_a_small_run_records_agreement_of_every_screen(folder):

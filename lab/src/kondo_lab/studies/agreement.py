@@ -20,7 +20,8 @@ Verdict = Literal["matches", "differs", "noisy", ""]
 """noisy: it agrees, but our own error is so large that it would agree with much else too."""
 Rule = Literal["equals", "at least", "about"]
 Against = Literal["paper", "fitted", "third party", "formula", "simulation", ""]
-"""Whose number ours is compared with, "fitted": a paper's that ours was fitted to; "" for none."""
+"""Whose number ours is compared with. "fitted": a paper's that the model or the way of counting was
+fitted to; "" for none."""
 
 WITHIN: dict[Rule, float] = {
     "equals": math.log(1.2),

@@ -120,7 +120,7 @@ def shown(found: Estimate) -> str:
 
 
 def _told(line: Headline) -> str:
-    at = f" at {line.x}" if line.x != "" else ""
+    at = "" if line.x == "" else f" at {line.x:g}" if isinstance(line.x, float) else f" at {line.x}"
     if line.metric.startswith("order of"):
         return f"{line.metric.removeprefix('order of ')}, {line.series}{at}"
     expected = "" if line.expected is None else f", expected {line.expected:.3g}"

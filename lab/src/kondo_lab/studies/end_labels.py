@@ -75,7 +75,14 @@ def label_ends(ax: Axes, labels: Sequence[Label] | None = None, size: float = SM
             color=label.colour,
             fontsize=size,
             va="center",
-            arrowprops={"arrowstyle": "-", "color": label.colour, "lw": 0.5, "shrinkB": 2},
+            # It starts left of the names: from the middle of one it would cross others.
+            arrowprops={
+                "arrowstyle": "-",
+                "color": label.colour,
+                "lw": 0.5,
+                "relpos": (0.0, 0.5),
+                "shrinkB": 2,
+            },
             annotation_clip=False,
         )
 

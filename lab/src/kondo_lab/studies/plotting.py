@@ -191,9 +191,11 @@ def head(
 
 
 def seeds_note(records: pd.DataFrame, what: str = "band: one standard error") -> str:
-    """Return the number of seeds and the meaning of bands, for the note of `head`."""
-    seeds = records["seed"].nunique()
-    return f"Mean of {seeds} seeds, {what}." if seeds > 1 else "One seed."
+    """Return the number of seeds of the series and the meaning of bands, for the note of `head`."""
+    series = records.groupby(["part", "series", "setting"], dropna=False)
+    fewest, most = (int(count) for count in series["seed"].nunique().agg(["min", "max"]))
+    told = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return f"Mean of {told} seeds, {what}." if most > 1 else "One seed."
 
 
 def line(

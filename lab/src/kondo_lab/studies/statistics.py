@@ -56,6 +56,19 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, se, count)
 
 
+def ratio(top: Estimate, bottom: Estimate) -> Estimate:
+    """Return a mean over another, with both standard errors; of the fewer seeds.
+
+    Example:
+        >>> from kondo_lab.studies.statistics import Estimate, ratio
+        >>> ratio(Estimate(0.5, 0.05, 10), Estimate(0.25, 0.0, 5))
+        Estimate(mean=2.0, se=0.2, seeds=5)
+    """
+    value = top.mean / bottom.mean
+    relative = math.hypot(top.se / top.mean, bottom.se / bottom.mean)  # NaN with a single seed
+    return Estimate(value, abs(value) * relative, min(top.seeds, bottom.seeds))
+
+
 def select(
     records: pd.DataFrame, part: str, series: str, metric: str, *, setting: float | None = None
 ) -> pd.DataFrame:

@@ -55,6 +55,11 @@ def _full(settings: Settings) -> bool:
     return settings.data == "mnist" and settings.num_steps >= 10_000
 
 
+def _of(records: pd.DataFrame, several: list[int]) -> pd.DataFrame:
+    """Return the records with these numbers of samples per image."""
+    return records[records["part"].isin([part_name(samples) for samples in several])]
+
+
 def _end(records: pd.DataFrame, settings: Settings, name: str, samples: int) -> Estimate:
     """Return the online error over the last 2% of the steps."""
     chosen = statistics.select(records, part_name(samples), name, ONLINE)
@@ -118,7 +123,7 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     plotting.log_percent(ax, ONLINE)
     ax.set_xlabel("step")
     plotting.label_ends(ax)
-    note = f"{plotting.seeds_note(records)} Crosses: the paper."
+    note = f"{plotting.seeds_note(_of(records, [1]))} Crosses: the paper."
     plotting.head(figure, "MNIST: online error by step, lower is better", note)
     return figure
 
@@ -141,7 +146,7 @@ def _samples_figure(records: pd.DataFrame, settings: Settings, there: list[int])
         ax.set(title=f"{baseline} baseline", xlabel="samples per image (log)")
         plotting.label_ends(ax)
     says = "MNIST: error at the end by samples per image, lower is better"
-    note = plotting.seeds_note(records, "bars: one standard error")
+    note = plotting.seeds_note(_of(records, there), "bars: one standard error")
     plotting.head(figure, says, f"{note} Crosses: the paper.")
     return figure
 
@@ -156,9 +161,10 @@ def _cosine_figure(records: pd.DataFrame, settings: Settings, probed: list[int])
             plotting.line(ax, curve, label, [label], x="step", color=colour, linestyle=dash)
             points = known.get((method, samples), {}) if _full(settings) else {}
             plotting.crosses(ax, points, color=colour)
-        ax.set(yscale="log", ylabel=metric, xlabel="step")
+        ax.set(yscale="log", ylabel=f"{metric} (log scale)", xlabel="step")
+        plotting.log_ticks(ax.yaxis)
         plotting.label_ends(ax)
     says = "MNIST: distance to the exact directions by step, lower is better"
-    note = f"{plotting.seeds_note(records)} S: samples per image. Crosses: the paper."
+    note = f"{plotting.seeds_note(_of(records, probed))} S: samples per image. Crosses: the paper."
     plotting.head(figure, says, note)
     return figure

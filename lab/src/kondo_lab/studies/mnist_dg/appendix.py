@@ -99,14 +99,15 @@ def figure(records: pd.DataFrame, settings: Settings, parts: Sequence[str]) -> F
     """Draw one panel per sweep."""
     panels = {SWEPT[part]: swept(records, settings, part) for part in parts}
     if PART_OF_ETA in parts:
-        panels["eta"] = by_eta(records, settings)
+        panels["temperature eta"] = by_eta(records, settings)
     drawn, axes = plotting.grid(1, len(panels), width=3.4)
     for ax, (name, errors) in zip(axes[0], panels.items(), strict=True):
         for method, found in errors.items():
             plotting.by_setting(ax, found, method, colour=plotting.method_colour(method))
-        ax.set(xscale="log", xlabel=name)
+        ax.set(xscale="log", xlabel=f"{name} (log scale)")
         plotting.log_percent(ax, f"{ONLINE}, last tenth")
         plotting.label_ends(ax)
     says = "MNIST: error over the last tenth of the steps, lower is better"
-    plotting.head(drawn, says, plotting.seeds_note(records, "bars: one standard error"))
+    note = plotting.seeds_note(records[records["part"].isin(parts)], "bars: one standard error")
+    plotting.head(drawn, says, f"{note} The setting of the main runs: {settings.num_seeds} seeds.")
     return drawn

@@ -80,5 +80,6 @@ def _appendix(headline: pd.DataFrame) -> str:
         for x in lines(headline, figure=appendix.FIGURE, series="DG", metric=metric)["x"]:
             pg, dg = (at(series=method, metric=metric, x=float(x)) for method in METHODS)
             order = lines(headline, figure=appendix.FIGURE, metric=f"order of {metric}", x=float(x))
-            rows.append([name, f"{float(x):g}", pg, dg, "".join(order["verdict"])])
+            title = "temperature eta" if name == "eta" else name
+            rows.append([title, f"{float(x):g}", pg, dg, "".join(order["verdict"])])
     return markdown(["swept", "value", "PG", "DG", "DG below PG"], rows)

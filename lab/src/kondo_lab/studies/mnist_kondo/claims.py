@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from kondo_lab.studies.agreement import judge
-from kondo_lab.studies.claims import LEAST_SEEDS, by_lines, estimate_of
-from kondo_lab.studies.mnist_kondo.speed_ups import JUDGED
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.studies.claims import LEAST_SEEDS, NOTHING, by_lines, estimate_of, shown
+from kondo_lab.studies.mnist_kondo.speed_ups import DEFINITIONS
+from kondo_lab.studies.study import Claim, ClaimVerdict, Headline
 
+READINGS = [definition.words for definition in DEFINITIONS]
 BORNE = "noise at which the error is"
 
 
@@ -21,7 +22,6 @@ def claims(lines: Sequence[Headline]) -> list[Claim]:
             if line.figure.startswith(figure) and line.metric.startswith(metric)
         ]
 
-    speed_ups_of_gate = [line for line in of("Kondo Fig 3") if line.series.startswith("DG-K")]
     borne = [_at_least(line) for line in of("Kondo Fig 4", BORNE)]
     return [
         by_lines(
@@ -29,22 +29,37 @@ def claims(lines: Sequence[Headline]) -> list[Claim]:
             of("Kondo Fig 1", "order of"),
         ),
         by_lines("every rate ends at an error of about 0.5%", of("Kondo Fig 2")),
-        by_lines(
-            f"counted in passes DG-K reaches {_reading(speed_ups_of_gate)} 1.41 (1 + c) / "
-            "(1 + 0.03 c) times cheaper than PG",
-            speed_ups_of_gate,
-        ),
+        _speed_up(lines),
         by_lines("DG tolerates as much noise in delight and in logits as the paper's", borne),
         by_lines("DG-K tolerates less noise than DG", of("Kondo Fig 4", "order of")),
         by_lines("no additive mix of advantage and surprisal replaces delight", of("Kondo Fig 5")),
     ]
 
 
-def _reading(lines: Sequence[Headline]) -> str:
-    """Return which error, of what curve, the judged speed-ups are counted to."""
-    metric = lines[0].metric if lines else JUDGED.words
-    error, _, rule = metric.removeprefix("speed-up over PG to ").partition(", ")
-    return f"{error} ({rule})" if rule else error
+def _speed_up(lines: Sequence[Headline]) -> Claim:
+    """Return the claim about the gate's speed-up, judged by every reading of it.
+
+    The paper does not say how it counts. Where its number fits some readings and not others, the
+    claim is open.
+    """
+    statement = "counted in passes DG-K reaches 5% error 1.41 (1 + c) / (1 + 0.03 c) times cheaper"
+    statement += " than PG, however that is counted"
+    own = {
+        line.metric: line
+        for line in lines
+        if line.series.startswith("DG-K") and str(line.x) == "0" and line.metric in READINGS
+    }
+    # The paper's number stands beside one reading of a full run, and beside none of a small one.
+    expected = next((line.expected for line in own.values() if line.expected is not None), None)
+    if expected is None:
+        return Claim(statement, "open", NOTHING)
+    found = {metric: estimate_of(line) for metric, line in own.items()}
+    verdicts = [judge(ours, expected, "paper") for ours in found.values()]
+    match = verdicts.count("matches")
+    least, most = (pick(found.values(), key=lambda ours: ours.mean) for pick in (min, max))
+    told = f"{match} of {len(found)} readings match: {shown(least)} to {shown(most)} at c = 0, "
+    verdict: ClaimVerdict = "met" if match == len(found) else "open" if match else "missed"
+    return Claim(statement, verdict, f"{told}expected {expected:.3g}")
 
 
 def _at_least(line: Headline) -> Headline:

@@ -1,9 +1,12 @@
-"""Four readings of "the speed-up over PG to 5% error", one of which is judged.
+"""Six readings of "the speed-up over PG to 5% error", one of which stands beside the paper's.
 
     speed-up = (F_PG + c B_PG) / (F + c B),   F forward and B backward passes until 5%
 
-The error is that on test images or the online one. The passes are those of the median seed, which
-bears seeds that never arrive as long as they are fewer than half, or those of the mean curve.
+The error is that on test images or the online one. The passes are those of
+
+- the median seed, which bears seeds that never arrive as long as they are fewer than half,
+- the mean over the seeds that arrive,
+- the mean curve, which one seed that is late makes late.
 """
 
 import itertools
@@ -18,8 +21,8 @@ from kondo_lab.studies import statistics
 from kondo_lab.studies.study import Estimate
 
 ONLINE, TEST = "online error", "test error"
-Rule = Literal["median of seeds", "mean curve"]
-RULES: tuple[Rule, ...] = ("median of seeds", "mean curve")
+Rule = Literal["median of seeds", "mean of seeds", "mean curve"]
+RULES: tuple[Rule, ...] = ("median of seeds", "mean of seeds", "mean curve")
 TARGET = 0.05
 RESAMPLES = 1000
 
@@ -37,9 +40,13 @@ class Definition(NamedTuple):
 
 
 DEFINITIONS = [Definition(*each) for each in itertools.product((TEST, ONLINE), RULES)]
-JUDGED = Definition(ONLINE, "mean curve")
-"""Chosen because it came nearest to the paper's two numbers in version 1. Its Figure 3 says test
-error; its Figure 1 is of online errors, as means over seeds."""
+OF_FIGURE_1 = Definition(ONLINE, "mean curve")
+"""How the paper's own Figure 1 can be read: online errors, as means over seeds."""
+JUDGED = Definition(ONLINE, "median of seeds")
+"""What stands beside the paper's Figure 3. Read as the mean curve, the paper's Figure 1 gives other
+numbers than its Figure 3, so that one counts by seeds; and the gate's passes over DG's, which do
+not depend on PG's late seeds, are those of the online error. The paper's numbers were in view when
+this was chosen: its lines count as fitted."""
 
 
 class Curves(NamedTuple):
@@ -55,7 +62,7 @@ class Passes(NamedTuple):
     """Forward and backward passes until the target, infinite where it is never reached."""
 
     found: np.ndarray
-    """[k, 2]: of k seeds, or of the one mean curve."""
+    """[k, 2]: of k seeds, or of the one mean."""
     resampled: np.ndarray
     """[RESAMPLES, k, 2], the same of seeds drawn with replacement."""
     seeds: int
@@ -72,18 +79,28 @@ def curves(records: pd.DataFrame, series: str, metric: str) -> Curves:
 
 
 def passes(own: Curves, rule: Rule) -> Passes:
-    """Return the passes until the target, of every seed or of the mean curve."""
+    """Return the passes until the target, of every seed or of a mean."""
     seeds = len(own.values)
     draws = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    if rule == "mean curve":
+
+        def of_mean(chosen: np.ndarray) -> tuple[float, float]:
+            return _passes(own.values[chosen].mean(axis=0), own.paid[chosen].mean(axis=0))
+
+        resampled = np.array([[of_mean(chosen)] for chosen in draws])
+        return Passes(np.array([of_mean(np.arange(seeds))]), resampled, seeds)
+    found = np.array([_passes(*each) for each in zip(own.values, own.paid, strict=True)])
     if rule == "median of seeds":
-        found = np.array([_passes(*each) for each in zip(own.values, own.paid, strict=True)])
         return Passes(found, found[draws], seeds)
+    return Passes(_mean_of_arrived(found), _mean_of_arrived(found[draws]), seeds)
 
-    def of_mean(chosen: np.ndarray) -> tuple[float, float]:
-        return _passes(own.values[chosen].mean(axis=0), own.paid[chosen].mean(axis=0))
 
-    resampled = np.array([[of_mean(chosen)] for chosen in draws])
-    return Passes(np.array([of_mean(np.arange(seeds))]), resampled, seeds)
+def _mean_of_arrived(passes: np.ndarray) -> np.ndarray:
+    """Return the mean over those of k seeds that arrive, [..., k, 2] -> [..., 1, 2]."""
+    arrived = np.isfinite(passes)
+    count = arrived.sum(axis=-2, keepdims=True)
+    total = np.where(arrived, passes, 0.0).sum(axis=-2, keepdims=True)
+    return np.where(count > 0, total / np.maximum(count, 1), math.inf)
 
 
 def _passes(values: np.ndarray, paid: np.ndarray) -> tuple[float, float]:

@@ -1,11 +1,12 @@
 """Records -> the error by delay, what correcting costs, and who diverged."""
 
+from collections.abc import Mapping
 from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting
+from kondo_lab.studies import plotting, statistics
 from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.comparison import beats, ends, finals, settings_of
 from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
@@ -13,7 +14,7 @@ from kondo_lab.studies.mnist_stale.captions import captions
 from kondo_lab.studies.mnist_stale.claims import claims
 from kondo_lab.studies.mnist_stale.run import OLDEST, REINFORCE, UNIFORM, methods
 from kondo_lab.studies.mnist_stale.settings import Settings
-from kondo_lab.studies.study import Analysis, Headline, headline
+from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 FIGURE = "Distributed, MNIST with staleness"
 TEST = "test error"
@@ -78,12 +79,21 @@ def _factor_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[
             if name == "DG":
                 continue
             at_paper = _full(settings) and (part, name, delay) == (OLDEST, EXACT, PAPER_DELAY)
-            ours = found[name].mean / found["DG"].mean
+            ours = statistics.ratio(found[name], found["DG"])
             known = PAPER_FACTOR if at_paper else None
             lines.append(line(f"{name} / DG", ours=ours, expected=known, rule="about"))
-        others = (EXACT, capped(settings.cap), REINFORCE)
-        lines += beats(FIGURE, metric, delay, ["DG"], others, found)
+        lines += beats(FIGURE, metric, delay, ["DG"], _distinct(settings, found), found)
     return lines
+
+
+def _distinct(settings: Settings, found: Mapping[str, Estimate]) -> list[str]:
+    """Return the paper's other methods, one of those that are the same update at a delay.
+
+    Without a delay all importance weights are 1, and with a short one none reaches the cap.
+    """
+    others = (EXACT, capped(settings.cap), REINFORCE)
+    once = {found[name]: name for name in reversed(others)}
+    return [name for name in others if name in once.values()]
 
 
 def _factor_finding(records: pd.DataFrame, settings: Settings, part: str) -> str:
@@ -113,8 +123,9 @@ def _delay_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -
         error = partial(finals, records, part, metric=LEARNER_ERROR)
         plotting.sweep(ax, {name: error(name) for name in methods(settings)})
         if _full(settings) and part == OLDEST:
-            points = [PAPER_DELAY] * len(PAPER)
-            ax.plot(points, list(PAPER.values()), "kx")
+            for name, value in PAPER.items():
+                colour, _ = plotting.series_style(name, list(methods(settings)))
+                plotting.crosses(ax, {PAPER_DELAY: value}, color=colour)
         ax.set_xscale("symlog", linthresh=1)
         ax.set(xlabel="delay in learner steps", title=NAMES[part])
         ax.set_xlim(left=-0.2)  # no delay is negative
@@ -122,7 +133,7 @@ def _delay_figure(records: pd.DataFrame, settings: Settings, there: list[str]) -
         plotting.label_ends(ax)
     note = plotting.seeds_note(records, "bars: one standard error")
     says = "MNIST: error by delay of the actors, lower is better"
-    plotting.head(figure, says, f"{note} Crosses: the paper, read off a small figure.")
+    plotting.head(figure, says, f"{note} Crosses: a third party's reading of the paper.")
     return figure
 
 
@@ -136,5 +147,5 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
         ax.set(xlabel="learner step", title=f"delay {delay}")
         plotting.label_ends(ax)
     says = "MNIST: error while training with delayed actors, lower is better"
-    plotting.head(figure, says, plotting.seeds_note(records))
+    plotting.head(figure, says, plotting.seeds_note(records[records["part"] == OLDEST]))
     return figure

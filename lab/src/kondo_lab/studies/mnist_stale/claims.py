@@ -16,7 +16,7 @@ def claims(lines: Sequence[Headline]) -> list[Claim]:
         ),
         by_lines(
             "at the largest delay DG ends at about a quarter of the error of PG with exact "
-            "importance weights",
+            "importance weights, or less",
             [line for line in papers if line not in orders],
         ),
     ]

@@ -66,23 +66,23 @@ def _lines(one: Point, settings: Settings) -> list[Headline]:
     }
     found = [line(name, one.rate, value) for name, value in estimates.items()]
     cost = one.cost(COST_RATIO)
-    if not math.isnan(cost):
-        found.append(line(_cost_name(settings), one.rate, Estimate(cost, seeds=one.reach.reached)))
+    if not math.isnan(cost.mean):
+        found.append(line(_cost_name(settings), one.rate, cost))
     return found
 
 
-def _dense_costs(records: pd.DataFrame, settings: Settings) -> dict[str, tuple[float, int]]:
-    """Return the cost to the target without a screen, and the seeds that got there, by series."""
+def _dense_costs(records: pd.DataFrame, settings: Settings) -> dict[str, Estimate]:
+    """Return the cost to the target without a screen, over the seeds that got there, by series."""
     found = {}
     for series in drafts.DENSE:
         reach = statistics.first_reach(records, settings.images, series, TEST, settings.target)
         if reach.reached:
-            found[series] = (dense_cost(COST_RATIO, reach.mean), reach.reached)
+            found[series] = dense_cost(COST_RATIO, reach)
     return found
 
 
 def _dense_lines(
-    records: pd.DataFrame, settings: Settings, costs: dict[str, tuple[float, int]]
+    records: pd.DataFrame, settings: Settings, costs: dict[str, Estimate]
 ) -> list[Headline]:
     found = []
     for series in drafts.DENSE:
@@ -91,8 +91,7 @@ def _dense_lines(
             end = statistics.final(records, settings.images, series, metric)
             found.append(line(f"{metric} at the end", 1.0, end))
         if series in costs:
-            cost, seeds = costs[series]
-            found.append(line(_cost_name(settings), 1.0, Estimate(cost, seeds=seeds)))
+            found.append(line(_cost_name(settings), 1.0, costs[series]))
     return found
 
 
@@ -120,9 +119,9 @@ def _findings(found: Sequence[Point], settings: Settings) -> list[str]:
     first = f"{place}: share of the exact rows kept / test error at the end: {told}."
     target = f"{100 * settings.target:g}% test error"
     costs = {
-        one.screen.series: one.cost(COST_RATIO)
+        one.screen.series: one.cost(COST_RATIO).mean
         for one in found
-        if one.reach.reached == one.reach.seeds and not math.isnan(one.cost(COST_RATIO))
+        if one.reach.reached == one.reach.seeds and not math.isnan(one.screen.cost)
     }
     if not costs:
         return [first, f"{place}: no screen with a known cost got every seed to {target}."]

@@ -24,22 +24,27 @@ COLOURS = {
     "advantage only": plotting.PURPLE,
 }
 """By family of screens."""
-PANELS = (("noisy", "noisy alone"), ("stale", "advantage only"), ("quantised", "narrow"))
-"""Families that share a panel of agreement over training."""
+PANELS = {
+    "noise on the logits": ("noisy", "noisy alone"),
+    "old copies, advantage only": ("stale", "advantage only"),
+    "fewer bits, narrower networks": ("quantised", "narrow"),
+}
+"""Panels of agreement over training, and the families in each."""
 
 
 def figure(
     records: pd.DataFrame,
     found: Sequence[Point],
-    dense: Mapping[str, tuple[float, int]],
+    dense: Mapping[str, Estimate],
     settings: Settings,
     ratio: float,
 ) -> Figure:
     """Draw the screens at one rate."""
     drawn, axes = plotting.grid(2, 3, width=4.2, height=max(3.2, 1.2 + 0.19 * len(found)))
-    for ax, families in zip(axes[0], PANELS, strict=True):
+    for ax, (title, families) in zip(axes[0], PANELS.items(), strict=True):
         own = [one for one in found if one.screen.family in families]
         _draw_agreement(ax, records, own, settings)
+        ax.set_title(title)
     # The cheapest screen on top.
     ordered = sorted(found, key=lambda one: (np.nan_to_num(one.screen.cost), one.screen.series))
     _draw_rows(axes[1], ordered, dense, settings, ratio)
@@ -48,7 +53,8 @@ def figure(
         drawn,
         f"{settings.images}, rate {100 * found[0].rate:g}%: screens that stand in for an exact one",
         f"Above: means of {seeds} seeds. Below: bars: one standard error; in brackets: the counted "
-        "cost of the screen, forward passes a sample; the cheapest on top.",
+        "cost of the screen, forward passes a sample; the cheapest on top. c: cost of a backward "
+        "pass in forward passes.",
     )
     return drawn
 
@@ -65,15 +71,13 @@ def _draw_agreement(
             ax.plot(curve["step"], curve["mean"], color=colour, linewidth=1.4, label=series)
     ax.set(xscale="log", ylim=(-0.03, 1.03), xlabel="step (log scale)")
     ax.set_ylabel("share of the exact rows kept")
-    names = list(dict.fromkeys(one.screen.family for one in found))
-    ax.set_title(" and ".join(names) or "agreement")
     plotting.label_ends(ax)
 
 
 def _draw_rows(
     axes: Sequence[Axes],
     ordered: Sequence[Point],
-    dense: Mapping[str, tuple[float, int]],
+    dense: Mapping[str, Estimate],
     settings: Settings,
     ratio: float,
 ) -> None:
@@ -83,8 +87,8 @@ def _draw_rows(
         _dot(agreement, place, one, one.agreement)
         _dot(error, place, one, one.test)
         paid = one.cost(ratio)
-        if not math.isnan(paid):
-            _dot(cost, place, one, Estimate(paid))
+        if math.isfinite(paid.mean):
+            _dot(cost, place, one, paid)
     names = [_named(one) for one in ordered]
     for ax in axes:
         plotting.rows_axis(ax, names)
@@ -97,18 +101,21 @@ def _draw_rows(
     error.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     error.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     error.xaxis.set_minor_formatter(NullFormatter())
-    for series, (paid, _) in dense.items():
-        if math.isnan(paid):
-            continue
+    for series, found in dense.items():
         colour = plotting.method_colour(series)
-        cost.axvline(paid, color=colour, linestyle="--", linewidth=1)
-        says = cost.text(paid, len(ordered) - 0.5, f"{series}, no screen", color=colour)
-        says.set(rotation=90, va="bottom", ha="right", fontsize=plotting.SMALL)
+        cost.axvline(found.mean, color=colour, linestyle="--", linewidth=1)
+        says = cost.annotate(
+            f"{series}, no screen",
+            (found.mean, len(ordered) - 0.5),
+            xytext=(-3, 3),
+            textcoords="offset points",
+        )
+        says.set(color=colour, rotation=90, va="bottom", ha="right", fontsize=plotting.SMALL)
     cost.set(xscale="log", xlabel="forward passes (log scale)")
     cost.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     cost.xaxis.set_major_formatter(plotting.counts)
     cost.xaxis.set_minor_formatter(NullFormatter())
-    cost.set_title(f"cost to {100 * settings.target:g}% error, backward {ratio:g}")
+    cost.set_title(f"cost to {100 * settings.target:g}% test error, c = {ratio:g}")
 
 
 def _dot(ax: Axes, place: int, one: Point, found: Estimate) -> None:

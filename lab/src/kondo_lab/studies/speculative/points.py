@@ -1,12 +1,13 @@
 """One screen at one rate: what it kept, what it reached, and what that cost."""
 
+import math
 from typing import NamedTuple
 
 import pandas as pd
 
 from kondo_lab.studies import statistics
 from kondo_lab.studies.speculative.drafts import Screen
-from kondo_lab.studies.statistics import Cost, Reach
+from kondo_lab.studies.statistics import Reach
 from kondo_lab.studies.study import Estimate
 
 AGREEMENT, ONLINE, TEST = "kept agreement", "online error", "test error"
@@ -26,18 +27,22 @@ class Point(NamedTuple):
     reach: Reach
     """Of the target test error."""
 
-    def cost(self, ratio: float) -> float:
-        """Return s F + (1 + c) B to the target, in forward passes; NaN if no seed got there.
+    def cost(self, ratio: float) -> Estimate:
+        """Return s F + (1 + c) B to the target, in forward passes, over the seeds that got there.
 
-        A draft's forward cannot be differentiated: kept rows pay a forward and a backward.
+        NaN for a screen without a cost, infinite where no seed got there. A draft's forward cannot
+        be differentiated: kept rows pay a forward and a backward.
         """
-        paid = self.reach.mean
-        return self.screen.cost * paid.forward + (1 + ratio) * paid.backward
+        own = self.screen.cost
+        if math.isnan(own) or not self.reach.reached:
+            return Estimate(math.nan if math.isnan(own) else math.inf, seeds=0)
+        paid = self.reach.costs.values()
+        return statistics.estimate([own * one.forward + (1 + ratio) * one.backward for one in paid])
 
 
-def dense_cost(ratio: float, paid: Cost) -> float:
+def dense_cost(ratio: float, reach: Reach) -> Estimate:
     """Return (1 + c) F: without a screen every sample pays a forward and a backward."""
-    return (1 + ratio) * paid.forward
+    return statistics.estimate([(1 + ratio) * paid.forward for paid in reach.costs.values()])
 
 
 def measure(records: pd.DataFrame, part: str, screen: Screen, rate: float, target: float) -> Point:
