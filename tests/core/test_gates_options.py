@@ -22,11 +22,11 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def mean_over_draws(gate: Gate, delight: torch.Tensor, draws: int) -> tuple[torch.Tensor, ...]:
     """Return mean keep and mean weight of each unit over seeded draws, and its probability."""
-    generator = seeded()
-    outs = [gate(delight, generator=generator) for _ in range(draws)]
-    assert all(torch.equal(out.probability, outs[0].probability) for out in outs)
-    keep = torch.stack([out.keep for out in outs]).double().mean(0)
-    return keep, torch.stack([out.weight for out in outs]).mean(0), outs[0].probability
+    # Leading dimensions are drawn independently: one choice instead of thousands of calls.
+    many, once = delight.expand(draws, -1), gate(delight, generator=seeded())
+    out = gate.choose(many, torch.ones_like(many, dtype=torch.bool), seeded())
+    assert_close(out.probability, once.probability.expand(draws, -1))
+    return out.keep.double().mean(0), out.weight.mean(0), once.probability
 
 
 # Reserve.

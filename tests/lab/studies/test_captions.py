@@ -1,5 +1,6 @@
 """Captions of figures: of the committed records, with few seeds, and with numbers that move."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -46,8 +47,9 @@ def compared(one, other, **options):
     return captions.compared("DG's error is", one, {"PG's": other}, **told)
 
 
-def analysed(name, keep=None):
-    """Return the analysis of a committed folder's records, of all or of some of them."""
+@functools.cache
+def committed(name):
+    """Return the study, the settings, the records and the manifest of a committed folder."""
     folder = RESULTS / name
     if not (folder / runner.RECORDS).exists():
         pytest.skip("results/ of the repository is not here")
@@ -56,9 +58,20 @@ def analysed(name, keep=None):
     settings = settings_of(
         study, manifest["size"], manifest["num_seeds"], manifest.get("first_seed", 0)
     )
-    table = records.read(folder / runner.RECORDS)
+    return study, settings, records.read(folder / runner.RECORDS), manifest
+
+
+@functools.cache  # an analysis takes seconds, and no test changes what it returns
+def analysed(name):
+    """Return the analysis of all records of a committed folder."""
+    return analysed_of(name, lambda table: table["seed"] >= 0)
+
+
+def analysed_of(name, keep):
+    """Return the analysis of some records of a committed folder."""
+    study, settings, table, _ = committed(name)
     with plotting.style():
-        return study.analyse(table if keep is None else table[keep(table)], settings), manifest
+        return study.analyse(table[keep(table)], settings)
 
 
 # Sentences.
@@ -139,7 +152,7 @@ def written(value):
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_every_figure_of_the_committed_records_states_a_number_of_the_headline(name):
-    found, manifest = analysed(name)
+    found, manifest = analysed(name), committed(name)[-1]
     assert list(found.captions) == list(found.figures)
     assert len(set(found.captions.values())) == len(found.captions)
     assert manifest["captions"] == found.captions
@@ -159,7 +172,7 @@ def numbers(text):
     "name", ["bandit-dg-v1", "control-v1", "frontier-v1", "gambling-v1", "lm-gates-v1", "lm-rl-v2"]
 )
 def test_two_seeds_claim_nothing(name):
-    found, _ = analysed(name, lambda table: table["seed"] < 2)
+    found = analysed_of(name, lambda table: table["seed"] < 2)
     assert set(found.captions) == set(found.figures)
     for figure, caption in found.captions.items():
         if figure != "prop2-eta":  # its sets are drawn anew at every seed
@@ -167,10 +180,10 @@ def test_two_seeds_claim_nothing(name):
 
 
 def test_missing_parts_leave_the_captions_of_the_others():
-    found, _ = analysed("bandit-dg-v1", lambda table: table["part"] == "single")
+    found = analysed_of("bandit-dg-v1", lambda table: table["part"] == "single")
     assert list(found.captions) == ["fig5-one-context"]
     assert "After 150 steps DG's error is" in found.captions["fig5-one-context"]
-    none, _ = analysed(
+    none = analysed_of(
         "lm-rl-v2", lambda table: ~table["series"].isin(["random by PG", "delight by PG"])
     )
     assert none.captions["selections"].startswith("Reward at the end by what selects")
@@ -193,7 +206,7 @@ NOT_BY_NUMBER = {"errors"}
 
 @pytest.mark.parametrize("name", CALLS)
 def test_other_numbers_make_other_captions(name):
-    found, _ = analysed(name)
+    found = analysed(name)
     moved = [each._replace(ours=each.ours * 1.37 + 0.001) for each in found.headline]
     told = CALLS[name](moved, found.claims)
     for figure in told.keys() - NOT_BY_NUMBER:

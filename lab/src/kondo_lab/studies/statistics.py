@@ -77,22 +77,23 @@ def select(
     Raises:
         ValueError: there are none, or `setting` is left out though the series has several.
     """
-    chosen = records
+    # Rows are copied once, at the end: analyses select thousands of lines from one table.
+    same = np.ones(len(records), dtype=bool)
     for column, name in (("part", part), ("series", series), ("metric", metric)):
-        known = chosen[column].unique()
-        if name not in known:
-            raise ValueError(f"{column} must be one of {sorted(known)}, got {name!r}.")
-        chosen = chosen[chosen[column] == name]
-    settings = sorted(chosen["setting"].unique())
+        before, same = same, same & (records[column] == name).to_numpy()
+        if not same.any():
+            known = sorted(records[column][before].unique())
+            raise ValueError(f"{column} must be one of {known}, got {name!r}.")
+    settings = sorted(records["setting"][same].unique())
     if setting is None:
         if len(settings) > 1:
             raise ValueError(f"setting must be given for series {series!r}: one of {settings}.")
-        return chosen
+        return records[same]
     # Files hold 6 digits.
-    same = np.isclose(chosen["setting"], setting, rtol=1e-5, atol=0, equal_nan=True)
+    same &= np.isclose(records["setting"], setting, rtol=1e-5, atol=0, equal_nan=True)
     if not same.any():
         raise ValueError(f"setting must be one of {settings} for series {series!r}, got {setting}.")
-    return chosen[same]
+    return records[same]
 
 
 def at(
@@ -131,8 +132,8 @@ def final(
 ) -> Estimate:
     """Return the mean over seeds at the last logged step of each."""
     chosen = select(records, part, series, metric, setting=setting)
-    last = chosen.loc[chosen.groupby("seed")["step"].idxmax()]
-    return estimate([float(value) for value in last["value"]])
+    last = chosen.sort_values("step").drop_duplicates("seed", keep="last").sort_values("seed")
+    return estimate(last["value"].tolist())
 
 
 def curve(
