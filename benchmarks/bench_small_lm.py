@@ -232,7 +232,7 @@ class Process:
             stdout=subprocess.PIPE,
             text=True,
             # Two processes that spin on all cores would measure each other.
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "4"},
+            env={"OMP_NUM_THREADS": "4"} | os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
         assert self._process.stdout is not None
         self.gradient_errors: dict[str, float] = json.loads(self._process.stdout.readline())

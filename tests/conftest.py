@@ -5,6 +5,8 @@ import signal
 
 # Some virtual machines advertise AMX and then trap on it. Must be set before torch is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# For the processes that tests start: idle threads of one would spin on the cores of another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -16,6 +16,7 @@ from tolerances import assert_close
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
+SLOW = pytest.mark.slow  # of the run of the whole script: four processes, each imports torch
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def job(lab_jobs, task, method, members):
     return lab_jobs.Job(task=task, method=method, members=members, seed=3, sizes=lab_jobs.QUICK)
 
 
+@SLOW
 def test_csv_has_the_schema_and_every_contender(quick_run, scripts):
     _, harness, _, _, _ = scripts
     _, lines = quick_run
@@ -67,6 +69,7 @@ def test_csv_has_the_schema_and_every_contender(quick_run, scripts):
             assert float(own[0]["speedup_p50"]) == 1
 
 
+@SLOW
 def test_rows_differentiated_are_those_the_gate_keeps(quick_run):
     """Dense and plain: all 100. DG-K 3%: 3, or 4 (the next size) where a member keeps a tie."""
     _, lines = quick_run
@@ -75,6 +78,7 @@ def test_rows_differentiated_are_those_the_gate_keeps(quick_run):
         assert int(line["rows_differentiated"]) in ((3, 4) if gated else (100,)), line
 
 
+@SLOW
 def test_plot_lies_beside_the_csv(quick_run):
     out, _ = quick_run
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -1,7 +1,5 @@
 import dataclasses
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -283,11 +281,6 @@ def test_a_number_of_seeds_is_taken():
     assert settings("full", 5).num_seeds == 5
     assert settings("full", None) == Settings()
     assert settings("small", None).num_steps < Settings().num_steps
-
-
-def test_the_list_of_studies_needs_no_ray():
-    code = "import sys, kondo_lab.studies.asynchrony; sys.exit('ray' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.slow

@@ -482,14 +482,15 @@ def test_sizes_are_as_they_are_said_to_be():
         dataclasses.replace(full, rates=(0.5,))
 
 
-def test_the_study_is_found_without_ray():
+def test_the_studies_of_actors_are_found_without_ray():
     """`kondo list` must work with the laboratory alone."""
     code = (
         "import sys; sys.modules['ray'] = sys.modules['datasketches'] = None\n"
-        "from kondo_lab.studies import registry; print(registry.find('scale').name)"
+        "from kondo_lab.studies import registry\n"
+        "print(*(registry.find(name).name for name in ('scale', 'asynchrony')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "scale"
+    assert done.stdout.split() == ["scale", "asynchrony"]
     assert registry.find("scale") is STUDY
 
 
