@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kondo
-from kondo_lab.population import networks
+from kondo_lab.population import networks, transformer
 from kondo_lab.population.losses import ImportanceWeighted, PreferenceOptimisation
 from kondo_lab.population.programs import SequenceProgram
 from kondo_lab.studies import updates
@@ -79,7 +79,7 @@ def left_by_ours(length, reward, update):
     The rewards are those of the real task, the advantages those that training uses.
     """
     task = ReversalTask(length=length, num_tokens=2, reward=reward)
-    network = networks.StackedTransformer(
+    network = transformer.StackedTransformer(
         prompt_length=length, answer_length=length, num_tokens=2, ff_width=4
     )
     program = SequenceProgram(task, network, num_prompts=length + 1, num_answers=10)
@@ -299,7 +299,7 @@ def test_truncated_normal_weights_are_those_of_lecun_normal():
     """
     quantiles = torch.tensor([0.001, 0.1, 0.25, 0.5, 0.75, 0.999])
     lecun = [-0.080497928, -0.048073709, -0.0259490199, 0.0, 0.0259490199, 0.080497928]
-    ours = networks._truncated_normal(Given(quantiles), "any", 784, 6)
+    ours = networks.truncated_normal(Given(quantiles), "any", 784, 6)
     assert_close(ours[0, 0], torch.tensor(lecun))
     # The largest of jax.nn.initializers.lecun_normal()(jax.random.key(0), (784, 100)).
     bound = 2 / (0.87962566103423978 * math.sqrt(784))
