@@ -1,9 +1,9 @@
 """The layers of `StackedTransformer` by Triton kernels: a layer in one, sampling in another.
 
-The networks of a population are so small that plain products move a hundred times more memory
-than they need: every sum, norm and softmax writes thousands of short rows and reads them again.
-Here a program holds one tile of tokens, a prompt and some of its answers, and computes the whole
-layer on it, with products of float16: the plain path's TF32 has as many bits of mantissa (tested).
+The networks of a population are so small that plain products mostly move memory: every sum, norm
+and softmax writes thousands of short rows, and the next one reads them again. Here a program
+holds one tile of tokens, a prompt and some of its answers, and computes the whole layer on it, with
+products of float16: the plain path's TF32 has as many bits of mantissa (tested).
 
 Shapes: P members, N tiles, S tokens of a tile, D width, F feed-forward width, M tokens of the
 vocabulary.
@@ -87,7 +87,8 @@ def fit(width: int, num_heads: int, ff_width: int) -> bool:
 @functools.cache
 def _kernels() -> ModuleType:
     # Triton compiles them at their first call. Its products by wgmma, which it takes for 64 rows
-    # and more on Hopper, come out wrong here (Triton 3.6); those by mma are right and as fast.
+    # and more on Hopper, come out wrong here (Triton 3.6); those by mma are right, in about the
+    # same time.
     os.environ["DISABLE_MMA_V3"] = "1"
     from kondo_lab.population import layer_kernels  # Triton, which a CPU build does not have
 
@@ -143,7 +144,7 @@ class _Layer(torch.autograd.Function):
             x, qkv, out, of_middle, of_x, of_qkv, of_out, **shared, **seen,
             HEADS=widths["HEADS"], **_tuned("attention backward", ctx.tiles),
         )  # fmt: skip
-        # Summed in one order, whatever runs beside it; atomic additions would come in any.
+        # Summed in a fixed order; atomic additions would come in any.
         of_weights = (
             found.view(len(weight), -1, *weight.shape[1:]).sum(dim=1)
             for found, weight in zip(of_programs, weights, strict=True)
