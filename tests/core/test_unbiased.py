@@ -13,7 +13,7 @@ import zoo
 from core.strategies import masked, rates, signed, tensors
 from kondo import UnbiasedGate
 from kondo.core.prechosen import Prechosen
-from kondo.core.rules import free_reads
+from kondo.core.rules import reads_are_free, with_free_reads
 from kondo.core.unbiased import systematic
 from oracles import sampling
 from tolerances import assert_close
@@ -317,11 +317,20 @@ def test_looking_at_values_changes_nothing(values, options):
     """On the CPU a price is found without a sort where nothing is certain."""
     gate, mask = UnbiasedGate(**options), torch.ones_like(values, dtype=torch.bool)
     blind = gate.choose(values, mask, torch.Generator().manual_seed(0))
-    with free_reads(True):
-        seen = gate.choose(values, mask, torch.Generator().manual_seed(0))
+    seen = with_free_reads(True, gate.choose, values, mask, torch.Generator().manual_seed(0))
     assert_close(seen.probability, blind.probability)
     assert torch.equal(seen.keep, blind.keep)
     assert_close(seen.price, blind.price)
+
+
+def test_an_interrupt_leaves_no_free_reads_behind():
+    def interrupted():
+        assert reads_are_free()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        with_free_reads(True, interrupted)
+    assert not reads_are_free()
 
 
 @settings(max_examples=50)

@@ -14,15 +14,15 @@ members and a CUDA graph call the same functions. `able` says which units can be
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 _Count = TypeVar("_Count", int, Tensor)
+_Chosen = TypeVar("_Chosen")
 
 # Odd multipliers of the splitmix64 finaliser, as signed 64-bit integers.
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -45,19 +45,19 @@ _SAME = 1e-9
 _FREE_READS = ContextVar("_FREE_READS", default=False)
 
 
-@contextmanager
-def free_reads(free: bool) -> Iterator[None]:
-    """Tell the rules inside that values lie in CPU memory: work that a look at them shows to be
-    needless is left out. What is chosen stays the same."""
-    token = _FREE_READS.set(free)
-    try:
-        yield
-    finally:
-        _FREE_READS.reset(token)
+def with_free_reads(free: bool, choose: Callable[..., _Chosen], *inputs: object) -> _Chosen:
+    """Return choose(*inputs), telling the rules inside that values lie in CPU memory: work that a
+    look at them shows to be needless is left out. What is chosen stays the same.
+
+    It runs in a context of its own: an interrupt at any place leaves nothing behind.
+    """
+    context = copy_context()
+    context.run(_FREE_READS.set, free)
+    return context.run(choose, *inputs)
 
 
 def reads_are_free() -> bool:
-    """Return whether a look at values costs nothing; see `free_reads`."""
+    """Return whether a look at values costs nothing; see `with_free_reads`."""
     return _FREE_READS.get()
 
 

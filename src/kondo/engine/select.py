@@ -16,7 +16,7 @@ from torch import Tensor
 from kondo.core._checks import at_least_float32, check_float, check_mask, expand_rows, first_unit
 from kondo.core.contract import BaseGate, Choice, Signal, attribute_of
 from kondo.core.delight import check_excess, excess
-from kondo.core.rules import free_reads
+from kondo.core.rules import with_free_reads
 
 Unit = Literal["sample", "token", "sequence"]
 
@@ -119,8 +119,8 @@ def select(
     if early:  # a broken batch must not enter a running state
         hidden_nan = _refuse_inputs(units.faults.tolist(), log_probs, advantages, valid)
         _refuse_unknown(units)
-    with free_reads(not units.values.is_cuda):
-        choice = gate.choose_all(units.values, units.mask, generator)
+    free = not units.values.is_cuda
+    choice = with_free_reads(free, gate.choose_all, units.values, units.mask, generator)
     numbers = (torch.as_tensor(one, dtype=torch.float64) for one in (choice.price, choice.rate))
     choice = choice._replace(**dict(zip(("price", "rate"), numbers, strict=True)))
     _check_shapes(choice, units.mask)
