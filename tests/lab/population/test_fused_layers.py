@@ -1,4 +1,7 @@
-"""Fused kernels against plain products in float64: on a GPU, and in Triton's interpreter."""
+"""Fused kernels against plain products in float64: on a GPU, and in Triton's interpreter.
+
+What both share, embedding and head, `test_networks` compares with the single-run transformer.
+"""
 
 import importlib.util
 import os
@@ -154,4 +157,5 @@ def test_programs_take_several_tiles_where_enough_of_them_are_left():
 
 @pytest.mark.parametrize("sizes", [(64, 2, 100), (48, 2, 64), (64, 8, 64), (128, 2, 64)])
 def test_layers_of_other_sizes_are_not_fused(sizes):
+    assert fused_layers.fit(64, 2, 256)
     assert not fused_layers.fit(*sizes)

@@ -2,7 +2,8 @@
 # ruff: noqa: N803, N806 (sizes are in capitals)
 """The kernels of `fused_layers`: a layer, its gradients, and sampling. Imported where Triton is.
 
-A program of the first three holds one tile of tokens; of the last, some answers of a member.
+A program of a layer holds one tile of tokens, one of its gradients takes some tiles of a member in
+turn, and one that samples holds some answers of a member.
 """
 
 import triton
@@ -29,6 +30,7 @@ def _norm(x, D: tl.constexpr):
 
 @triton.jit
 def _norm_backward(gradient, normal, inverse, D: tl.constexpr):
+    """Return the gradient of what `_norm` was given, from that of its rows."""
     along = tl.sum(gradient * normal, 1)[:, None] / D
     return inverse[:, None] * (gradient - tl.sum(gradient, 1)[:, None] / D - normal * along)
 
@@ -38,6 +40,15 @@ def _matrix(start, ROWS: tl.constexpr, COLUMNS: tl.constexpr, row_stride, column
     """Return the addresses of a matrix."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     return start + rows[:, None] * row_stride + columns[None, :] * column_stride
+
+
+@triton.jit
+def _query_key_value(normal, columns, D: tl.constexpr, SIZE: tl.constexpr):
+    """Return query, key and value of one head, whose weights begin at `columns`."""
+    query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
+    key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
+    value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
+    return query, key, value
 
 
 @triton.jit
@@ -74,9 +85,7 @@ def layer(
     normal, _ = _norm(hidden, D)
     for head in range(HEADS):
         columns = qkv + head * SIZE
-        query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
-        key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
-        value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
+        query, key, value = _query_key_value(normal, columns, D, SIZE)
         weights = _weights_of_attention(query, key, PROMPT, ANSWER, TOKENS, BLOCK)
         attended = _dot(weights, value)
         hidden += _dot(attended, tl.load(_matrix(out + head * SIZE * D, SIZE, D, D, 1)))
@@ -162,9 +171,7 @@ def attention_backward(
         for head in range(HEADS):
             columns = qkv + head * SIZE
             of_columns = of_qkv + head * SIZE
-            query = _dot(normal, tl.load(_matrix(columns, D, SIZE, 3 * D, 1)))
-            key = _dot(normal, tl.load(_matrix(columns + D, D, SIZE, 3 * D, 1)))
-            value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, SIZE, 3 * D, 1)))
+            query, key, value = _query_key_value(normal, columns, D, SIZE)
             weights = _weights_of_attention(query, key, PROMPT, ANSWER, TOKENS, BLOCK)
             of_rows = scale * _dot(tl.trans(_dot(weights, value)), gradient)
             _add(_matrix(of_out + head * SIZE * D, SIZE, D, D, 1), of_rows, more)

@@ -224,7 +224,7 @@ def _on(stream: "torch.cuda.Stream | None") -> AbstractContextManager[Any]:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Set the precision of float32 products ("highest", or "high" for TF32) and put it back."""
+    """Set the precision of float32 products ("high": 10 bits of mantissa) and put it back."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

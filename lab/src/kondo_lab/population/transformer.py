@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kondo_lab.draws import Draws
+from kondo_lab.draws import HAS_TRITON, Draws
 from kondo_lab.population import fused_layers
 from kondo_lab.population.networks import Parameters, truncated_normal
 
@@ -132,9 +132,10 @@ class StackedTransformer:
         return hidden[:, :, 0, prompt_length - 1], told
 
     def _fused(self, hidden: Tensor) -> bool:
-        """Return whether fused kernels do this: they take float32 for no more than 10 bits."""
+        """Return whether fused kernels do this: float32 on a GPU, products may be rounded."""
         return (
-            hidden.is_cuda
+            HAS_TRITON
+            and hidden.is_cuda
             and hidden.dtype == torch.float32
             and torch.get_float32_matmul_precision() != "highest"
             and fused_layers.fit(self.width, self.num_heads, self.ff_width)

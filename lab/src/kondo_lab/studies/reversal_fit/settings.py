@@ -51,7 +51,7 @@ class Settings:
     delight_lengths: tuple[int, ...] = (12, 18, 24)
     """H of DG and DG-K there."""
     precision: str = "high"
-    """Of float32 products on a GPU: TF32."""
+    """Of products on a GPU: 10 bits of mantissa, TF32 or float16 in fused kernels."""
 
     @property
     def pairs(self) -> list[Pair]:

@@ -1,7 +1,5 @@
 """The learner's error at the end: its mean over seeds, who solves, and how far apart two are."""
 
-import math
-
 import pandas as pd
 
 from kondo_lab.studies import statistics
@@ -66,6 +64,5 @@ def ratio(theirs: Estimate, ours: Estimate, least: float) -> Estimate:
 
     An error below `least` counts as that: nobody can tell it from none.
     """
-    top, bottom = max(theirs.mean, least), max(ours.mean, least)
-    relative = math.hypot(theirs.se / top, ours.se / bottom)  # NaN with a single seed
-    return Estimate(top / bottom, top / bottom * relative, min(theirs.seeds, ours.seeds))
+    at_least = (one._replace(mean=max(one.mean, least)) for one in (theirs, ours))
+    return statistics.ratio(*at_least)
