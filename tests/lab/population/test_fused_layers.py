@@ -149,10 +149,10 @@ def test_a_tile_holds_as_many_answers_as_pay():
         fused_layers.answers_per_tile(100, 99, 10)
 
 
-def test_programs_take_several_tiles_where_enough_of_them_are_left():
-    assert fused_layers._tiles_per_program(20 * 120, 120) == 5
-    assert fused_layers._tiles_per_program(20 * 1000, 1000) == 20
-    assert fused_layers._tiles_per_program(20 * 3, 3) == 1
+def test_programs_take_several_blocks_where_enough_programs_are_left():
+    assert fused_layers._per_program(20, 120) == 7
+    assert fused_layers._per_program(20, 1000) == 20
+    assert fused_layers._per_program(20, 3) == 1
 
 
 @pytest.mark.parametrize("sizes", [(64, 2, 100), (48, 2, 64), (64, 8, 64), (128, 2, 64)])

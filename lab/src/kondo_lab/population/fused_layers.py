@@ -24,9 +24,16 @@ PROGRAMS = 264
 """Two for each of an H200's processors."""
 TUNED: dict[str, dict[str, int]] = {
     "forward": {"num_stages": 1, "maxnreg": 128},
-    "feed-forward backward": {"num_stages": 1},
+    "feed-forward backward": {"BLOCK": 64, "num_warps": 4, "num_stages": 1},
     "attention backward": {"num_stages": 1},
-    "sample": {"ROWS": 32, "KEYS": 4, "num_warps": 4, "num_stages": 1, "maxnreg": 128},
+    "sample": {
+        "ROWS": 32,
+        "KEYS": 4,
+        "PROMPT_KEYS": 64,
+        "num_warps": 4,
+        "num_stages": 1,
+        "maxnreg": 128,
+    },
 }
 """Options of the kernels: the fastest of some that were tried on an H200, the sampler's with an
 earlier form of it. Its program has ROWS answers and attends to KEYS past tokens at once."""
@@ -125,28 +132,29 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_result: Tensor) -> tuple[Tensor | None, ...]:
         x, middle, qkv, out, up, down = ctx.saved_tensors
-        weights = (qkv, out, up, down)
-        own = _tiles_per_program(len(x), len(qkv))
-        programs = len(x) // own
+        members, seen, widths = len(qkv), _seen(ctx.tiles), _widths(up, ctx.num_heads)
+        tiles = len(x) // members
+        tuned = TUNED["feed-forward backward"]
+        blocks = -(-tiles * ctx.tiles.tokens // tuned["BLOCK"])
         of_middle, of_x = torch.empty_like(x), torch.empty_like(x)
-        of_programs = [x.new_empty(programs, *weight.shape[1:]) for weight in weights]
-        of_qkv, of_out, of_up, of_down = of_programs
-        seen, widths = _seen(ctx.tiles), _widths(up, ctx.num_heads)
-        shared = {"programs_per_member": programs // len(qkv), "TILES": own, "D": widths["D"]}
-        _kernels().feed_forward_backward[programs,](
-            middle, up, down, of_result.contiguous(), of_middle, of_up, of_down, **shared,
-            TOKENS=seen["TOKENS"], F=widths["F"], CHUNK=widths["CHUNK"],
-            **_tuned("feed-forward backward", ctx.tiles),
+        own = _per_program(blocks, members)
+        programs = -(-blocks // own)
+        of_up, of_down = (x.new_empty(members, programs, *each.shape[1:]) for each in (up, down))
+        _kernels().feed_forward_backward[members * programs,](
+            middle, up, down, of_result.contiguous(), of_middle, of_up, of_down,
+            programs_per_member=programs, BLOCKS=own, TOKENS=tiles * ctx.tiles.tokens,
+            D=widths["D"], F=widths["F"], CHUNK=widths["CHUNK"], **tuned,
         )  # fmt: skip
-        _kernels().attention_backward[programs,](
-            x, qkv, out, of_middle, of_x, of_qkv, of_out, **shared, **seen,
-            HEADS=widths["HEADS"], **_tuned("attention backward", ctx.tiles),
+        own = _per_program(tiles, members)
+        programs = -(-tiles // own)
+        of_qkv, of_out = (x.new_empty(members, programs, *each.shape[1:]) for each in (qkv, out))
+        _kernels().attention_backward[members * programs,](
+            x, qkv, out, of_middle, of_x, of_qkv, of_out, programs_per_member=programs, TILES=own,
+            tiles_per_member=tiles, **seen, D=widths["D"], HEADS=widths["HEADS"],
+            **_tuned("attention backward", ctx.tiles),
         )  # fmt: skip
         # Summed in a fixed order; atomic additions would come in any.
-        of_weights = (
-            found.view(len(weight), -1, *weight.shape[1:]).sum(dim=1)
-            for found, weight in zip(of_programs, weights, strict=True)
-        )
+        of_weights = (found.sum(dim=1) for found in (of_qkv, of_out, of_up, of_down))
         return of_x, None, None, *of_weights
 
 
@@ -159,15 +167,13 @@ def apply(x: Tensor, weights: LayerWeights, tiles: Tiles, *, num_heads: int) -> 
     return result
 
 
-def _tiles_per_program(num_tiles: int, members: int) -> int:
-    """Return how many tiles of a member a program of the backward pass takes, one after another.
+def _per_program(count: int, members: int) -> int:
+    """Return how many of a member's `count` blocks a program of the backward pass takes in turn.
 
     It sums their gradients of the weights where it has them: the more, the less is written. Enough
     programs must be left to fill a GPU.
     """
-    each = num_tiles // members
-    several = (own for own in range(each, 0, -1) if each % own == 0)
-    return next((own for own in several if num_tiles // own >= PROGRAMS), 1)
+    return -(-count // min(count, -(-PROGRAMS // members)))
 
 
 def _seen(tiles: Tiles) -> dict[str, int]:
@@ -209,7 +215,8 @@ def sample(
     members, num_rows, length, num_tokens = gumbel.shape
     _, num_prompts, prompt_length, _ = prompts[0].shape
     stacked = [torch.stack(list(several)).half() for several in zip(*layers, strict=True)]
-    cache = first.new_empty(len(layers), members, num_rows, length - 1, 2 * first.shape[-1])
+    shape = (len(layers), members, num_rows, length - 1, 2 * first.shape[-1])
+    cache = torch.empty(shape, dtype=torch.float16, device=first.device)
     answers = torch.empty(members, num_rows, length, dtype=torch.int64, device=first.device)
     log_probs = first.new_empty(members, num_rows, length)
     _kernels().sample[members, -(-num_rows // TUNED["sample"]["ROWS"])](
@@ -218,7 +225,7 @@ def sample(
         parameters["positions"],
         parameters["head"].half(),
         *stacked,
-        torch.stack(list(prompts)),
+        torch.stack(list(prompts)).half(),
         cache,
         gumbel.contiguous(),
         answers,

@@ -113,21 +113,26 @@ def _add(at, value, more):
     tl.store(at, value + tl.load(at, mask=seen, other=0.0))
 
 
-@triton.jit(do_not_specialize=["programs_per_member", "TILES", "TOKENS"])
+@triton.jit(do_not_specialize=["programs_per_member", "BLOCKS", "TOKENS"])
 def feed_forward_backward(
-    middle, up, down, of_result, of_middle, of_up, of_down, programs_per_member, TILES, TOKENS,
+    middle, up, down, of_result, of_middle, of_up, of_down, programs_per_member, BLOCKS, TOKENS,
     D: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients `of_middle` and, summed over this program's TILES, of the weights."""
+    """Write the gradients `of_middle` and, summed over this program's BLOCKS, of the weights.
+
+    Tokens do not see each other here: a member's TOKENS are cut into blocks, whatever their tiles.
+    """
     program = tl.program_id(0).to(tl.int64)
     member = program // programs_per_member
+    first = program % programs_per_member * BLOCKS * BLOCK
     up += member * D * F
     down += member * F * D
     of_up += program * D * F
     of_down += program * F * D
-    kept = (tl.arange(0, BLOCK) < TOKENS)[:, None]
-    for number in range(TILES):
-        place = (program * TILES + number) * TOKENS * D
+    for number in range(BLOCKS):
+        start_token = first + number * BLOCK
+        kept = (start_token + tl.arange(0, BLOCK) < TOKENS)[:, None]
+        place = (member * TOKENS + start_token) * D
         gradient = tl.load(_matrix(of_result + place, BLOCK, D, D, 1), mask=kept, other=0.0)
         gradient, scale = _scaled(gradient)
         hidden = tl.load(_matrix(middle + place, BLOCK, D, D, 1), mask=kept, other=0.0)
@@ -146,10 +151,14 @@ def feed_forward_backward(
         tl.store(_matrix(of_middle + place, BLOCK, D, D, 1), gradient, mask=kept)
 
 
-@triton.jit(do_not_specialize=["programs_per_member", "TILES", "PROMPT", "ANSWER", "TOKENS"])
+@triton.jit(
+    do_not_specialize=[
+        "programs_per_member", "tiles_per_member", "TILES", "PROMPT", "ANSWER", "TOKENS"
+    ]
+)  # fmt: skip
 def attention_backward(
-    x, qkv, out, of_middle, of_x, of_qkv, of_out, programs_per_member, TILES, PROMPT, ANSWER,
-    TOKENS, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    x, qkv, out, of_middle, of_x, of_qkv, of_out, programs_per_member, tiles_per_member, TILES,
+    PROMPT, ANSWER, TOKENS, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients `of_x` and, summed over this program's TILES, of the weights."""
     SIZE: tl.constexpr = D // HEADS
@@ -160,9 +169,10 @@ def attention_backward(
     of_qkv += program * D * 3 * D
     of_out += program * D * D
     kept = (tl.arange(0, BLOCK) < TOKENS)[:, None]
-    for number in range(TILES):
+    first = program % programs_per_member * TILES
+    for number in range(tl.minimum(TILES, tiles_per_member - first)):
         more = number > 0
-        place = (program * TILES + number) * TOKENS * D
+        place = (member * tiles_per_member + first + number) * TOKENS * D
         gradient = tl.load(_matrix(of_middle + place, BLOCK, D, D, 1), mask=kept, other=0.0)
         gradient, scale = _scaled(gradient)
         hidden = tl.load(_matrix(x + place, BLOCK, D, D, 1), mask=kept, other=0.0)
@@ -195,6 +205,46 @@ def attention_backward(
 
 
 @triton.jit
+def _attend_to_prompts(
+    query, prompt, keys, count, PROMPT, HEADS: tl.constexpr, SIZE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Return the state of attention, see `_attend`, of rows [rows, heads x size] to their prompts.
+
+    A row sees the keys of prompt number `prompt`, [rows], among the `count` that lie at `keys`, one
+    prompt after another. One product scores all rows and both heads: a row is there once for each
+    head, with zeros in the other's place.
+    """
+    D: tl.constexpr = HEADS * SIZE
+    width = tl.arange(0, D)
+    own = width[None, None, :] // SIZE == tl.arange(0, HEADS)[:, None, None]
+    apart = tl.reshape(tl.where(own, query[None, :, :], 0.0), [HEADS * ROWS, D])
+    prompt = tl.reshape(tl.broadcast_to(prompt[None, :], [HEADS, ROWS]), [HEADS * ROWS])
+    largest = tl.full([HEADS * ROWS], -1e30, tl.float32)
+    total = tl.zeros([HEADS * ROWS], tl.float32)
+    attended = tl.zeros([HEADS * ROWS, D], tl.float32)
+    for start in range(0, count, KEYS):
+        place = start + tl.arange(0, KEYS)
+        there = (place < count)[:, None]
+        found = keys + place[:, None] * (2 * D) + width[None, :]
+        scores = _dot(apart, tl.trans(tl.load(found, mask=there, other=0.0)))
+        seen = place[None, :] // PROMPT == prompt[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
+        new = tl.maximum(largest, tl.max(scores, 1))
+        shrunk, weights = tl.exp(largest - new), tl.exp(scores - new[:, None])
+        total = total * shrunk + tl.sum(weights, 1)
+        values = tl.load(found + D, mask=there, other=0.0)
+        attended = attended * shrunk[:, None] + _dot(weights, values)
+        largest = new
+    attended = tl.sum(tl.where(own, tl.reshape(attended, [HEADS, ROWS, D]), 0.0), 0)
+    return (
+        tl.trans(tl.reshape(largest, [HEADS, ROWS])),
+        tl.trans(tl.reshape(total, [HEADS, ROWS])),
+        tl.reshape(attended, [ROWS, HEADS, SIZE]),
+    )
+
+
+@triton.jit
 def _attend(
     state, query, at, count, kept, HEADS: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr
 ):
@@ -220,12 +270,27 @@ def _attend(
     return largest, total, attended
 
 
+@triton.jit
+def _with_own(
+    state, query, key, value, ROWS: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr
+):
+    """Return the state of attention after one more key and value of each row, [rows, width]."""
+    largest, total, attended = state
+    score = tl.sum(query * tl.reshape(key, [ROWS, HEADS, SIZE]), 2)
+    new = tl.maximum(largest, score)
+    shrunk, weight = tl.exp(largest - new), tl.exp(score - new)
+    value = tl.reshape(value, [ROWS, HEADS, SIZE])
+    attended = attended * shrunk[:, :, None] + value * weight[:, :, None]
+    return new, total * shrunk + weight, attended
+
+
 @triton.jit(do_not_specialize=["num_rows", "members", "REPEATS", "PROMPT", "LENGTH", "M"])
 def sample(
     first, tokens, positions, head_weights, qkv, out, up, down, prompts, cache, gumbel,
     answers, log_probs, num_rows, members, REPEATS, PROMPT, LENGTH, M,
     LAYERS: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, F: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, KEYS: tl.constexpr,
+    PROMPT_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Write `answers` and their `log_probs`, token by token.
 
@@ -236,6 +301,11 @@ def sample(
     member = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     kept = row < num_rows
+    last = tl.minimum(tl.program_id(1) * ROWS + ROWS, num_rows) - 1
+    first_prompt = tl.program_id(1) * ROWS // REPEATS
+    asked_keys = (last // REPEATS - first_prompt + 1) * PROMPT
+    prompt = tl.where(kept, row // REPEATS - first_prompt, 0)
+    first_prompt += member * (num_rows // REPEATS)
     all_rows = members.to(tl.int64) * num_rows
     row = member * num_rows + tl.where(kept, row, 0)
     word, width = tl.arange(0, WORDS)[None, :], tl.arange(0, D)[None, :]
@@ -262,18 +332,19 @@ def sample(
                 normal, _ = _norm(hidden, D)
                 columns = qkv + slot * D * 3 * D
                 query = _dot(normal, tl.load(_matrix(columns, D, D, 3 * D, 1)))
-                query = tl.reshape(query, [ROWS, HEADS, SIZE])
                 key = _dot(normal, tl.load(_matrix(columns + D, D, D, 3 * D, 1)))
                 value = _dot(normal, tl.load(_matrix(columns + 2 * D, D, D, 3 * D, 1)))
                 told = cache + (layer * all_rows + row) * (LENGTH - 1) * 2 * D
-                asked = prompts + (layer * all_rows + row) // REPEATS * PROMPT * 2 * D
+                asked = prompts + (layer * all_rows // REPEATS + first_prompt) * PROMPT * 2 * D
                 own_place = told[:, None] + place * 2 * D + width
                 tl.store(own_place, key, mask=kept[:, None])
                 tl.store(own_place + D, value, mask=kept[:, None])
-                score = tl.sum(query * tl.reshape(key, [ROWS, HEADS, SIZE]), 2)
-                one = tl.full([ROWS, HEADS], 1.0, tl.float32)
-                state = score, one, tl.reshape(value, [ROWS, HEADS, SIZE])
-                state = _attend(state, query, asked, PROMPT, kept, HEADS, SIZE, KEYS)
+                state = _attend_to_prompts(
+                    query, prompt, asked, asked_keys, PROMPT, HEADS, SIZE, ROWS, PROMPT_KEYS
+                )
+                query = tl.reshape(query, [ROWS, HEADS, SIZE])
+                # The row's own key is the last it sees; the cache has those before it.
+                state = _with_own(state, query, key, value, ROWS, HEADS, SIZE)
                 _, total, attended = _attend(state, query, told, place, kept, HEADS, SIZE, KEYS)
                 attended = tl.reshape(attended / total[:, :, None], [ROWS, D])
                 hidden += _dot(attended, tl.load(_matrix(out + slot * D * D, D, D, D, 1)))
