@@ -321,7 +321,7 @@ def test_sequence_advantages_are_centred_by_prompt_and_equal_rewards_leave_nothi
 def test_ppo_without_a_kl_term_is_pg_on_its_own_samples(kind):
     """Ratios are 1 up to rounding, hence never clipped, and their gradient is the log-probs'."""
     found = []
-    for update in (updates.PG, updates.PPO_WITHOUT_KL):
+    for update in (updates.PG, updates.PPO):
         members = [toys.member(update, seed=seed) for seed in SEEDS]
         population = toys.population(PROGRAMS[kind](), members)
         for _ in range(6):

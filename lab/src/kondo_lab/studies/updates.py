@@ -10,8 +10,7 @@ from kondo_lab.population.member import Update
 
 PG = Update()
 DG = Update(gate=Everything(eta=1.0))
-PPO = Update(loss=partial(losses.ppo, clip=0.1, beta=0.1))
-PPO_WITHOUT_KL = Update(loss=partial(losses.ppo, clip=0.1))
+PPO = Update(loss=partial(losses.ppo, clip=0.1))
 """On-policy, with one update a batch, every ratio is 1: its gradient is PG's."""
 PMPO = Update(loss=PreferenceOptimisation(alpha=0.6, beta=0.1))
 PMPO_FLOAT32 = Update(loss=PMPO.loss, equal_rewards="rounded")

@@ -23,9 +23,9 @@ STUDY = Study(
         "The baseline sum_a pi(a)^2 and the surprisal are the current learner's. Importance "
         "weights and PPO's ratio are exact, relative to the actor.",
         "In the first steps, up to the delay, actors have the learner's first parameters.",
-        "PPO has clip 0.1 and beta 0.1, the values of the DG paper's Figure 13; one epoch.",
+        "PPO has clip 0.1, no KL term and one epoch.",
     ),
-    version=2,
+    version=3,
     settings=settings,
     parts=parts,
     analyse=analyse,

@@ -14,7 +14,7 @@ EXACT_TIES = "PMPO"
 """With advantages of exactly 0 where rewards are equal: shown, and not judged."""
 COMPARED = {
     "PG": updates.PG,
-    "PPO": updates.PPO_WITHOUT_KL,
+    "PPO": updates.PPO,
     reversals.FLOAT32: updates.PMPO_FLOAT32,
     EXACT_TIES: updates.PMPO,
     "DG": updates.DG,

@@ -84,7 +84,7 @@ def methods(settings: Settings) -> dict[str, Update]:
     return {
         "PG": updates.PG,
         BY_TOKEN: Update(loss=partial(losses.ppo, clip=math.inf)),
-        "PPO": updates.PPO_WITHOUT_KL,
+        "PPO": updates.PPO,
         "PMPO": updates.PMPO,
         reversals.FLOAT32: updates.PMPO_FLOAT32,
         learner_error.capped(settings.cap): learner_error.importance_weighted(settings.cap),

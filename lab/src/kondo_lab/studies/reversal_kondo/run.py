@@ -23,7 +23,7 @@ def baselines() -> dict[str, Update]:
     """Return the rules that gate nothing and are compared with the paper's."""
     return {
         "PG": updates.PG,
-        "PPO": updates.PPO_WITHOUT_KL,
+        "PPO": updates.PPO,
         reversals.FLOAT32: updates.PMPO_FLOAT32,
     }
 
