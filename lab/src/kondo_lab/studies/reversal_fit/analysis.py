@@ -31,6 +31,7 @@ from kondo_lab.studies.reversal_fit.run import (
     SOLVED,
     TOKENS,
     VOCABULARIES,
+    joined,
     named,
     prefix_methods,
 )
@@ -79,6 +80,7 @@ class Compared(NamedTuple):
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the scores, the ranking, and all numbers that were compared."""
+    records = joined(records)
     numbers = {pair: compared(records, settings, pair) for pair in settings.pairs}
     found = Analysis()
     totals = {pair: scores(own) for pair, own in numbers.items()}
@@ -92,7 +94,9 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     for pair in ranked:
         found.headline.extend(_score_lines(pair, totals[pair]))
         found.headline.append(headline("all figures", pair.name, WON, "", won[pair]))
-    few = _figures_of_few(numbers[ranked[0]], LEAST_SEEDS)
+    # The pair in use stands against the best of the others: both need their seeds.
+    judged = [*ranked[:2], *(pair for pair in ranked[2:] if pair.name == USED)]
+    few = sorted({name for p in judged for name in _figures_of_few(numbers[p], LEAST_SEEDS)})
     found.claims.extend(claims(found.headline, USED, few))
     for pair in ranked:
         found.headline.extend(_number_lines(pair, numbers[pair]))

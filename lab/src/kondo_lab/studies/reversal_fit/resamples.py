@@ -40,7 +40,8 @@ def shares_won(
     """Return the share of resamples in which each key has the lowest total score.
 
     Args:
-        numbers: key -> figure -> its numbers. A figure has the same seeds for all keys.
+        numbers: key -> figure -> its numbers. A figure has the same seeds for all keys that have
+            equally many of them.
         total: from the resampled numbers of a key to its score [R].
     """
     draws: dict[tuple[str, int], np.ndarray] = {}

@@ -1,10 +1,13 @@
-"""Five parts, one for each figure, the cheapest to tell pairs apart first.
+"""Five parts, one for each figure, the cheapest to tell pairs apart first; then more seeds of the
+pairs that are ahead, for the figures of which the first parts have few.
 
 All learning rates of a width are members of one population; widths run side by side.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+
+import pandas as pd
 
 from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Update, each_seed
@@ -38,21 +41,42 @@ TOKEN_METHODS = {"PG": updates.PG, "DG": updates.DG, "PMPO float32": updates.PMP
 """Compared on the DG paper's figures."""
 
 
+FINAL = "-finalists"
+"""Ends the names of the parts with more seeds of the finalists."""
+
+
+def joined(records: pd.DataFrame) -> pd.DataFrame:
+    """Return records with the parts of a figure under one name."""
+    return records.assign(part=records["part"].str.removesuffix(FINAL))
+
+
 def parts(settings: Settings) -> list[Part]:
     """Return the study's parts."""
-    return [
+    first = [
         Part(name=PREFIX, run=partial(_prefix, settings), work=150),
         Part(name=TOKENS, run=partial(_tokens, settings), work=18),
-        Part(name=VOCABULARIES, run=partial(_vocabularies, settings), work=75),
-        Part(name=SOLVED, run=partial(_solved, settings), work=75),
-        Part(name=LONGEST, run=partial(_longest, settings), work=220),
     ]
+    final: list[Part] = []
+    for figure, run, num_seeds, work in (
+        (VOCABULARIES, _vocabularies, settings.sweep_seeds, 75),
+        (SOLVED, _solved, settings.solved_seeds, 75),
+        (LONGEST, _longest, settings.sweep_seeds, 220),
+    ):
+        of_all = partial(run, settings, figure, settings.pairs, range(num_seeds))
+        first.append(Part(name=figure, run=of_all, work=work))
+        more = range(num_seeds, settings.final_seeds)
+        if more and settings.finalists:
+            name = figure + FINAL
+            of_some = partial(run, settings, name, settings.finalists, more)
+            share = len(settings.finalists) * len(more) / (len(settings.pairs) * num_seeds)
+            final.append(Part(name=name, run=of_some, work=work * share))
+    return [*first, *final]
 
 
 def _prefix(settings: Settings, context: Context) -> Iterable[Record]:
     """Kondo Figure 8: H = 10, M = 2, paid by the correct prefix."""
     methods, seeds, steps = prefix_methods(settings), settings.prefix_seeds, settings.prefix_steps
-    made = _populations(settings, context, methods, seeds, length=settings.length)
+    made = _populations(context, settings.pairs, methods, range(seeds), length=settings.length)
     return _train(settings, context, PREFIX, made, steps, looks=125)
 
 
@@ -60,45 +84,56 @@ def _tokens(settings: Settings, context: Context) -> Iterable[Record]:
     """DG Figure 8: H = 10, M = 2, paid by the token."""
     seeds, steps = settings.token_seeds, settings.token_steps
     made = _populations(
-        settings, context, TOKEN_METHODS, seeds, length=settings.length, reward="bag_of_tokens"
+        context,
+        settings.pairs,
+        TOKEN_METHODS,
+        range(seeds),
+        length=settings.length,
+        reward="bag_of_tokens",
     )
     return _train(settings, context, TOKENS, made, steps, looks=50)
 
 
-def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
+def _vocabularies(
+    settings: Settings, part: str, pairs: Sequence[Pair], seeds: range, context: Context
+) -> Iterable[Record]:
     """DG Figure 9b: H = 10, paid by the token. Setting: M."""
     made = [
         population
         for size in sorted(settings.vocabularies, reverse=True)
         for population in _populations(
-            settings,
             context,
+            pairs,
             TOKEN_METHODS,
-            settings.sweep_seeds,
+            seeds,
             length=settings.length,
             num_tokens=size,
             setting=size,
             reward="bag_of_tokens",
         )
     ]
-    return _train(settings, context, VOCABULARIES, made, settings.sweep_steps)
+    return _train(settings, context, part, made, settings.sweep_steps)
 
 
-def _longest(settings: Settings, context: Context) -> Iterable[Record]:
+def _longest(
+    settings: Settings, part: str, pairs: Sequence[Pair], seeds: range, context: Context
+) -> Iterable[Record]:
     """DG Figure 9a: the longest length, M = 2, paid by the token. Setting: H."""
     made = _populations(
-        settings,
         context,
+        pairs,
         TOKEN_METHODS,
-        settings.sweep_seeds,
+        seeds,
         length=settings.longest,
         setting=settings.longest,
         reward="bag_of_tokens",
     )
-    return _train(settings, context, LONGEST, made, settings.sweep_steps)
+    return _train(settings, context, part, made, settings.sweep_steps)
 
 
-def _solved(settings: Settings, context: Context) -> Iterable[Record]:
+def _solved(
+    settings: Settings, part: str, pairs: Sequence[Pair], seeds: range, context: Context
+) -> Iterable[Record]:
     """Kondo Figure 10: M = 2, paid by the correct prefix. Setting: H."""
     methods = prefix_methods(settings)
     made: list[Population] = []
@@ -106,16 +141,16 @@ def _solved(settings: Settings, context: Context) -> Iterable[Record]:
         names = ["PG"] if length in settings.baseline_lengths else []
         if length in settings.delight_lengths:
             names += ["DG", updates.percent(settings.rate)]
-        own, seeds = {name: methods[name] for name in names}, settings.solved_seeds
-        made += _populations(settings, context, own, seeds, length=length, setting=length)
-    return _train(settings, context, SOLVED, made, settings.solved_steps)
+        own = {name: methods[name] for name in names}
+        made += _populations(context, pairs, own, seeds, length=length, setting=length)
+    return _train(settings, context, part, made, settings.solved_steps)
 
 
 def _populations(
-    settings: Settings,
     context: Context,
+    pairs: Sequence[Pair],
     methods: Mapping[str, Update],
-    seeds: int,
+    seeds: range,
     *,
     length: int,
     num_tokens: int = 2,
@@ -124,11 +159,13 @@ def _populations(
 ) -> list[Population]:
     """Return one population for each width: every method, seed and learning rate."""
     found = []
-    for width in settings.feed_forwards:
+    for width in dict.fromkeys(pair.feed_forward for pair in pairs):
         members = []
-        for rate in settings.learning_rates:
-            own = {named(method, Pair(width, rate)): update for method, update in methods.items()}
-            members += each_seed(own, seeds, learning_rate=rate, setting=setting)
+        for pair in pairs:
+            if pair.feed_forward == width:
+                own = {named(method, pair): update for method, update in methods.items()}
+                rate = pair.learning_rate
+                members += each_seed(own, seeds, learning_rate=rate, setting=setting)
         population = reversals.population(
             context,
             members,

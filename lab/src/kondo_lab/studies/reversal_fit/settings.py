@@ -50,6 +50,10 @@ class Settings:
     """H of PG in Kondo Figure 10."""
     delight_lengths: tuple[int, ...] = (12, 18, 24)
     """H of DG and DG-K there."""
+    finalists: tuple[Pair, ...] = (Pair(256, 1e-4), Pair(256, 2e-4))
+    """Pairs that are ahead after the first seeds of Figures 9 and 10: these get more."""
+    final_seeds: int = 3
+    """Of the finalists there, the first seeds included: the least that a claim may rest on."""
     precision: str = "high"
     """Of products on a GPU: 10 bits of mantissa, TF32 or float16 in fused kernels."""
 
@@ -73,6 +77,8 @@ SMALL = Settings(
     solved_steps=10,
     baseline_lengths=(2,),
     delight_lengths=(2, 3),
+    finalists=(Pair(8, 1e-3),),
+    final_seeds=2,
 )
 
 
