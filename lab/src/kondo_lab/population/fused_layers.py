@@ -25,8 +25,8 @@ PROGRAMS = 264
 TUNED: dict[str, dict[str, int]] = {
     "forward": {"num_stages": 2, "maxnreg": 128},
     "feed-forward backward": {"BLOCK": 64, "num_warps": 4, "num_stages": 1, "maxnreg": 168},
-    "attention backward": {"num_stages": 1},
-    "sample": {"ROWS": 16, "KEYS": 4, "PROMPT_KEYS": 64, "num_warps": 2, "num_stages": 1},
+    "attention backward": {"num_stages": 2},
+    "sample": {"ROWS": 16, "KEYS": 4, "PROMPT_KEYS": 32, "num_warps": 2, "num_stages": 2},
 }
 """Options of the kernels: the fastest of some that were tried on an H200, with 300 members. A
 program of the sampler has ROWS answers, and attends to PROMPT_KEYS tokens of their prompts at once,
