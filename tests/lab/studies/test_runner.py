@@ -391,6 +391,26 @@ def test_reanalysing_refuses_records_of_another_study(out, console):
         runner.reanalyse(toy.study(version=2), out)
 
 
+def test_finished_parts_of_a_run_that_died_can_be_analysed(out, console):
+    with pytest.raises(ZeroDivisionError):
+        runner.run(toy.order(out, toy.study(fails_at("third", 2))), console)
+    assert not (out / "records.csv.gz").exists()
+    analysis, _ = runner.reanalyse(toy.study(), out)
+    assert analysis.findings == ["PG ends at 0.0328."]
+    assert set(records.read(out / "records.csv.gz")["part"]) == {"first", "second"}
+    # A damaged part that is deleted, as its error tells to do, is taken from these records.
+    (out / "parts" / "first.csv.gz").unlink()
+    runner.reanalyse(toy.study(), out)
+    assert set(records.read(out / "records.csv.gz")["part"]) == {"first", "second"}
+
+
+def test_a_run_that_died_in_its_first_part_has_nothing_to_analyse(out, console):
+    with pytest.raises(ZeroDivisionError):
+        runner.run(toy.order(out, toy.study(fails_at("first", 1))), console)
+    with pytest.raises(runner.FolderError, match="no part of it was finished"):
+        runner.reanalyse(toy.study(), out)
+
+
 def test_a_setting_added_since_does_not_stop_reanalysis_but_a_changed_one_does(out, console):
     runner.run(toy.order(out), console)
     manifest = runner.read_manifest(out)

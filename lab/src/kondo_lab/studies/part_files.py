@@ -10,6 +10,8 @@ such as a committed one, can go on too.
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from kondo.run_files import DamagedFileError
 from kondo_lab.part import Part
 from kondo_lab.studies import records
@@ -26,6 +28,19 @@ def path_of(out: Path, part: str, *, partial: bool = False) -> Path:
 def finished(out: Path, parts: Sequence[Part]) -> list[str]:
     """Return the names of the parts whose records are complete, in the order of the study."""
     return [part.name for part in parts if path_of(out, part.name).exists()]
+
+
+def all_files(out: Path, parts: Sequence[Part]) -> list[Path]:
+    """Return where the records of all parts go, whole ones and those of stopped parts."""
+    return [path_of(out, part.name, partial=kind) for part in parts for kind in (False, True)]
+
+
+def gather(out: Path, files: Sequence[Path]) -> bool:
+    """Write the records of the parts that are there as one table; return whether there are any."""
+    tables = [records.read(path) for path in files if path.exists()]
+    if tables:
+        records.write(out / RECORDS, pd.concat(tables, ignore_index=True))
+    return bool(tables)
 
 
 def check(files: Sequence[Path]) -> None:

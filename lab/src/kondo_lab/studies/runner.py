@@ -67,21 +67,15 @@ def run(order: Order, console: Console) -> Outcome:
     settings = order.settings()
     parts = order.study.parts(settings)
     _check_names(parts)
-    files = [
-        path_of(order.out, part.name, partial=partial)
-        for part in parts
-        for partial in (False, True)
-    ]
+    files = part_files.all_files(order.out, parts)
     with _claimed(order, settings) as manifest:
         part_files.restore(order.out, manifest["finished_parts"])
         part_files.check(files)
         stopped = _run_parts(order, parts, manifest, console)
-        tables = [records.read(path) for path in files if path.exists()]
         manifest |= {"finished": not stopped, "interrupted": stopped}
-        if not tables:
+        if not part_files.gather(order.out, files):
             _save(order.out, manifest)
             return Outcome(None, stopped, [])
-        records.write(order.out / RECORDS, pd.concat(tables, ignore_index=True))
         try:
             analysis, written = _analyse(order.study, settings, order.out, manifest)
         except Exception as error:
@@ -119,6 +113,8 @@ def numbered(order: Order) -> Order:
 def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
     """Analyse a folder's records again and return what comes of it and the files written.
 
+    Of a run that is not finished, or was killed, these are the records of its finished parts.
+
     Raises:
         FolderError: the folder holds no records of this study as it is now.
         DamagedFileError: its records cannot be read.
@@ -130,7 +126,7 @@ def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
             f"{folder} is in the older format of `kondo demo`, which this version cannot read. "
             "Its manifest.json and figure.png can be read as they are; run the demo again for more."
         )
-    if manifest is None or not (folder / RECORDS).exists():
+    if manifest is None or not ((folder / RECORDS).exists() or (folder / PARTS).exists()):
         raise FolderError(f"{folder} holds no records of a run: no {MANIFEST} or no {RECORDS}.")
     settings = settings_of(
         study, manifest["size"], manifest["num_seeds"], manifest.get("first_seed", 0)
@@ -142,6 +138,11 @@ def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
             f"{folder} was made by another version of this study: {', '.join(changed)} changed. "
             "Run it again, or use the commit in its manifest."
         )
+    if (folder / PARTS).exists():  # not finished: a run that was killed has not put them together
+        part_files.restore(folder, manifest.get("finished_parts", []))
+        part_files.gather(folder, part_files.all_files(folder, study.parts(settings)))
+    if not (folder / RECORDS).exists():
+        raise FolderError(f"{folder} holds no records of a run: no part of it was finished.")
     return _analyse(study, settings, folder, manifest)
 
 
