@@ -1,6 +1,7 @@
 """Records -> Figures 8 and 9 of the DG paper: curves, final and average error; variants."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -171,16 +172,20 @@ def _sweeps_figure(records: pd.DataFrame, settings: Settings, sweeps: list[str])
     for column, part in enumerate(sweeps):
         final, average = axes[0][column], axes[1][column]
         for name in COMPARED:
-            colour = plotting.method_colour(name)
-            plotting.by_setting(final, finals(records, part, name), name, colour=colour)
+            colour, dash = plotting.series_style(name, list(COMPARED))
+            draw = partial(plotting.by_setting, colour=colour, linestyle=dash)
+            draw(final, finals(records, part, name), name)
             points = _known(settings, part).get(name, {})
             plotting.crosses(final, points, color=colour, markersize=7)
             found = averages(records, part, name)
             slope = exponent(averages_by_seed(records, part, name)).mean
-            label = f"{name}, slope {slope:.2f}"
-            plotting.by_setting(average, found, label, colour=colour)
+            draw(average, found, f"{name}, slope {slope:.2f}")
         final.set_ylabel("error at the end")
         average.set(ylabel="average error", xscale="log", yscale="log")
+        run_at = settings_of(records, part, "DG")
+        average.set_xticks(run_at, [f"{x:g}" for x in run_at])
+        average.minorticks_off()
+        plotting.log_ticks(average.yaxis)
         for ax in (final, average):
             ax.set_xlabel(SWEEPS[part][2])
             plotting.label_ends(ax)

@@ -210,13 +210,13 @@ def _draw_longest(
 ) -> None:
     every = _logged(records)
     for name in _all_series(settings):
-        colour = plotting.method_colour(name)
+        colour, dash = plotting.series_style(name, _all_series(settings))
         found = [
             reversals.longest_solved(records, "lengths", name, forward, average=average)
             for forward in every
         ]
         means, errors = [each.mean for each in found], [each.se for each in found]
-        ax.plot(every, means, color=colour, label=name)
+        ax.plot(every, means, dash, color=colour, label=name)
         plotting.band(ax, every, means, errors, colour=colour)
         plotting.crosses(ax, FIG_10.get(name, {}) if _full(settings) else {}, color=colour)
     ax.xaxis.set_major_formatter(plotting.counts)
