@@ -100,6 +100,19 @@ def test_summary_counts_the_verdicts_of_all_studies(page):
     assert len(MNIST_LINES + REVERSAL_LINES) == 10 + 1 + 1
 
 
+def test_cells_of_an_abstracts_factor_are_counted_apart_from_the_papers_numbers(tmp_path):
+    cell = ("Distributed", "PG / DG", "error, bugs", "0.1", "10", "2", "0.1", "10")
+    lines = [*MNIST_LINES, (*cell, "abstract", "differs"), (*cell, "abstract", "matches")]
+    folders = [
+        write_folder(tmp_path / "own", manifest(), lines),
+        write_folder(tmp_path / "other", manifest(study="other"), []),
+    ]
+    counts = dict(re.findall(r'data-count="(\w*)">([^<]+)<', written(folders, tmp_path)))
+    papers = sum(line[-2] == "paper" for line in MNIST_LINES)
+    assert counts["abstract"] == "1 of 2"
+    assert counts["paper"].endswith(f" of {papers}")
+
+
 def test_table_has_paper_ours_and_verdict_in_the_order_of_the_figures(page):
     assert rows(study(page, "study-mnist-kondo")) == [
         (

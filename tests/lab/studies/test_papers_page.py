@@ -47,12 +47,26 @@ def test_the_page_counts_the_verdicts_of_every_study(counts):
     assert told in " ".join(PAGE.split())
 
 
+def test_the_page_gives_the_share_with_and_without_what_was_fitted(lines):
+    told = " ".join(PAGE.split())
+    for kinds, words in (
+        (("paper",), "That is {share:.0f}% of {every}."),
+        (("paper", "fitted"), "{matches} of {every} numbers of the papers match, {share:.0f}%"),
+    ):
+        counted = [line for own in lines.values() for line in own if line.against in kinds]
+        matches, every = sum(line.verdict == "matches" for line in counted), len(counted)
+        share = 100 * matches / every
+        assert words.format(matches=matches, every=every, share=share) in told
+
+
 def test_the_page_counts_what_is_compared_with_anything_else(lines):
     others = Counter(
         (line.against, line.verdict) for own in lines.values() for line in own if line.verdict
     )
     told = " ".join(PAGE.split())
     for against, words in (
+        ("fitted", "numbers match"),
+        ("abstract", "cells agree"),
         ("formula", "numbers agree with a formula"),
         ("simulation", "with a simulation"),
         ("third party", "with a third party's"),

@@ -319,7 +319,7 @@ def test_the_claims_are_judged_at_full_size():
     found = analysis.analyse(table, full)
     lines = {(line.series, line.metric, line.x): line for line in found.headline}
     error = lines["PG / DG", "learner error, prefix, all frictions", 10.0]
-    assert (error.expected, error.against, error.verdict) == (10.0, "paper", "matches")
+    assert (error.expected, error.against, error.verdict) == (10.0, "abstract", "matches")
     assert_close(error.ours, 900.0)
     best = lines["lowest of the others / DG", "learner error, prefix, all frictions", 10.0]
     assert_close(best.ours, 1.0)

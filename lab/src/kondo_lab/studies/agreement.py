@@ -19,9 +19,11 @@ from typing import Literal, NamedTuple
 Verdict = Literal["matches", "differs", "noisy", ""]
 """noisy: it agrees, but our own error is so large that it would agree with much else too."""
 Rule = Literal["equals", "at least", "about"]
-Against = Literal["paper", "fitted", "third party", "formula", "simulation", ""]
-"""Whose number ours is compared with. "fitted": a paper's that the model or the way of counting was
-fitted to; "" for none."""
+Against = Literal["paper", "fitted", "abstract", "third party", "formula", "simulation", ""]
+"""Whose number ours is compared with. "paper": read in a figure or in the text, for a set-up that
+the paper states; "fitted": the same, where the model or the way of counting was fitted to it;
+"abstract": a factor or an order that an abstract states, at strengths, delays or lengths of ours;
+"" for none."""
 
 WITHIN: dict[Rule, float] = {
     "equals": math.log(1.2),

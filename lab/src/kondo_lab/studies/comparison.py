@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from kondo_lab.studies import statistics
+from kondo_lab.studies.agreement import Against
 from kondo_lab.studies.study import Estimate, Headline, headline, ordering
 
 
@@ -40,10 +42,12 @@ def beats(
     winners: Iterable[str],
     others: Iterable[str],
     ours: Mapping[str, Estimate] | Mapping[str, float],
+    against: Against = "paper",
 ) -> list[Headline]:
     """Return whether each winner of the paper is below each of the others, as `ordering` lines."""
     pairs = itertools.product(others, winners)
-    return [ordering(figure, metric, x, order=[w, other], ours=ours) for other, w in pairs]
+    line = partial(ordering, figure, metric, x, ours=ours, against=against)
+    return [line(order=[winner, other]) for other, winner in pairs]
 
 
 def ends(

@@ -104,11 +104,14 @@ def _tiles(results: Sequence[Result]) -> str:
     claims = Counter(claim.verdict for result in results for claim in result.claims)
     lines = [line for result in results for line in result.headline]
     papers = Counter(line.verdict for line in lines if line.against == "paper")
-    others = Counter(line.verdict for line in lines if line.against not in ("paper", "fitted", ""))
+    stated = Counter(line.verdict for line in lines if line.against == "abstract")
+    apart = ("paper", "fitted", "abstract", "")
+    others = Counter(line.verdict for line in lines if line.against not in apart)
     told = {"met": "claims are met", "missed": "claims are missed", "open": "claims are open"}
     made = [(each, str(claims[each]), told[each]) for each in get_args(ClaimVerdict)]
     sources = (
         ("paper", papers, "numbers match the papers"),
+        ("abstract", stated, "cells agree with an abstract's factor or order"),
         ("other", others, "numbers match another source"),
     )
     for kind, counts, label in sources:
@@ -118,7 +121,7 @@ def _tiles(results: Sequence[Result]) -> str:
         f'<div class="tile {kind}"><span class="count" data-count="{kind}">{number}</span> '
         f"<span>{label}</span></div>"
         for kind, number, label in made
-        if claims or kind in ("paper", "other")
+        if claims or kind in ("paper", "abstract", "other")
     )
 
 

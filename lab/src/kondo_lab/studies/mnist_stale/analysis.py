@@ -81,8 +81,10 @@ def _factor_lines(records: pd.DataFrame, settings: Settings, part: str) -> list[
             at_paper = _full(settings) and (part, name, delay) == (OLDEST, EXACT, PAPER_DELAY)
             ours = statistics.ratio(found[name], found["DG"])
             known = PAPER_FACTOR if at_paper else None
-            lines.append(line(f"{name} / DG", ours=ours, expected=known, rule="about"))
-        lines += beats(FIGURE, metric, delay, ["DG"], _distinct(settings, found), found)
+            series = f"{name} / DG"
+            lines.append(line(series, ours=ours, expected=known, against="abstract", rule="about"))
+        others = _distinct(settings, found)
+        lines += beats(FIGURE, metric, delay, ["DG"], others, found, against="abstract")
     return lines
 
 

@@ -8,8 +8,8 @@ from kondo_lab.studies.study import Claim, Headline
 
 def claims(lines: Sequence[Headline]) -> list[Claim]:
     """Return the claims about the order and about the factor."""
-    papers = [line for line in lines if line.against == "paper"]
-    orders = [line for line in papers if line.metric.startswith("order of learner error")]
+    stated = [line for line in lines if line.against == "abstract"]
+    orders = [line for line in stated if line.metric.startswith("order of learner error")]
     return [
         by_lines(
             "DG ends below PG with importance weights and below REINFORCE at every delay", orders
@@ -17,6 +17,6 @@ def claims(lines: Sequence[Headline]) -> list[Claim]:
         by_lines(
             "at the largest delay DG ends at about a quarter of the error of PG with exact "
             "importance weights, or less",
-            [line for line in papers if line not in orders],
+            [line for line in stated if line not in orders],
         ),
     ]

@@ -108,7 +108,7 @@ def _factors(
         line = headline(FIGURE, over_dg(name), metric, x, factor)
         if full(settings):
             verdict = tenfold(own, found["DG"], least)
-            line = line._replace(expected=PAPER_FACTOR, against="paper", verdict=verdict)
+            line = line._replace(expected=PAPER_FACTOR, against="abstract", verdict=verdict)
         lines.append(line)
     return lines
 
@@ -246,6 +246,7 @@ def _bounded(
         x,
         found.estimate,
         expected=expected,
+        against="abstract",
         rule="about",
     )
     return line._replace(verdict=found.verdict(line.verdict))
@@ -265,7 +266,7 @@ def _growth(
     if full(settings):
         order = (NO_GROWTH, series)
         ours = {NO_GROWTH: Estimate(0.0, 0.0, found.estimate.seeds), series: found.estimate}
-        line = ordering(FIGURE, metric, where, order=order, ours=ours)
+        line = ordering(FIGURE, metric, where, order=order, ours=ours, against="abstract")
         lines.append(line._replace(verdict=found.verdict(line.verdict)))
     return lines
 
@@ -298,7 +299,7 @@ def _length_lines(records: pd.DataFrame, settings: Settings, reward: str) -> lis
     for method in baselines(settings):
         factor = times_as_long(solved["DG"], solved[method])
         at = (FIGURE, f"DG / {method}", metric, "", factor)
-        line = headline(*at, expected=known, rule="at least")
+        line = headline(*at, expected=known, against="abstract", rule="at least")
         if known is not None and solved["DG"].mean < tried[0]:
             line = line._replace(verdict="noisy")
         lines.append(line)

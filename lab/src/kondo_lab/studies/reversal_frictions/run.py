@@ -35,7 +35,7 @@ EACH, TOGETHER, OWN, LONGER, WHY = "each", "together", "own", "longer", "why"
 BY_TOKEN = "PG by token ratio"
 """What the author's code calls PG."""
 REWARDS: dict[str, Credit] = {"prefix": "to_first_error", "bag": "bag_of_tokens"}
-PACE = 9_000
+PACE = 38_000
 """Steps of a member with H = 10 that an H200 makes in a second, when hundreds run side by side."""
 
 
