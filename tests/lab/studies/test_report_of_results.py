@@ -74,6 +74,17 @@ def test_it_never_scrolls_sideways(visit, path, width):
 
 
 @NEEDS_CHROMIUM
+@pytest.mark.parametrize("width", [*WIDTHS, 1240])
+def test_the_counts_fit_into_their_tiles(visit, path, width):
+    page = visit(path.as_uri(), width=width, height=844)
+    sizes = page.locator(".tile").evaluate_all(
+        "all => all.map(e => [e.scrollWidth, e.clientWidth])"
+    )
+    assert len(sizes) == 6
+    assert all(needed <= own for needed, own in sizes)
+
+
+@NEEDS_CHROMIUM
 def test_a_study_is_about_one_screen_high(visit, path):
     page = visit(path.as_uri(), width=1440, height=900)
     heights = page.locator("article").evaluate_all("all => all.map(e => e.offsetHeight)")
