@@ -344,6 +344,21 @@ def test_plot_takes_the_newest_run(capsys, studies, tmp_path):
         assert capsys.readouterr().out.startswith(f"reading {newest}\n")
 
 
+def test_plot_finds_a_run_that_was_killed(capsys, studies, tmp_path):
+    from kondo_lab.studies import part_files
+
+    assert cli.main(["run", "toy"]) == 0
+    folder = tmp_path / "kondo-runs/toy"
+    (folder / "parts").mkdir()
+    part_files.restore(folder, ["first", "second"])
+    for name in ("records.csv.gz", "headline.csv"):  # which it had not come to
+        (folder / name).unlink()
+    capsys.readouterr()
+    assert cli.main(["plot", "toy"]) == 0
+    assert capsys.readouterr().out.startswith("reading kondo-runs/toy\n")
+    assert (folder / "headline.csv").exists()
+
+
 def test_report_is_made_of_every_run_there_is(capsys, studies, tmp_path, monkeypatch):
     from kondo_lab.studies import html_report
 

@@ -23,13 +23,15 @@ INTERPRETED = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="no Triton here; CPU builds have none"
 )
 # Members, prompts, answers to each, length of both, tokens, feed-forward width: tiles of 64 and of
-# 128 tokens, single rows as a gate keeps them, a large vocabulary, one token.
+# 128 tokens, single rows as a gate keeps them, a large vocabulary, one token, and prompts that the
+# sampler attends to in several blocks of keys.
 SHAPES = [
     (3, 4, 10, 10, 2, 256),
     (2, 2, 10, 12, 2, 64),
     (2, 3, 1, 10, 2, 128),
     (2, 2, 2, 5, 50, 64),
     (2, 2, 3, 1, 3, 16),
+    (2, 2, 10, 20, 2, 64),
 ]
 
 
@@ -131,9 +133,10 @@ def test_the_kernels_say_the_same_in_the_interpreter(check):
     # Triton reads the variable when it is imported.
     code = f"""
 from lab.population import test_fused_layers as own
-own.fused_layers.PROGRAMS = 1  # which sum over several tiles
 for shape in own.SHAPES[1:]:
     own.check_{check}("cpu", shape)
+for own.fused_layers.PROGRAMS in (1, 4):  # which sum over several tiles, the last over fewer
+    own.check_training("cpu", own.SHAPES[2])
 """
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     tests = Path(__file__).parents[2]

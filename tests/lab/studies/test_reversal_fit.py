@@ -71,9 +71,25 @@ def test_every_pair_is_scored_on_every_figure_and_the_best_is_named_first(small)
     won = {row.series: row.ours for row in found.headline if row.metric == WON}
     assert set(won) == set(totals)
     assert_close(sum(won.values()), 1.0)
-    assert found.findings[1].startswith("Lowest score in 1000 resamples of the seeds: ")
+    sure = found.findings[1]
+    assert sure.startswith("Lowest score in 1000 resamples of the seeds: ")
+    # Everybody has one seed in Figure 8; in Figure 9 the finalist has two, so a spread.
+    for name, share in won.items():
+        alone = f"without a spread, {name}: DG Fig 8, "
+        assert (alone in sure) == (share > 0)
+        nine = f"{alone}{'Kondo Fig 8' if name == SMALL.finalists[0].name else 'DG Fig 9a'}"
+        assert (nine in sure) == (share > 0)
     (claim,) = found.claims
     assert (claim.verdict, USED in claim.measured) == ("open", True)
+
+
+def test_the_seeds_of_finalists_count_together(small):
+    found, _ = small
+    seeds = {row.series: row.seeds for row in found.headline if row.figure == "DG Fig 9b"}
+    final = SMALL.finalists[0].name
+    assert {name: number for name, number in seeds.items() if name.startswith("PG, ")} == {
+        f"PG, {pair.name}": 2 if pair.name == final else 1 for pair in SMALL.pairs
+    }
 
 
 def test_what_is_fitted_has_no_verdict(small):

@@ -157,10 +157,12 @@ def test_the_whole_study_runs_draws_and_fills_the_page(small):
         assert line.expected is None
     made = page.tables(page_tables.read(out / runner.HEADLINE), SMALL)
     assert "Not run yet." not in made.values()
-    places = ("each", "together", "samples", "own")
+    places = ("each", "together", "samples", "steps", "own")
     assert set(made) == {"why", *(f"{p} {r}" for p in places for r in ("prefix", "bag"))}
     assert all(
-        "(0/1)" in made[name] or "(1/1)" in made[name] for name in made if "samp" not in name
+        "(0/1)" in made[name] or "(1/1)" in made[name]
+        for name in made
+        if not name.startswith(("samples", "steps"))
     )
 
 
@@ -177,7 +179,7 @@ def test_the_page_has_a_place_for_every_table_whatever_was_run():
     nothing = pd.DataFrame({"metric": [], "x": [], "series": []})
     made = page.tables(nothing, Settings())
     assert set(made.values()) == {"Not run yet."}
-    assert page_tables.fill(text, made).count("Not run yet.") == len(made) == 9
+    assert page_tables.fill(text, made).count("Not run yet.") == len(made) == 11
 
 
 def test_the_end_is_the_mean_of_the_last_tenth():
@@ -336,6 +338,42 @@ def test_the_claims_are_judged_at_full_size():
     told = " ".join(found.findings)
     assert "PG / DG at least 10" in told
     assert "(met)" in told
+    at_step = "learner error at a step, prefix, all frictions, H = 10"
+    shown = {
+        x: line.ours
+        for (name, metric, x), line in lines.items()
+        if (name, metric) == ("PPO", at_step)
+    }
+    # PPO falls at the tenth look; the seeds' errors are 1, 1.01 and 1.02 times that of the first.
+    assert list(shown) == [2000, 4000, 6000, 10_000]
+    assert_close(list(shown.values()), [0.909, 0.909, 0.909, 0.00101])
+
+
+def test_the_abstract_says_nothing_of_no_friction():
+    alone = Settings(delays=(30,), bugs=(), corruptions=(), discoveries=())
+    part = run.of(run.EACH, "prefix")
+    rows = [
+        Record(
+            part,
+            run.named(name, cell.friction),
+            cell.strength,
+            seed,
+            10_000,
+            1,
+            1,
+            "learner error",
+            error,
+        )
+        for cell in run.cells(alone)
+        for name in run.methods(alone)
+        for seed in range(3)
+        for error in [0.01 if name == "DG" else 0.5 + seed / 100]
+    ]
+    lines = claim_lines.each_lines(records.frame(rows, part=part), alone, "prefix")
+    judged = {line.metric.rpartition(", ")[2] for line in lines if line.against == "abstract"}
+    assert judged == {"staleness"}
+    factors = [line for line in lines if line.series == "PG / DG"]
+    assert [(line.x, line.verdict) for line in factors] == [(0.0, ""), (30, "matches")]
 
 
 def test_the_longest_lengths_are_judged_where_longer_ones_were_tried():

@@ -404,6 +404,21 @@ def test_finished_parts_of_a_run_that_died_can_be_analysed(out, console):
     assert set(records.read(out / "records.csv.gz")["part"]) == {"first", "second"}
 
 
+def test_a_folder_that_a_run_writes_to_is_not_analysed(out, console):
+    """Else the run's last part could be overwritten by an analysis of those before it."""
+    refused = []
+
+    def on_step(name, at, context):
+        if (name, at) == ("third", 2):
+            with pytest.raises(FolderInUseError, match="in use by another run"):
+                runner.reanalyse(toy.study(), out)
+            refused.append(name)
+
+    runner.run(toy.order(out, toy.study(on_step)), console)
+    assert refused
+    assert set(records.read(out / "records.csv.gz")["part"]) == {"first", "second", "third"}
+
+
 def test_a_run_that_died_in_its_first_part_has_nothing_to_analyse(out, console):
     with pytest.raises(ZeroDivisionError):
         runner.run(toy.order(out, toy.study(fails_at("first", 1))), console)

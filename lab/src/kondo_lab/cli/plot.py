@@ -59,16 +59,23 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _newest(study: "Study") -> Path:
-    """Return the folder of this study whose records were written last."""
-    from kondo_lab.studies.part_files import RECORDS
+    """Return the folder of this study whose records were written last.
+
+    A run that was killed has only those of its parts.
+    """
+    from kondo_lab.studies.part_files import PARTS, RECORDS
 
     runs = [RUNS / study.name, RUNS / f"{study.name}-small"]
     devices = ("", "-cpu", "-cuda")  # a study of speed has results of each
     kept = [RESULTS / f"{study.name}{device}-v{study.version}" for device in devices]
-    found = [path for path in (*runs, *kept) if (path / RECORDS).exists()]
-    if not found:
+    written = {
+        path: max(file.stat().st_mtime for file in files)
+        for path in (*runs, *kept)
+        if (files := [*path.glob(RECORDS), *path.glob(f"{PARTS}/*.csv.gz")])
+    }
+    if not written:
         raise CommandError(
             f"no records in {runs[0]}, {runs[1]} or {kept[0]}. Run the study first, or name a "
             "folder with --from."
         )
-    return max(found, key=lambda path: (path / RECORDS).stat().st_mtime)
+    return max(written, key=written.__getitem__)

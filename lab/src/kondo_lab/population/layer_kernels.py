@@ -2,8 +2,8 @@
 # ruff: noqa: N803, N806 (sizes are in capitals)
 """The kernels of `fused_layers`: a layer, its gradients, and sampling. Imported where Triton is.
 
-A program of a layer holds one tile of tokens, one of its gradients takes some tiles of a member in
-turn, and one that samples holds some answers of a member.
+A program of a layer holds one tile of tokens, one of its gradients takes some tiles or blocks of
+tokens of a member in turn, and one that samples holds some answers of a member.
 """
 
 import triton
@@ -129,7 +129,7 @@ def feed_forward_backward(
     down += member * F * D
     of_up += program * D * F
     of_down += program * F * D
-    for number in range(BLOCKS):
+    for number in range(BLOCKS):  # those of the last program may be past the tokens: masked
         start_token = first + number * BLOCK
         kept = (start_token + tl.arange(0, BLOCK) < TOKENS)[:, None]
         place = (member * TOKENS + start_token) * D
@@ -212,8 +212,8 @@ def _attend_to_prompts(
     """Return the state of attention, see `_attend`, of rows [rows, heads x size] to their prompts.
 
     A row sees the keys of prompt number `prompt`, [rows], among the `count` that lie at `keys`, one
-    prompt after another. One product scores all rows and both heads: a row is there once for each
-    head, with zeros in the other's place.
+    prompt after another. One product scores all rows and heads: a row is there once for each
+    head, with zeros in the places of the others.
     """
     D: tl.constexpr = HEADS * SIZE
     width = tl.arange(0, D)

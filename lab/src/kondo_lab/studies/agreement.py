@@ -20,10 +20,10 @@ Verdict = Literal["matches", "differs", "noisy", ""]
 """noisy: it agrees, but our own error is so large that it would agree with much else too."""
 Rule = Literal["equals", "at least", "about"]
 Against = Literal["paper", "fitted", "abstract", "third party", "formula", "simulation", ""]
-"""Whose number ours is compared with. "paper": read in a figure or in the text, for a set-up that
-the paper states; "fitted": the same, where the model or the way of counting was fitted to it;
-"abstract": a factor or an order that an abstract states, at strengths, delays or lengths of ours;
-"" for none."""
+"""Whose number ours is compared with. "paper": a number or an order of one figure, appendix or
+proposition, in its set-up as far as it is known; "fitted": a paper's, where the model or the way of
+counting was fitted to that figure; "abstract": a factor or an order that an abstract states of an
+experiment, at one of our strengths, delays or lengths; "" for none."""
 
 WITHIN: dict[Rule, float] = {
     "equals": math.log(1.2),

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,13 +113,20 @@ def numbered(order: Order) -> Order:
 def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
     """Analyse a folder's records again and return what comes of it and the files written.
 
-    Of a run that is not finished, or was killed, these are the records of its finished parts.
+    Of a run that is not finished, or was killed, these are the records of the parts it has made.
 
     Raises:
         FolderError: the folder holds no records of this study as it is now.
         DamagedFileError: its records cannot be read.
+        FolderInUseError: a run is writing to it.
         WriteError: a file of it cannot be written.
     """
+    unfinished = (folder / PARTS).exists()
+    with locked(folder / PARTS / LOCK, folder) if unfinished else nullcontext():
+        return _reanalyse(study, folder)
+
+
+def _reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
     manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
     if manifest is not None and "study" not in manifest:
         raise FolderError(

@@ -6,7 +6,7 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
+from kondo_lab.studies import reversals, statistics
 from kondo_lab.studies.frontier import compared_gates, drawing
 from kondo_lab.studies.frontier.captions import caption
 from kondo_lab.studies.frontier.claims import claims
@@ -101,7 +101,7 @@ def _paper_reversal(records: pd.DataFrame) -> list[Headline]:
     for (series, step), paper in PAPER_REVERSAL.items():
         ours = statistics.at(records, REVERSAL, series, ONLINE, step)
         found.append(headline("Kondo Fig 8", series, ONLINE, f"step {step}", ours, expected=paper))
-    return found
+    return reversals.fitted(found)
 
 
 def _findings(task: Task, points: Sequence[Point]) -> list[str]:

@@ -96,7 +96,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         found.headline.append(headline("all figures", pair.name, WON, "", won[pair]))
     # The pair in use stands against the best of the others: both need their seeds.
     judged = [*ranked[:2], *(pair for pair in ranked[2:] if pair.name == USED)]
-    few = sorted({name for p in judged for name in _figures_of_few(numbers[p], LEAST_SEEDS)})
+    few = _figures_of_few([each for pair in judged for each in numbers[pair]], LEAST_SEEDS)
     found.claims.extend(claims(found.headline, USED, few))
     for pair in ranked:
         found.headline.extend(_number_lines(pair, numbers[pair]))
@@ -219,9 +219,14 @@ def _sure(
     ranked: Sequence[Pair], won: Mapping[Pair, float], numbers: Mapping[Pair, Sequence[Compared]]
 ) -> str:
     """Return how often each pair wins if seeds are drawn anew, and what that does not cover."""
-    told = ", ".join(f"{pair.name} {won[pair]:.0%}" for pair in ranked if won[pair] > 0)
-    single = _figures_of_few(numbers[ranked[0]], 2)
-    without = f" Of one seed, so without a spread: {', '.join(single)}." if single else ""
+    winners = [pair for pair in ranked if won[pair] > 0]
+    told = ", ".join(f"{pair.name} {won[pair]:.0%}" for pair in winners)
+    single = {pair: _figures_of_few(numbers[pair], 2) for pair in winners}
+    without = "".join(
+        f" Of one seed, so without a spread, {pair.name}: {', '.join(figures)}."
+        for pair, figures in single.items()
+        if figures
+    )
     return f"Lowest score in {resamples.RESAMPLES} resamples of the seeds: {told}.{without}"
 
 

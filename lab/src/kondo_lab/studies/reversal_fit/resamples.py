@@ -1,8 +1,8 @@
 """How often each pair has the lowest score if the seeds are drawn anew, with replacement.
 
-A resample draws the seeds of every figure once, for all pairs and methods alike: seeds are paired,
-since a seed has the same prompts everywhere. A figure of one seed has no spread, so its part of the
-score is taken as it is.
+A resample draws the seeds of every figure once, for all methods, and for all pairs with as many
+seeds: these are paired, since a seed has the same prompts everywhere. A figure of one seed has no
+spread, so its part of the score is taken as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -5,7 +5,7 @@ import pandas as pd
 from kondo_lab.studies import statistics
 from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.learner_error import DIVERGED
-from kondo_lab.studies.reversal_frictions import bug_rows, claim_lines, drawing, errors
+from kondo_lab.studies.reversal_frictions import bug_rows, by_step, claim_lines, drawing, errors
 from kondo_lab.studies.reversal_frictions.captions import captions
 from kondo_lab.studies.reversal_frictions.claims import claims
 from kondo_lab.studies.reversal_frictions.run import (
@@ -39,6 +39,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
             found.figures[f"error-by-friction-{reward}"] = figure
         if together is not None:
             lines += claim_lines.together_lines(together, settings, reward)
+            lines += by_step.lines(together, settings, reward, claim_lines.FIGURE)
             figure = drawing.together(together, settings, reward, lines)
             found.figures[f"all-frictions-{reward}"] = figure
         if own is not None:

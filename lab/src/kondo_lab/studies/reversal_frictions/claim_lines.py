@@ -30,6 +30,7 @@ from kondo_lab.studies.reversal_frictions import compute, errors
 from kondo_lab.studies.reversal_frictions.run import (
     ALL,
     EACH,
+    NONE,
     OWN,
     TOGETHER,
     cells,
@@ -153,7 +154,10 @@ def each_lines(records: pd.DataFrame, settings: Settings, reward: str) -> list[H
             for method, own in names.items()
         ]
         least = errors.least_error(records, settings, part, names["DG"], strength)
-        lines += _factors(settings, metric, strength, found, least)
+        factors = _factors(settings, metric, strength, found, least)
+        if friction == NONE:  # the abstract speaks of frictions
+            factors = [f._replace(expected=None, against="", verdict="") for f in factors]
+        lines += factors
     return reversals.open_if_few(lines)
 
 

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from kondo_lab.studies.page_tables import NOT_RUN
-from kondo_lab.studies.reversal_frictions import claim_lines
+from kondo_lab.studies.reversal_frictions import by_step, claim_lines
 from kondo_lab.studies.reversal_frictions.analysis import SHARES
 from kondo_lab.studies.reversal_frictions.run import ALL, NONE, cells, methods
 from kondo_lab.studies.reversal_frictions.settings import Settings
@@ -33,6 +33,7 @@ def tables(headline: pd.DataFrame, settings: Settings) -> dict[str, str]:
             "own": _own(headline, settings, reward) if own else NOT_RUN,
             "together": _together(headline, settings, reward) if together else NOT_RUN,
             "samples": _samples(headline, settings, reward) if together else NOT_RUN,
+            "steps": _steps(headline, settings, reward) if together else NOT_RUN,
         }
         found |= {f"{name} {reward}": table for name, table in made.items()}
     ran = any(metric.endswith(", why") for metric in there)
@@ -96,6 +97,19 @@ def _samples(headline: pd.DataFrame, settings: Settings, reward: str) -> str:
         there = [_reached(headline, "DG", reached, x) for x in settings.lengths]
         rows.append([f"{100 * target:g}%", "seeds of DG that get there", *there, ""])
     return markdown(columns, rows)
+
+
+def _steps(headline: pd.DataFrame, settings: Settings, reward: str) -> str:
+    """Return the errors with all frictions at some steps."""
+    own = headline[headline["metric"] == by_step.metric(settings, reward)]
+    rows = []
+    for x in own["x"].unique():
+        found = [
+            _row(own, name, by_step.metric(settings, reward), float(x))
+            for name in methods(settings)
+        ]
+        rows.append([f"{float(x):,.0f}", *("" if row is None else _percent(row) for row in found)])
+    return markdown(["step", *methods(settings)], rows)
 
 
 def _own(headline: pd.DataFrame, settings: Settings, reward: str) -> str:

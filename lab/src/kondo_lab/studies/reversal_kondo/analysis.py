@@ -87,7 +87,8 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     for series in (*list(best)[1:], exact):
         theirs = paper.FIG_8_BACKWARD.get(series) if _full(settings) else None
         metric, paid = "backward passes at the end", _paid(records, series)
-        lines.append(headline("Kondo Fig 8", series, metric, "", paid, expected=theirs))
+        at = ("Kondo Fig 8", series, metric, "", paid)
+        lines.append(headline(*at, expected=theirs, against="fitted"))
     found = ends(records, "curves", [*_all_series(settings), exact])
     lines += beats("Kondo Fig 8", ONLINE, end, best, baselines(), found)
     lines += [

@@ -32,7 +32,7 @@ def claims(lines: Sequence[Headline], length: int = Settings().length) -> list[C
     return [
         by_lines(
             "DG-K pays 3% to 7% of the backward passes",
-            [line for line in papers if line.metric == "backward passes at the end"],
+            [line for line in lines if line.metric == "backward passes at the end"],
         ),
         by_lines("DG-K solves about as long sequences as DG", _beside_dg(lines)),
         by_lines(
