@@ -13,6 +13,8 @@ import kondo
 # A change here is a change of the public API: say so in the commit that makes it.
 PUBLIC = [
     "BaseGate",
+    "CheckError",
+    "CheckWarning",
     "Choice",
     "DistributionPolicy",
     "Gate",
@@ -23,6 +25,7 @@ PUBLIC = [
     "VarianceGate",
     "advantage",
     "backward",
+    "check",
     "delight",
     "diagnostics",
     "losses",

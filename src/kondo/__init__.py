@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kondo.core.specs import parse_gate
     from kondo.core.unbiased import UnbiasedGate
     from kondo.core.variance import VarianceGate
+    from kondo.engine.check import CheckError, CheckWarning, check
     from kondo.engine.distribution import DistributionPolicy
     from kondo.engine.options import Options
     from kondo.engine.planner import Plan, plan
@@ -27,6 +28,8 @@ __version__ = "0.2.0"
 
 __all__ = [
     "BaseGate",
+    "CheckError",
+    "CheckWarning",
     "Choice",
     "DistributionPolicy",
     "Gate",
@@ -37,6 +40,7 @@ __all__ = [
     "VarianceGate",
     "advantage",
     "backward",
+    "check",
     "delight",
     "diagnostics",
     "losses",
@@ -55,6 +59,7 @@ _HOMES = {
     "core.specs": ("parse_gate",),
     "core.unbiased": ("UnbiasedGate",),
     "core.variance": ("VarianceGate",),
+    "engine.check": ("CheckError", "CheckWarning", "check"),
     "engine.distribution": ("DistributionPolicy",),
     "engine.options": ("Options",),
     "engine.planner": ("Plan", "plan"),

@@ -1,13 +1,17 @@
 """A policy by `torch.distributions`: discrete actions, or continuous ones and their modes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from kondo.engine.policy import Policy
 from kondo.engine.select import Unit
+
+_ONE = 0.02
+"""How far from 1 a sum of probabilities may be, in half precision too."""
 
 
 class DistributionPolicy(Policy):
@@ -84,6 +88,20 @@ class DistributionPolicy(Policy):
             raise ValueError(
                 f'unit must be "sample" for a DistributionPolicy, which has one action per row, '
                 f"got {unit!r}; give a function rows -> log-probs [n, T] for several."
+            )
+
+    def faults(self, batch: Any) -> Iterator[str]:
+        """Yield that probabilities of all actions do not sum to 1, where they can be asked for."""
+        with torch.no_grad():
+            found = self._distribution(batch[0])
+            if not (_is_discrete(found) and found.has_enumerate_support):
+                return
+            total = found.log_prob(found.enumerate_support()).double().exp().sum(0)
+        worst = total.flatten()[(total - 1).abs().argmax()]
+        if not abs(float(worst) - 1) <= _ONE:
+            yield (
+                f"Probabilities of {type(found).__name__} sum to {float(worst):.3g} over all "
+                f"actions, and must sum to 1: its log_prob is no log-probability."
             )
 
     def _distribution(self, observations: Any) -> Distribution:

@@ -18,7 +18,7 @@ from kondo.core.diagnostics import diagnostics
 from kondo.engine.compact import MicroBatch
 from kondo.engine.differentiate import differentiate
 from kondo.engine.finite import FiniteCheck
-from kondo.engine.inputs import Inputs
+from kondo.engine.inputs import Inputs, Rows
 from kondo.engine.partial_screen import Forward, Screened
 from kondo.engine.policy import Policy
 from kondo.engine.report import Late, Report, StageClock
@@ -46,6 +46,9 @@ class Alone:
 
     first = True
     """Whether this process is the one that warns for all."""
+
+    spare: Rows | None = None
+    """A row to run where this process has none of its own; `agree` sets it."""
 
     def together(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which an error of one is an error of all."""

@@ -49,6 +49,11 @@ class Policy:
     def check_log_probs(self, log_probs: Tensor, rows: Any) -> None:
         """Raise a ValueError for a draft's log-probs that cannot be those of these rows."""
 
+    def faults(self, batch: Any) -> Iterator[str]:
+        """Yield, in words with the remedy, what makes this policy one that rows cannot be dropped
+        from, beyond what is tried with any policy; `batch` has a few rows."""
+        yield from ()
+
     def mask(self, batch: Any) -> Tensor | None:
         """Return which elements count, where the batch itself says so."""
         return None

@@ -105,7 +105,7 @@ def backward(
     """
     step = partial(
         _step,
-        Alone() if group is None else _ranks(group),
+        peers_of(group),
         policy,
         gate,
         Rows(batch, advantages, mask, {} if loss_inputs is None else loss_inputs, screen),
@@ -151,7 +151,10 @@ def _step(peers: Alone, policy: Any, gate: Any, given: Rows, **settings: Any) ->
         return peers.report(inputs, chosen, screened, counts, trained, clock)
 
 
-def _ranks(group: Any) -> Alone:
+def peers_of(group: Any) -> Alone:
+    """Return who makes a step together: this process alone, or the ranks of a group."""
+    if group is None:
+        return Alone()
     # Imported when a group is given: the layer of ranks stands above this one, and takes seconds.
     from kondo.ranks.rank_peers import RankPeers
 

@@ -22,7 +22,7 @@ from kondo.engine import rows
 from kondo.engine.compact import MicroBatch
 from kondo.engine.differentiate import Differentiated, differentiate
 from kondo.engine.finite import FiniteCheck
-from kondo.engine.inputs import Inputs, Rows
+from kondo.engine.inputs import Inputs
 from kondo.engine.partial_screen import Forward, Screened
 from kondo.engine.peers import (
     Alone,
@@ -87,7 +87,6 @@ class RankPeers(Alone):
         self._ranks = Ranks(group)
         self.first = self._ranks.rank == 0
         self._gate: GlobalGate | None = None
-        self._spare: Rows | None = None
         self._kept_rows: list[int] = []
         self._gradients: Gradients | None = None
         self._done = _NOTHING
@@ -133,11 +132,11 @@ class RankPeers(Alone):
         sizes = [size for size, _ in found]
         inputs = dataclasses.replace(inputs, masks_rows=of_rows)
         with clock.stage("coordinate"):
-            self._spare = placement.with_a_row(self._ranks, local, sizes)
+            self.spare = placement.with_a_row(self._ranks, local, sizes)
         if local.size:
             return inputs
         # None of the lent rows, but their sizes.
-        return dataclasses.replace(inputs, rows=rows.take(self._spare, slice(0, 0)))
+        return dataclasses.replace(inputs, rows=rows.take(self.spare, slice(0, 0)))
 
     def total(self, *numbers: int) -> list[int]:
         """Return the sums over ranks."""
@@ -148,8 +147,8 @@ class RankPeers(Alone):
         most = max(number for (number,) in self._ranks.say(calls))
         if most == 0:
             return None
-        assert self._spare is not None
-        first = rows.take(self._spare.batch, slice(0, 1))
+        assert self.spare is not None
+        first = rows.take(self.spare.batch, slice(0, 1))
         found = run(some) if calls else run(first, count=False)[:0]
         for _ in range(most - max(calls, 1)):
             run(first, count=False)
@@ -201,8 +200,8 @@ class RankPeers(Alone):
                 placed = placement.place(self._ranks, inputs, chosen, self._kept_rows)
                 micros, own, calls = placement.planned(self._ranks, inputs, placed)
             assert self._gradients is not None
-            assert self._spare is not None
-            fill = partial(placement.filler, inputs, self._spare, chosen)
+            assert self.spare is not None
+            fill = partial(placement.filler, inputs, self.spare, chosen)
             in_step = placement.in_step(micros, calls, fill, self._gradients)
             self._done = self._train(inputs, chosen, counts, in_step, placed, clock)._replace(
                 rank_fillers=calls - own
@@ -261,10 +260,10 @@ class RankPeers(Alone):
         """Run a filler on all ranks if earlier calls left gradients that wait for an exchange."""
         gradients = self._gradients
         assert gradients is not None
-        assert self._spare is not None
+        assert self.spare is not None
         if not any(owed for (owed,) in self._ranks.say(int(gradients.owes_exchange()))):
             return
-        fill = partial(placement.filler, inputs, self._spare, chosen)
+        fill = partial(placement.filler, inputs, self.spare, chosen)
         with contextlib.closing(placement.in_step(iter(()), 1, fill, gradients)) as micros:
             self._differentiate(inputs, micros, 1.0, clock, None)
         self._done = _NOTHING._replace(calls=1, rank_fillers=1)

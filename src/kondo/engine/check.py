@@ -1,0 +1,292 @@
+"""Is this policy one that rows can be dropped from? Try it, as `torch.autograd.gradcheck` does.
+
+    few rows -> answers of the policy in several ways -> what differs, in words
+             -> dense and gated gradient              -> which parameter differs
+             -> what only this kind of policy can get wrong
+
+Guessing from the outside what a function does would miss what nobody thought of. See
+`kondo.engine.trial` for what is run, and `kondo.engine.findings` for how it is judged.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kondo.core import losses
+from kondo.core._checks import check_mask
+from kondo.core.contract import BaseGate, as_gate
+from kondo.engine import findings
+from kondo.engine.differentiate import Loss
+from kondo.engine.inputs import Inputs, Rows, prepare
+from kondo.engine.modules import devices_of, modules_in
+from kondo.engine.options import Options
+from kondo.engine.peers import Alone
+from kondo.engine.preserved import evaluation, preserved
+from kondo.engine.screen import from_mode
+from kondo.engine.select import Selection, Unit, select
+from kondo.engine.step import backward, peers_of
+from kondo.engine.trial import (
+    DROPOUT,
+    Gradient,
+    dense_gradients,
+    every_other,
+    few_rows,
+    gradients_of,
+    named,
+    summed,
+    try_policy,
+)
+from kondo.engine.untraced import without_trace
+
+
+class CheckError(ValueError):
+    """What `kondo.check` found: `findings` holds one text each."""
+
+    def __init__(self, findings: Sequence[str]):
+        self.findings = tuple(findings)
+        count = "1 fault" if len(findings) == 1 else f"{len(findings)} faults"
+        numbered = [f"{number}. {text}" for number, text in enumerate(findings, 1)]
+        super().__init__("\n".join([f"kondo.check found {count}:", *numbered]))
+
+
+class CheckWarning(UserWarning):
+    """What `kondo.check` found and may be meant, such as a screen that is stale."""
+
+
+def check(
+    policy: Any,
+    batch: Any,
+    advantages: Tensor,
+    *,
+    gate: Any = None,
+    mask: Tensor | None = None,
+    unit: Unit | None = None,
+    screen: Any = None,
+    loss: Loss = losses.pg,
+    loss_inputs: dict[str, Tensor] | None = None,
+    group: Any = None,
+    options: Options | None = None,
+) -> None:
+    """Try whether rows can be dropped from this policy without changing what the others learn.
+
+    Call it once before training, with the arguments of `kondo.backward`. It runs the policy on at
+    most 8 rows of the batch: twice, beside other rows, in another order, on half of the rows, on
+    one row alone, with other random numbers. It then compares two gradients: of the masked loss of
+    all these rows, and of the gated loss, in which every second unit is left out. Advantages of 0
+    count as 1 here. A `kondo.lm.CausalLM` is also tried for tokens that see later ones, for padding
+    that matters, and for a model as given that answers otherwise. About a dozen small forwards and
+    two backwards.
+
+    Random numbers, `.grad`, the state of the gate, and the buffers, modes and flags of modules are
+    as before afterwards. State that a plain function hides cannot be put back. Gradient
+    checkpointing needs use_reentrant=False.
+
+    Args:
+        policy: as for `kondo.backward`, and so is everything below.
+        batch: any nest with N rows; best a full, typical batch.
+        advantages: [N] or [N, T] float, not differentiated.
+        gate: tried on the log-probs of these rows; what it chooses is not used.
+        mask: [N] or [N, T] bool, True means "counts".
+        unit: what is gated.
+        screen: compared with the policy's own log-probs.
+        loss: one value per element.
+        loss_inputs: further tensors with N rows that the loss takes by name.
+        group: every rank calls, and makes the same number of forwards.
+        options: see `kondo.Options`.
+
+    Raises:
+        kondo.CheckError: a numbered list of what was found, with the remedies.
+        ValueError: for arguments that `kondo.backward` refuses.
+
+    Warns:
+        kondo.CheckWarning: for what may be meant.
+
+    Example:
+        >>> import torch, kondo
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+        >>> def log_prob(rows):
+        ...     states, actions = rows
+        ...     return net(states).log_softmax(-1).gather(1, actions[:, None]).squeeze(1)
+        >>> batch = torch.randn(100, 4), torch.randint(8, (100,))
+        >>> try:
+        ...     kondo.check(log_prob, batch, torch.randn(100))
+        ... except kondo.CheckError as error:
+        ...     print("depend on the other rows" in str(error))
+        True
+        >>> _ = net.eval()
+        >>> kondo.check(log_prob, batch, torch.randn(100))
+    """
+    peers = peers_of(group)
+    with peers.together():
+        inputs = prepare(
+            policy,
+            gate,
+            Rows(batch, advantages, mask, {} if loss_inputs is None else loss_inputs, screen),
+            unit=unit,
+            loss=loss,
+            micro_batch=None,
+            options=options or Options(),
+            may_be_empty=peers.may_be_empty,
+        )
+        inputs = peers.agree(inputs, peers.clock(inputs.device))
+        if not inputs.rows.size and peers.spare is not None:  # another rank's row stands in
+            inputs = dataclasses.replace(inputs, rows=peers.spare)
+        run = _Check(policy, inputs, peers)
+        found = run.findings()
+        for text in run.warnings:
+            warnings.warn(CheckWarning(f"kondo.check: {text}"), stacklevel=2)
+        if found:
+            raise CheckError(found)
+        peers.total(0)  # hear of what other ranks found
+
+
+class _Check:
+    """One call of `check`: stages that every rank goes through alike, and what they find.
+
+    Args:
+        policy: as it was given.
+        inputs: of the step, checked.
+        peers: this process, or the ranks.
+    """
+
+    def __init__(self, policy: Any, inputs: Inputs, peers: Alone):
+        self._policy, self._inputs, self._peers = policy, inputs, peers
+        roots = [*modules_in(inputs.policy.log_prob)]
+        roots += [] if inputs.options.module is None else [inputs.options.module]
+        self._roots = list(dict.fromkeys(roots))
+        self._modules = list({part: None for root in roots for part in root.modules()})
+        self._found: list[str] = []
+        self.warnings: list[str] = []
+
+    def findings(self) -> list[str]:
+        """Return what is wrong, in words; `warnings` then holds what may be meant."""
+        inputs = self._inputs
+        self._some, self._index = few_rows(inputs)
+        if self._some.size < 2:
+            self.warnings.append(
+                f"{self._some.size} rows with a unit that counts are too few to see whether rows "
+                f"depend on each other; give a full batch."
+            )
+        if not self._peers.total(self._some.size)[0]:
+            return []
+        devices = devices_of(inputs.policy.log_prob, inputs.rows.batch)
+        cuda = [device for device in devices if device.type == "cuda"]
+        with preserved(self._modules, cuda, inputs.gate, inputs.options.generator):
+            if self._passes(self._answers):
+                if self._passes(self._choice):
+                    self._passes(self._gradients)
+                self._passes(partial(inputs.policy.faults, self._some.batch))
+        return self._found
+
+    def _passes(self, stage: Callable[[], Iterator[str]]) -> bool:
+        """Run a stage; return whether it came to its end on all ranks."""
+        failed = 0
+        try:
+            self._found.extend(stage())
+        except Exception as error:  # whatever a foreign policy raises is a finding
+            self._found.append(_in_words(error))
+            failed = 1
+        return self._peers.total(failed)[0] == 0
+
+    def _answers(self) -> Iterator[str]:
+        """Run the policy in several ways, and judge what it answers."""
+        trial = try_policy(self._inputs, self._some, self._modules)
+        self._trial, answers = trial, trial.answers
+        parameters = [value for _, value in named(self._modules)]
+        self._precision = findings.Precision(answers.given, parameters)
+        self._mask = check_mask(self._some.mask, answers.given.shape)
+        yield from findings.of_state(trial, self._precision, self._mask)
+        yield from findings.of_rows(trial, self._precision, self._mask)
+        yield from findings.of_underflow(answers.given, self._mask)
+
+    def _choice(self) -> Iterator[str]:
+        """Let gates choose from the log-probs, which refuses what are none; judge the screen."""
+        inputs, shown = self._inputs, self._trial.answers.screened
+        self._chosen = self._select(shown, as_gate(every_other))
+        if inputs.gate is not None:
+            try:
+                self._select(shown, inputs.gate)
+            except ValueError as error:
+                yield _in_words(error)
+        known = self._some.screen
+        if callable(inputs.rows.screen):
+            draft = inputs.rows.screen
+            known = without_trace(lambda: from_mode(draft(self._some.batch))[0], draft)
+        if known is not None:
+            for text in findings.of_screen(known, shown, self._mask, self._mistakes(known)):
+                self.warnings.append(text)
+
+    def _select(self, log_probs: Tensor, gate: BaseGate) -> Selection:
+        return select(
+            log_probs,
+            self._some.advantages,
+            gate=gate,
+            unit=self._inputs.unit,
+            mask=self._some.mask,
+            generator=self._inputs.options.generator,
+            density=self._inputs.density,
+        )
+
+    def _mistakes(self, known: Tensor) -> dict[str, Tensor]:
+        """Return what a screen of these rows would be without a mistake, by its name."""
+        mistakes = {"it surprisals, without the minus sign": -known}
+        if known.ndim == 2:
+            mistakes["the log-prob of token t at screen[n, t - 1]"] = known.roll(1, 1)
+            mistakes["the log-prob of token t at screen[n, t + 1]"] = known.roll(-1, 1)
+        whole = self._inputs.rows.screen
+        if isinstance(whole, Tensor):
+            index = self._index.to(whole.device)
+            for by, place in ((-1, "n - 1"), (1, "n + 1")):
+                moved = whole.index_select(0, (index + by) % whole.shape[0])
+                mistakes[f"the log-prob of row n at screen[{place}]"] = moved
+        return mistakes
+
+    def _gradients(self) -> Iterator[str]:
+        """Compare the gated gradient with that of the masked dense loss."""
+        # A gradient with dropout is another one for the kept rows alone.
+        calm = findings.is_calm(self._trial, self._precision, self._mask)
+        quiet = [module for module in self._modules if not calm or isinstance(module, DROPOUT)]
+        with evaluation(quiet), torch.enable_grad():
+            dense = dense_gradients(self._inputs, self._some, self._chosen)
+            gated = self._gated_gradients()
+        if not any(bool(each.numbers.any()) for each in dense.values()):
+            self.warnings.append(
+                "the gradient of the loss is 0 on these rows, so gradients were not compared."
+            )
+        names = {id(value): name for name, value in named(self._modules)}
+        yield from findings.of_gradients(dense, gated, self._precision, names)
+
+    def _gated_gradients(self) -> dict[int, Gradient]:
+        """Differentiate by a step of this process alone, at the kept rows alone."""
+        inputs, some = self._inputs, self._some
+        parts: list[dict[int, Gradient]] = []
+        options = dataclasses.replace(
+            inputs.options,
+            denominator=1.0,
+            generator=None,
+            backward_fn=lambda loss: parts.append(gradients_of(loss)),
+        )
+        backward(
+            self._policy,
+            some.batch,
+            some.advantages,
+            gate=every_other,
+            mask=None if inputs.own_mask else some.mask,
+            unit=inputs.unit,
+            screen=self._trial.answers.screened,
+            loss=inputs.loss,
+            loss_inputs=some.loss_inputs,
+            options=options,
+        )
+        return summed(parts)
+
+
+def _in_words(error: Exception) -> str:
+    """Return what an error says, with the notes that say when it came."""
+    said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return " ".join([said, *getattr(error, "__notes__", ())])

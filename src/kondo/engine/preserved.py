@@ -1,0 +1,89 @@
+"""Run a policy several times and leave everything as it was found.
+
+What is put back: random numbers (torch's, Python's, NumPy's), training flags, flags of parameters,
+buffers, and the state of a gate and of a generator. State that a policy hides elsewhere cannot be
+put back.
+"""
+
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@contextmanager
+def preserved(
+    modules: Sequence[nn.Module],
+    devices: Sequence[torch.device],
+    gate: Any,
+    generator: torch.Generator | None,
+) -> Iterator[None]:
+    """Put back the state of these objects, and random numbers, when the context ends.
+
+    Args:
+        modules: of the policy, with their parts.
+        devices: CUDA devices whose random numbers may be drawn.
+        gate: a `kondo.BaseGate`, or None.
+        generator: of the gate's draws, or None.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(torch.random.fork_rng(devices))
+        undo.callback(random.setstate, random.getstate())
+        if (numpy := sys.modules.get("numpy")) is not None:
+            undo.callback(numpy.random.set_state, numpy.random.get_state())
+        if generator is not None:
+            undo.callback(generator.set_state, generator.get_state())
+        if gate is not None:
+            undo.callback(gate.load_state_dict, gate.state_dict())
+        for module in modules:
+            undo.callback(_put_back, module, module.training, _flags(module), _buffers(module))
+            if isinstance(module, DistributedDataParallel):
+                undo.enter_context(module.no_sync())  # else its next step waits for this backward
+        yield
+
+
+@contextmanager
+def evaluation(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put modules into evaluation mode, with a graph; put their modes back at the end."""
+    modes = [module.training for module in modules]
+    # cuDNN differentiates recurrent layers in training mode alone.
+    recurrent = any(isinstance(module, nn.RNNBase) for module in modules)
+    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled and not recurrent):
+        try:
+            for module in modules:
+                module.training = False
+            yield
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+
+def _flags(module: nn.Module) -> list[tuple[nn.Parameter, bool]]:
+    return [(each, each.requires_grad) for each in module.parameters(recurse=False)]
+
+
+def _buffers(module: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    named = module.named_buffers(recurse=False)
+    return {name: (buffer, buffer.detach().clone()) for name, buffer in named}
+
+
+def _put_back(
+    module: nn.Module,
+    training: bool,
+    flags: list[tuple[nn.Parameter, bool]],
+    buffers: dict[str, tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    if module.training != training:
+        module.training = training
+    for parameter, flag in flags:
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
+    for name, (buffer, value) in buffers.items():
+        if getattr(module, name, None) is not buffer:
+            setattr(module, name, buffer)
+        buffer.detach().copy_(value)

@@ -1,0 +1,270 @@
+"""Run a policy on a few rows in several ways, for `kondo.check` to compare.
+
+    as it is given      twice; with other random numbers
+    without dropout     twice; with other rows beside these
+    as it is screened   twice; in another order; half of the rows; one row alone
+    gradients           of the masked dense loss; of the gated loss, which leaves rows out
+
+Every rank makes the same number of forwards, whatever its policy answers.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kondo.core.contract import Choice
+from kondo.engine import rows
+from kondo.engine.compact import MicroBatch
+from kondo.engine.differentiate import gate_losses
+from kondo.engine.finite import leaves_of
+from kondo.engine.inputs import Inputs, Rows
+from kondo.engine.loss_arguments import takes_sequences
+from kondo.engine.preserved import evaluation
+from kondo.engine.screen import from_mode
+from kondo.engine.select import Selection
+from kondo.engine.untraced import without_trace
+
+MOST_ROWS = 8
+DROPOUT = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+_SEED, _OTHER_SEED = 0, 1
+_SAMPLED = 65_536
+"""Numbers of one tensor that are compared."""
+
+
+class Answers(NamedTuple):
+    """Log-probs of a few rows, each [n] or [n, T] in the order of the rows."""
+
+    given: Tensor
+    """Of the policy as it is given, with a graph."""
+    again: Tensor
+    """Once more, with the same random numbers."""
+    other_draws: Tensor
+    """With other random numbers."""
+    calm: Tensor
+    """As given, but for its dropout layers, which are off."""
+    calm_again: Tensor
+    """Once more, with other random numbers."""
+    beside_others: Tensor
+    """Without dropout, with every second row replaced by the one before it."""
+    screened: Tensor
+    """In evaluation mode, without a graph; densities measured from the mode."""
+    screened_again: Tensor
+    """Once more, with other random numbers."""
+    backwards: Tensor
+    """In the opposite order, put back in order."""
+    half: Tensor
+    """Every second row, without the others."""
+    alone: Tensor
+    """The last row by itself."""
+
+
+class Trial(NamedTuple):
+    """What a policy answered, and what its forwards changed."""
+
+    answers: Answers
+    edited: list[str]
+    """Tensors of the batch that a forward wrote to, by path."""
+    changed: list[str]
+    """Parameters and buffers, of floats, that a forward of the policy as given changes, by name."""
+    moved: list[str]
+    """Those that a forward in evaluation mode changes, as a screen makes."""
+
+
+def few_rows(inputs: Inputs) -> tuple[Rows, Tensor]:
+    """Return up to `MOST_ROWS` rows that count, short ones and long ones, and which they are.
+
+    As many as one forward of a language model takes: every rank then makes the same number. Their
+    `screen` is what was given for them if that is a tensor, else None.
+    """
+    given = inputs.rows
+    counted = torch.ones(given.size) if given.mask is None else given.mask.reshape(given.size, -1)
+    lengths = counted.reshape(given.size, -1).sum(1).cpu()
+    useful = lengths.nonzero().squeeze(1)
+    by_length = useful[lengths[useful].argsort(stable=True)]
+    most = min(MOST_ROWS, len(by_length))
+    parts = given if isinstance(given.screen, Tensor) else given._replace(screen=None)
+    while True:
+        places = torch.linspace(0, len(by_length) - 1, most).round().long()
+        index = by_length[places].sort().values
+        some = Rows(*rows.take(tuple(parts), index))
+        if most <= 1 or inputs.policy.screen_calls(some.batch, most, None) <= 1:
+            # A row without an advantage has no gradient to compare.
+            spread = some.advantages
+            return some._replace(advantages=torch.where(spread == 0, 1.0, spread)), index
+        most //= 2
+
+
+def try_policy(inputs: Inputs, some: Rows, modules: Sequence[nn.Module]) -> Trial:
+    """Run the policy on a few rows, eleven times.
+
+    Args:
+        inputs: of the step.
+        some: the rows.
+        modules: of the policy, with their parts.
+    """
+    policy, batch, order = inputs.policy, some.batch, torch.arange(some.size)
+    pick = partial(rows.take, batch)
+
+    def given(what: str, rows_of: Any, seed: int = _SEED) -> Tensor:
+        torch.manual_seed(seed)
+        with torch.enable_grad():
+            found = _log_probs(what, partial(policy.log_prob, rows_of))
+        if not found.requires_grad:
+            raise ValueError(
+                "log_prob(rows) must be differentiable, got a detached tensor; remove no_grad, "
+                "inference_mode or detach from it, and check that some parameter requires grad."
+            )
+        return found.detach()
+
+    def screened(what: str, rows_of: Any, seed: int = _SEED) -> Tensor:
+        torch.manual_seed(seed)
+
+        def call() -> Any:
+            return from_mode((policy.screen or policy.log_prob)(rows_of), "screen(rows)")[0]
+
+        return without_trace(partial(_log_probs, what, call), policy.log_prob)
+
+    before, contents = _state(modules), _contents(batch)
+    as_given = (
+        given("a few rows", batch),
+        given("the same rows again", batch),
+        given("the same rows again", batch, _OTHER_SEED),
+    )
+    with evaluation([module for module in modules if isinstance(module, DROPOUT)]):
+        without_dropout = (
+            given("a few rows", batch),
+            given("the same rows again", batch, _OTHER_SEED),
+            given("other rows beside these", pick(order - order % 2)),
+        )
+    between = _state(modules)
+    as_screened = (
+        screened("a few rows without a graph", batch),
+        screened("the same rows again", batch, _OTHER_SEED),
+        screened("rows in another order", pick(order.flip(0))).flip(0),
+        screened("half of the rows", pick(order[::2])),
+        screened("one row alone", pick(order[-1:])),
+    )
+    return Trial(
+        Answers(*as_given, *without_dropout, *as_screened),
+        edited=_changes(contents, _contents(batch)),
+        changed=_changes(before, between),
+        moved=_changes(between, _state(modules)),
+    )
+
+
+def _log_probs(what: str, call: Callable[[], Any]) -> Tensor:
+    try:
+        found = call()
+    except Exception as error:
+        error.add_note(f"It was called with {what}.")
+        raise
+    if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim not in (1, 2):
+        kind = type(found).__name__
+        shape = f" of {found.dtype}, {list(found.shape)}" if isinstance(found, Tensor) else ""
+        raise ValueError(
+            f"log_prob(rows) must return a float tensor [n] or [n, T], the log-prob of each taken "
+            f"action, got a {kind}{shape} for {what}; take the action's entry of log_softmax(...)."
+        )
+    return found
+
+
+def _state(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Return numbers of every parameter and buffer, by name; counts of calls alone are no state."""
+    floats = ((name, value) for name, value in named(modules) if value.is_floating_point())
+    return {name: sample(value) for name, value in floats if value.device.type != "meta"}
+
+
+def named(modules: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:
+    """Return the buffers and parameters of modules, each once, by their names."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for module in modules:  # roots come before their parts, so full names come first
+        for name, value in (*module.named_parameters(), *module.named_buffers()):
+            found.setdefault(id(value), (name, value))
+    return list(found.values())
+
+
+def _contents(batch: Any) -> dict[str, Tensor]:
+    return {path: leaf.clone() for path, leaf in rows.tensors(batch, "batch")}
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [name for name, value in after.items() if not _same(before.get(name), value)]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is None or one.shape != other.shape:
+        return False
+    alike = (one == other) | ((one != one) & (other != other))  # NaN equals NaN
+    return bool(alike.all())
+
+
+class Gradient(NamedTuple):
+    """The gradient of one leaf of a graph."""
+
+    leaf: Tensor
+    numbers: Tensor
+    """See `sample`."""
+
+
+def gradients_of(loss: Tensor) -> dict[int, Gradient]:
+    """Return the gradient of every leaf of the graph, by its identity; `.grad` is not touched."""
+    leaves = leaves_of(loss)
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    pairs = ((leaf, each) for leaf, each in zip(leaves, found, strict=True) if each is not None)
+    return {id(leaf): Gradient(leaf, sample(each)) for leaf, each in pairs}
+
+
+def summed(parts: Sequence[dict[int, Gradient]]) -> dict[int, Gradient]:
+    """Return the sums over micro-batches."""
+    total: dict[int, Gradient] = {}
+    for part in parts:
+        for key, (leaf, numbers) in part.items():
+            known = total.get(key)
+            total[key] = Gradient(leaf, numbers if known is None else known.numbers + numbers)
+    return total
+
+
+def dense_gradients(inputs: Inputs, some: Rows, chosen: Selection) -> dict[int, Gradient]:
+    """Differentiate the masked loss of all rows: what is skipped has a factor of 0."""
+    size = some.size
+    kept = (chosen.keep, chosen.weight)
+    micro = MicroBatch(some.batch, some.advantages, some.loss_inputs, *kept, size, size)
+    log_probs = inputs.policy.log_prob(some.batch)
+    sequences = takes_sequences(inputs.loss)
+    return gradients_of(
+        gate_losses(log_probs, micro, inputs.loss, sequences=sequences).losses.sum()
+    )
+
+
+def every_other(values: Tensor, mask: Tensor, generator: torch.Generator | None = None) -> Choice:
+    """Keep every second unit that counts, from the first on, with weights of 1 and 2 in turn.
+
+    Of tokens, [N, T], those of every second row: whole rows are then left out.
+    """
+    place = mask.flatten().cumsum(0).view_as(mask)
+    keep = mask & (place % 2 == 1)
+    if mask.ndim == 2:
+        keep[1::2] = False
+    weight = torch.where(place % 4 == 1, 1.0, 2.0) * keep
+    choice = Choice.of(keep.flatten(), mask.flatten()).reshape(mask.shape)
+    return choice._replace(weight=weight.to(values.dtype))
+
+
+def sample(values: Tensor) -> Tensor:
+    """Return numbers of a tensor, evenly spaced: float64, on the CPU, this rank's part."""
+    local: Any = values.detach()  # a DTensor, here or there
+    local = local.to_local() if hasattr(local, "to_local") else local
+    local = local.to_dense() if local.layout != torch.strided else local
+    flat = local.reshape(-1)
+    numbers: Tensor = flat[:: max(1, -(-flat.numel() // _SAMPLED))].double().cpu()
+    return numbers
