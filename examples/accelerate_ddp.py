@@ -107,6 +107,9 @@ def main() -> None:
             actions = (learner.model(contexts) + noise).argmax(-1)
         rewards = (actions == right).float()
         mean = accelerator.gather(rewards).mean()  # the baseline is that of all rows
+        if number == 0:  # once: can rows be dropped from this policy?
+            rows = (contexts, actions)
+            kondo.check(learner.log_prob, rows, rewards - mean, group=learner.group)
         report = learner.step(contexts, actions, rewards - mean)
         seen, trained = seen + report.rows_seen, trained + report.rows_trained
         skipped += report.empty

@@ -89,12 +89,6 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> in
     return int(state["step"])
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Write a checkpoint; every rank writes its shards."""
-    weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments, "step": step}, checkpoint_id=folder)
-
-
 def main() -> None:
     """Train, and print what it cost."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -121,11 +115,14 @@ def main() -> None:
     for step in range(first + 1, options.steps + 1):
         ids, log_probs = sample(model, step)
         rewards = reward(ids)
+        advantages = kondo.advantage.group_mean(rewards, NUM_ANSWERS)
+        if step == 1:  # can rows be dropped from this policy?
+            kondo.check(log_prob, ids, advantages, unit="sequence", group="world")
         optimizer.zero_grad()
         report = kondo.backward(
             log_prob,
             ids,
-            kondo.advantage.group_mean(rewards, NUM_ANSWERS),
+            advantages,
             gate=gate,
             screen=None if gate is None else log_probs,
             unit="sequence",
@@ -139,8 +136,10 @@ def main() -> None:
         if dist.get_rank() == 0 and (step % 40 == 0 or step in (1, options.steps)):
             print(f"step {step:3}  reward {mean:.3f}  differentiated {report.rows_trained}", end="")
             print(f" of {report.rows_seen} rows, {report.rows_moved} on another rank", flush=True)
-    if options.checkpoint:
-        save(options.checkpoint, model, optimizer, options.steps)
+    if options.checkpoint:  # every rank writes its shards
+        weights, moments = get_state_dict(model, optimizer)
+        state = {"model": weights, "optimizer": moments, "step": options.steps}
+        dcp.save(state, checkpoint_id=options.checkpoint)
     dist.barrier()  # leave together: a rank that goes first can end the others with an error
     dist.destroy_process_group()
 

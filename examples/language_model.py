@@ -118,11 +118,14 @@ def main() -> None:
         rewards = reward(prompts, answers)
 
         rows = TokenRows.join(prompts, torch.ones_like(prompts), answers, sampled)
+        advantages = kondo.advantage.group_mean(rewards, NUM_ANSWERS)
+        if step == 1:  # can rows be dropped from this policy?
+            kondo.check(policy, rows, advantages)
         optimizer.zero_grad()
         report = kondo.backward(
             policy,
             rows,
-            kondo.advantage.group_mean(rewards, NUM_ANSWERS),
+            advantages,
             gate=gate,
             # The log-probs of the sampler: answers that are not kept need no forward.
             screen=None if gate is None else nn.functional.pad(log_probs, (prompts.shape[1], 0)),

@@ -111,6 +111,9 @@ def main() -> None:
         observations, counts = steps["after"][-1], ~steps["ended"][-1]
         # Centred, not divided by a standard deviation: a signal by delight needs its scale.
         samples["advantages"] -= samples["advantages"].mean()
+        if iteration == 1:  # can rows be dropped from this policy?
+            now = samples["now"], samples["actions"]
+            kondo.check(partial(log_prob, actor), now, samples["advantages"])
 
         for _ in range(EPOCHS):
             for chosen in torch.randperm(len(samples["now"])).chunk(MINIBATCHES):

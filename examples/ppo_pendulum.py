@@ -98,9 +98,8 @@ def main() -> None:
 
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # networks this small gain nothing from more
-    env = RecordEpisodeStatistics(
-        gymnasium.make_vec("Pendulum-v1", num_envs=NUM_ENVS, vectorization_mode="sync")
-    )
+    env = gymnasium.make_vec("Pendulum-v1", num_envs=NUM_ENVS, vectorization_mode="sync")
+    env = RecordEpisodeStatistics(env)
     actor, critic = Actor(), network()
     policy = kondo.DistributionPolicy(actor)  # measures surprisal from the mode of the density
     optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=LEARNING_RATE)
@@ -118,6 +117,8 @@ def main() -> None:
         observations, counts = steps["after"][-1], ~steps["ended"][-1]
         # Centred, not divided by a standard deviation: a signal by delight needs its scale.
         samples["advantages"] -= samples["advantages"].mean()
+        if iteration == 1:  # can rows be dropped from this policy?
+            kondo.check(policy, (samples["now"], samples["actions"]), samples["advantages"])
 
         for _ in range(EPOCHS):
             for chosen in torch.randperm(len(samples["now"])).chunk(MINIBATCHES):
@@ -141,8 +142,7 @@ def main() -> None:
         if iteration % 10 == 0 or iteration in (1, options.iterations):
             recent = torch.tensor(list(env.return_queue)).mean()  # of the last 100 episodes
             print(f"iteration {iteration:3}  return {recent:7.1f}", flush=True)
-    share = rows_trained / rows_seen
-    print(f"differentiated {rows_trained:,} of {rows_seen:,} rows ({share:.1%})")
+    print(f"differentiated {rows_trained:,} of {rows_seen:,} rows ({rows_trained / rows_seen:.1%})")
 
 
 if __name__ == "__main__":

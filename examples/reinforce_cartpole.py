@@ -112,10 +112,13 @@ def main() -> None:
         with torch.no_grad():
             advantages = samples["returns"] - critic(samples["now"]).squeeze(-1)
 
+        rows = samples["now"], samples["actions"]
+        if iteration == 1:  # can rows be dropped from this policy?
+            kondo.check(log_prob, rows, advantages)
         actor_optimizer.zero_grad()
         report = kondo.backward(
             log_prob,
-            (samples["now"], samples["actions"]),
+            rows,
             advantages - advantages.mean(),
             gate=gate,
             # The log-probs of the rollout: rows that are not kept need no forward.

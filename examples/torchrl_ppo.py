@@ -89,6 +89,8 @@ class Learner:
             rows = batch.reshape(-1)
             # Centred only: a gate by delight must not see one divided by a standard deviation.
             rows["advantage"] = rows["advantage"] - rows["advantage"].mean()
+            if not self.seen:  # can rows be dropped from this policy?
+                kondo.check(self.policy, rows, rows["advantage"].squeeze(-1))
             for chosen in torch.randperm(len(rows)).split(MINIBATCH):
                 self.step(rows[chosen])
 

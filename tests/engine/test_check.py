@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Independent, Normal, OneHotCategorical
 from torch.utils.checkpoint import checkpoint
 
 import kondo
@@ -265,6 +265,10 @@ def test_probabilities_that_do_not_sum_to_one_are_found():
     policy = kondo.DistributionPolicy(lambda states: Unnormalised(logits=net(states)))
     assert "sum to 0.6" in found(policy)
     passes(kondo.DistributionPolicy(lambda states: Categorical(logits=net(states))))
+    states, actions = batch_of()
+    one_hot = nn.functional.one_hot(actions, ACTIONS)
+    policy = kondo.DistributionPolicy(lambda states: OneHotCategorical(logits=net(states)))
+    passes(policy, (states, one_hot.float()))
 
 
 # Gradients.

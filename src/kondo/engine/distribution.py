@@ -51,12 +51,12 @@ class DistributionPolicy(Policy):
 
     def log_prob(self, rows: tuple[Any, Tensor]) -> Tensor:
         """Return log pi(a|s) of rows (observations, actions), [n], differentiable."""
-        observations, actions = rows
+        observations, actions = self._pair(rows)
         return _one_per_row(self._distribution(observations).log_prob(actions), actions)
 
     def screen(self, rows: tuple[Any, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
         """Return log pi(a|s), [n]; for a density also log pi(mode|s), [n]."""
-        observations, actions = rows
+        observations, actions = self._pair(rows)
         found = self._distribution(observations)
         log_probs = _one_per_row(found.log_prob(actions), actions)
         if _is_discrete(found):
@@ -92,17 +92,26 @@ class DistributionPolicy(Policy):
 
     def faults(self, batch: Any) -> Iterator[str]:
         """Yield that probabilities of all actions do not sum to 1, where they can be asked for."""
+        observations, actions = self._pair(batch)
         with torch.no_grad():
-            found = self._distribution(batch[0])
-            if not (_is_discrete(found) and found.has_enumerate_support):
+            found = self._distribution(observations)
+            if not found.has_enumerate_support:
                 return
-            total = found.log_prob(found.enumerate_support()).double().exp().sum(0)
+            every = found.enumerate_support()
+            if every.shape[1:] != actions.shape:  # its actions are coded otherwise: one-hot, say
+                return
+            total = found.log_prob(every).double().exp().sum(0)
         worst = total.flatten()[(total - 1).abs().argmax()]
         if not abs(float(worst) - 1) <= _ONE:
             yield (
                 f"Probabilities of {type(found).__name__} sum to {float(worst):.3g} over all "
                 f"actions, and must sum to 1: its log_prob is no log-probability."
             )
+
+    def _pair(self, rows: Any) -> tuple[Any, Tensor]:
+        """Return observations and actions."""
+        observations, actions = rows
+        return observations, actions
 
     def _distribution(self, observations: Any) -> Distribution:
         found = self.distribution(observations)

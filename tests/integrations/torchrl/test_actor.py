@@ -257,3 +257,16 @@ def test_other_versions_are_refused(version):
 def test_versions_of_the_range_are_accepted():
     for version in ("0.14.0", "0.14.1", "0.14.2+cpu"):
         _version.TORCHRL.check(version)
+
+
+@pytest.mark.parametrize("kind", [*DISCRETE, *CONTINUOUS])
+def test_check_passes_actors_and_finds_probabilities_that_do_not_sum_to_one(kind, monkeypatch):
+    actor = make_actor(kind)
+    data = collect(actor)
+    advantages = data["advantage"].squeeze(-1)
+    kondo.check(ActorPolicy(actor), data, advantages)
+    if kind == "categorical":
+        plain = Categorical.log_prob
+        monkeypatch.setattr(Categorical, "log_prob", lambda self, a: plain(self, a) - 0.5)
+        with pytest.raises(kondo.CheckError, match=r"sum to 0.607"):
+            kondo.check(ActorPolicy(actor), data, advantages)

@@ -58,10 +58,6 @@ class ActorPolicy(DistributionPolicy):
         super().__init__(actor.get_dist)
         self.actor, self.action_key = actor, action_key
 
-    def log_prob(self, rows: Any) -> Tensor:
-        """Return log pi(a|s) of the actions in a TensorDict, [n], differentiable."""
-        return super().log_prob(self._pair(rows))
-
     def screen(self, rows: Any) -> Tensor | tuple[Tensor, Tensor]:
         """Return log pi(a|s), [n]; for a density also log pi(mode|s), [n].
 
