@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -28,8 +30,7 @@ def test_leaves_no_trace():
 
 def test_cost_model(monkeypatch):
     """With F = 1 s, F + B = 3 s and 0.5 s for the kept rows, by hand."""
-    seconds = iter([1.0, 3.0, 0.5])
-    monkeypatch.setattr(planner, "_median_seconds", lambda *_: next(seconds))
+    monkeypatch.setattr(planner, "_in_turns", lambda *_: [1.0, 3.0, 0.5])
     _, log_prob = policy()
     plan = kondo.plan(log_prob, torch.randn(40, 4), rates=(0.1,))
     assert (plan.forward_seconds, plan.backward_seconds, plan.ratio) == (1.0, 2.0, 2.0)
@@ -45,10 +46,52 @@ def test_cost_model(monkeypatch):
 
 
 def test_says_when_it_does_not_pay(monkeypatch):
-    seconds = iter([1.0, 3.0, 2.4])  # 80% of the rows: 1 + 2.4 > 3
-    monkeypatch.setattr(planner, "_median_seconds", lambda *_: next(seconds))
+    seconds = [1.0, 3.0, 2.4]  # 80% of the rows: 1 + 2.4 > 3
+    monkeypatch.setattr(planner, "_in_turns", lambda *_: seconds)
     _, log_prob = policy()
     assert "exact screen loses" in str(kondo.plan(log_prob, torch.randn(40, 4), rates=(0.8,)))
+
+
+def test_every_round_times_everything_once():
+    """A busy second then meets dense and kept rows alike."""
+    calls, busy = [], iter([9.0, 9.0, 9.0, 1.0, 2.0, 3.0, 50.0, 60.0, 70.0, 1.5, 2.5, 3.5])
+
+    def timed(name):
+        calls.append(name)
+        return next(busy)
+
+    jobs = [partial(timed, name) for name in ("forward", "dense", "kept")]
+    assert planner._in_turns(jobs, 3) == [1.5, 2.5, 3.5]  # the first round is a warm-up
+    assert calls == ["forward", "dense", "kept"] * 4
+
+
+def planned_rows(monkeypatch, seconds, rates):
+    monkeypatch.setattr(planner, "_in_turns", lambda *_: seconds)
+    return kondo.plan(lambda rows: -torch.ones(len(rows)), torch.zeros(40, 4), rates=rates)
+
+
+@pytest.mark.parametrize(
+    ("kept", "reliable"),
+    [
+        ([0.5, 3.0], [True, True]),
+        ([0.29, 2.9], [True, True]),  # within a tenth of its limit: rounding of clocks
+        ([0.5, 1.55], [True, False]),  # all rows 1.94 times sooner than all rows
+        ([0.2, 3.1], [False, True]),  # a tenth of the rows costs at least a tenth
+    ],
+)
+def test_a_row_that_beats_its_limit_is_said_to_be_unreliable(monkeypatch, kept, reliable):
+    plan = planned_rows(monkeypatch, [1.0, 3.0, *kept], (0.1, 1.0))
+    assert [row.reliable for row in plan.rates] == reliable
+    lines = str(plan).splitlines()
+    assert ["timing unreliable" not in line for line in lines[2:4]] == reliable
+    assert plan.reliable == all(reliable)
+    assert ("measure again on an idle machine" in str(plan)) == (not all(reliable))
+
+
+def test_a_backward_that_costs_nothing_is_unreliable(monkeypatch):
+    plan = planned_rows(monkeypatch, [3.1, 3.0, 3.0], (1.0,))
+    assert not plan.reliable
+    assert "measure again on an idle machine" in str(plan)
 
 
 def test_micro_batches_cover_every_row():
@@ -61,6 +104,7 @@ def test_micro_batches_cover_every_row():
 
     kondo.plan(log_prob, torch.randn(10, 4), rates=(0.3,), micro_batch=4, repeats=1)
     twice = 2  # warm-up and one repeat
+    assert sizes[: len(sizes) // 2] == sizes[len(sizes) // 2 :]  # in turns
     assert sum(n for graph, n in sizes if not graph) == twice * 10
     assert sum(n for graph, n in sizes if graph) == twice * (10 + 3)
 
@@ -100,8 +144,7 @@ def test_detached_log_probs_are_named():
 
 def planned(monkeypatch, seconds, advantages, **options):
     """Plan with measured seconds that are given: forward, dense, and those of each rate."""
-    told = iter(seconds)
-    monkeypatch.setattr(planner, "_median_seconds", lambda *_: next(told))
+    monkeypatch.setattr(planner, "_in_turns", lambda *_: seconds)
     batch = torch.zeros(len(advantages), 4)
     return kondo.plan(
         lambda rows: -torch.ones(len(rows)),
@@ -142,8 +185,7 @@ def test_seconds_between_two_rates_are_interpolated(monkeypatch):
 
 
 def test_a_share_beyond_the_planned_rates_is_not_cheaper_than_it_is(monkeypatch):
-    told = iter([1.0, 3.0, 0.03])
-    monkeypatch.setattr(planner, "_median_seconds", lambda *_: next(told))
+    monkeypatch.setattr(planner, "_in_turns", lambda *_: [1.0, 3.0, 0.03])
     plan = kondo.plan(
         lambda rows: -torch.ones(len(rows)),
         torch.zeros(40, 4),

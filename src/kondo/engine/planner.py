@@ -6,8 +6,10 @@ With F and B the seconds of a forward without a graph and of what a backward add
     exact screen   F + rho (F + B)     pays below rho = B / (F + B), about 2/3
     free screen        rho (F + B)     always pays
 
-A small kept batch costs more than its share, so each rate's backward is also measured. With the
-batch's advantages it also says how noisy each rate is, and recommends a gate.
+A small kept batch costs more than its share, so each rate's backward is also measured. All are
+measured in turns, so that other work of the machine slows them down alike. A measurement that beats
+its limit is not believed. With the batch's advantages it also says how noisy each rate is, and
+recommends a gate.
 """
 
 import dataclasses
@@ -38,6 +40,8 @@ from kondo.engine.untraced import without_trace
 # What is recommended: a noise budget, and for single decisions the papers' rate.
 _SAFE_NOISE = 1.5
 _PAPER_RATE = 0.03
+# Kept rows that cost less than this part of their share of dense were not timed well.
+_BELIEVED = 0.9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,9 @@ class PlannedRate:
     """The cost model's speed-up, (F + B) / (F + rho (F + B))."""
     free_limit: float
     """The cost model's speed-up, 1 / rho."""
+    reliable: bool = True
+    """False where the kept rows took less than 90% of their share of dense: other work of the
+    machine disturbed the timing."""
     noise: float | None = None
     """Noise of an unbiased draw at this rate, see `kondo.UnbiasedGate`; None without advantages."""
 
@@ -85,6 +92,11 @@ class Plan:
         """Rate above which an exact screen loses: B / (F + B)."""
         return self.backward_seconds / (self.forward_seconds + self.backward_seconds)
 
+    @property
+    def reliable(self) -> bool:
+        """Whether no measurement is impossible: no row beats its limit, and a backward costs."""
+        return self.backward_seconds > 0 and all(row.reliable for row in self.rates)
+
     def __str__(self) -> str:
         lines = [
             f"forward {1e3 * self.forward_seconds:.2f} ms, backward adds "
@@ -93,11 +105,18 @@ class Plan:
             "rate     rows   exact screen (limit)   free screen (limit)   noise",
         ]
         for row in self.rates:
-            loses = "" if row.exact > 1 else "   exact screen loses: use a free screen or dense"
+            remark = "" if row.exact > 1 else "   exact screen loses: use a free screen or dense"
+            if not row.reliable:
+                remark = "   timing unreliable: faster than its limit"
             noise = "-" if row.noise is None else f"{row.noise:.2f}"
             lines.append(
                 f"{row.rate:>5.1%} {row.rows:>7}   {row.exact:>10.2f}x ({row.exact_limit:.2f}x)"
-                f"   {row.free:>10.2f}x ({row.free_limit:.2f}x) {noise:>7}{loses}"
+                f"   {row.free:>10.2f}x ({row.free_limit:.2f}x) {noise:>7}{remark}"
+            )
+        if not self.reliable:
+            lines.append(
+                "timing unreliable: other work disturbed it; measure again on an idle machine, or "
+                "with more repeats"
             )
         return "\n".join([*lines, self.advice] if self.advice else lines)
 
@@ -129,7 +148,7 @@ def plan(
             a reward is shared by the tokens of an answer or the steps of an episode.
         rates: rates to plan for, each in (0, 1].
         micro_batch: rows per forward/backward; all at once if None.
-        repeats: timed repetitions of each measurement; the median counts.
+        repeats: rounds in which all measurements are timed once; the median counts.
 
     Example:
         >>> import torch, kondo
@@ -164,15 +183,18 @@ def plan(
     def dense(part: Any) -> None:
         _in_pieces(part, micro_batch, lambda piece: _gradient(log_prob(piece)))
 
-    def train(count: int) -> float:
-        kept = batch if count == size else rows.take(batch, slice(0, count))
-        return _median_seconds(partial(dense, kept), cuda, repeats)
+    def train(count: int) -> Callable[[], float]:
+        # Evenly spaced: a batch may be sorted by length.
+        kept = batch if count == size else rows.take(batch, torch.arange(count) * size // count)
+        return partial(_seconds, partial(dense, kept), cuda)
 
+    def timed(call: Callable[[], float], *, evaluate: bool) -> Callable[[], float]:
+        return partial(without_trace, call, log_prob, evaluate=evaluate)
+
+    jobs = [timed(partial(_seconds, forward, cuda), evaluate=True)]
+    jobs += [timed(train(count), evaluate=False) for count in (size, *counts)]
     with torch.random.fork_rng(devices):  # dropout draws
-        forward_seconds = without_trace(lambda: _median_seconds(forward, cuda, repeats), log_prob)
-        dense_seconds, *kept_seconds = without_trace(
-            lambda: [train(count) for count in (size, *counts)], log_prob, evaluate=False
-        )
+        forward_seconds, dense_seconds, *kept_seconds = _in_turns(jobs, repeats)
     planned = tuple(
         PlannedRate(
             rate=rate,
@@ -182,6 +204,7 @@ def plan(
             free=dense_seconds / kept,
             exact_limit=dense_seconds / (forward_seconds + count / size * dense_seconds),
             free_limit=size / count,
+            reliable=kept >= _BELIEVED * count / size * dense_seconds,
             noise=None if worth is None else _noise(UnbiasedGate(rate=rate), *worth),
         )
         for rate, count, kept in zip(rates, counts, kept_seconds, strict=True)
@@ -277,15 +300,21 @@ def _gradient(log_probs: Tensor) -> None:
     torch.autograd.grad(loss, leaves_of(loss), allow_unused=True)
 
 
-def _median_seconds(call: Callable[[], None], cuda: bool, repeats: int) -> float:
-    call()  # warm-up: lazy initialisation, autotuning, allocator
-    spent = []
-    for _ in range(repeats):
-        if cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        if cuda:
-            torch.cuda.synchronize()
-        spent.append(time.perf_counter() - start)
-    return statistics.median(spent)
+def _in_turns(jobs: Sequence[Callable[[], float]], repeats: int) -> list[float]:
+    """Return the median seconds of each job; every round runs all of them once.
+
+    The first round is a warm-up: lazy initialisation, autotuning, allocator.
+    """
+    rounds = [[job() for job in jobs] for _ in range(1 + repeats)]
+    return [statistics.median(spent) for spent in zip(*rounds[1:], strict=True)]
+
+
+def _seconds(call: Callable[[], None], cuda: bool) -> float:
+    """Return how long a call takes."""
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
