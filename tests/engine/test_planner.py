@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -26,6 +27,39 @@ def test_leaves_no_trace():
     torch.set_rng_state(rng)
     torch.randn(40, 4)  # the batch above
     assert torch.equal(torch.get_rng_state(), rng_after)
+
+
+class Normaliser(nn.Module):
+    """Moves its statistics in every forward, also in evaluation mode."""
+
+    def __init__(self, *, in_place):
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, rows):
+        moved = 0.9 * self.mean + 0.1 * rows.mean(0)
+        if self.in_place:
+            self.mean.copy_(moved)
+        else:
+            self.mean = moved
+        return rows - self.mean
+
+
+@pytest.mark.parametrize("advantages", [None, torch.ones(40)])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_normaliser_that_updates_in_every_forward_is_put_back(in_place, advantages):
+    normaliser = Normaliser(in_place=in_place)
+    net, mean = nn.Sequential(normaliser, nn.Linear(4, 1)), normaliser.mean
+    kondo.plan(
+        lambda rows: -net(rows).squeeze(1).square(),
+        torch.randn(40, 4),
+        advantages=advantages,
+        rates=(0.5,),
+        repeats=1,
+    )
+    assert normaliser.mean is mean
+    assert torch.equal(mean, torch.zeros(4))
 
 
 def test_cost_model(monkeypatch):
@@ -104,6 +138,8 @@ def test_micro_batches_cover_every_row():
 
     kondo.plan(log_prob, torch.randn(10, 4), rates=(0.3,), micro_batch=4, repeats=1)
     twice = 2  # warm-up and one repeat
+    checked, sizes = sizes[:3], sizes[3:]
+    assert checked == [(False, 4), (False, 4), (False, 2)]
     assert sizes[: len(sizes) // 2] == sizes[len(sizes) // 2 :]  # in turns
     assert sum(n for graph, n in sizes if not graph) == twice * 10
     assert sum(n for graph, n in sizes if graph) == twice * (10 + 3)
@@ -136,7 +172,36 @@ def test_bad_input_is_named(options, message):
 
 def test_detached_log_probs_are_named():
     with pytest.raises(ValueError, match="must be differentiable"):
-        kondo.plan(lambda rows: rows[:, 0], torch.randn(4, 4), rates=(1.0,))
+        kondo.plan(lambda rows: -rows[:, 0].abs(), torch.randn(4, 4), rates=(1.0,))
+
+
+@pytest.mark.parametrize("advantages", [None, torch.randn(8)])
+def test_logits_are_refused_as_by_a_step(advantages):
+    net = nn.Linear(4, 3)
+
+    def logits(rows):
+        return 5 + net(rows[0]).gather(1, rows[1][:, None]).squeeze(1)
+
+    batch = torch.randn(8, 4), torch.randint(3, (8,))
+    with pytest.raises(ValueError, match="log_probs must not exceed 0") as of_a_step:
+        kondo.backward(logits, batch, torch.ones(8), gate=kondo.UnbiasedGate(rate=0.5))
+    with pytest.raises(ValueError, match="log_probs must not exceed 0") as of_a_plan:
+        kondo.plan(logits, batch, advantages=advantages, rates=(1.0,), repeats=1)
+    assert str(of_a_plan.value) == str(of_a_step.value)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "message"),
+    [
+        (torch.tensor([1.0, math.nan]), "advantages must not hold NaN or infinity in .* unit 1"),
+        (torch.ones(3), "advantages"),
+        ([1.0, -1.0], "advantages"),
+    ],
+)
+def test_advantages_are_refused_as_by_a_step(advantages, message):
+    net = nn.Linear(4, 1)
+    with pytest.raises(ValueError, match=message):
+        kondo.plan(lambda r: -net(r).squeeze(1).square(), torch.randn(2, 4), advantages=advantages)
 
 
 # A gate for a batch.

@@ -76,11 +76,12 @@ def of_state(trial: Trial, precision: Precision, mask: Tensor | None) -> Iterato
             f"buffer of a module could not be put back: this check has moved it on."
         )
     elif changed:
-        when = "also in evaluation mode, so a screen and kondo.plan do" if trial.moved else "so a"
+        when = "so a gated step fills it from kept rows alone"
+        if trial.moved:
+            when = "also in evaluation mode, so a screen does too"
         yield (
-            f"A forward changes {_listed(changed)}, {when} "
-            f"{'too' if trial.moved else 'gated step fills it from kept rows alone'}. Update it "
-            f"once for each batch, outside of the policy, or freeze it."
+            f"A forward changes {_listed(changed)}, {when}. Update it once for each batch, outside "
+            f"of the policy, or freeze it."
         )
     drawn = precision.apart(answers.screened_again, answers.screened, mask)
     if drawn is not None and again is None:

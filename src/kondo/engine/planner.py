@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core import signals
-from kondo.core._checks import at_least_float32, check_float, check_mask
+from kondo.core._checks import at_least_float32, check_float
 from kondo.core.contract import BaseGate
 from kondo.core.diagnostics import diagnostics
 from kondo.core.gates import Gate
@@ -31,10 +30,11 @@ from kondo.core.rules import count_for
 from kondo.core.unbiased import UnbiasedGate
 from kondo.engine import rows
 from kondo.engine.finite import leaves_of
-from kondo.engine.modules import devices_of
+from kondo.engine.modules import devices_of, modules_in
 from kondo.engine.policy import Policy, policy_of
+from kondo.engine.preserved import preserved
 from kondo.engine.screen import from_mode, screen_log_probs
-from kondo.engine.select import Unit, unit_values
+from kondo.engine.select import Unit, select
 from kondo.engine.untraced import without_trace
 
 # What is recommended: a noise budget, and for single decisions the papers' rate.
@@ -135,10 +135,14 @@ def plan(
 
     With `advantages` it also recommends a gate: `plan.gate`, with the reason in `plan.advice`.
 
-    Gradients, training flags, buffers written in place and torch's random state are as before
-    afterwards. So gradient checkpointing needs use_reentrant=False. No other thread may draw random
-    numbers meanwhile: they would be drawn again. Counts one unit per row: token units keep more
-    rows than their rate says.
+    Call `kondo.check` first, with the same policy and batch: a policy that it refuses gains nothing
+    from a fast step. Log-probs and advantages that `kondo.backward` refuses are refused here too.
+
+    Gradients, random numbers, and the buffers, modes and flags of modules are as before afterwards,
+    also where a normaliser updates itself in every forward. State that a plain function hides, and
+    parameters that a forward writes to, are not put back; `kondo.check` names them. Gradient
+    checkpointing needs use_reentrant=False. No other thread may draw random numbers meanwhile: they
+    would be drawn again. Counts one unit per row: token units keep more rows than their rate says.
 
     Args:
         policy: rows -> [n] or [n, T], or a `kondo.lm.CausalLM`, as for `kondo.backward`.
@@ -149,6 +153,9 @@ def plan(
         rates: rates to plan for, each in (0, 1].
         micro_batch: rows per forward/backward; all at once if None.
         repeats: rounds in which all measurements are timed once; the median counts.
+
+    Raises:
+        ValueError: for a policy, batch or advantages that `kondo.backward` refuses.
 
     Example:
         >>> import torch, kondo
@@ -172,7 +179,6 @@ def plan(
     size = rows.num_rows(batch)
     known = policy_of(policy)
     log_prob = known.log_prob
-    worth = None if advantages is None else _unit_worth(known, batch, advantages, micro_batch)
     devices = [device for device in devices_of(log_prob, batch) if device.type == "cuda"]
     cuda = bool(devices)
     counts = [count_for(rate, size) for rate in rates]
@@ -188,12 +194,15 @@ def plan(
         kept = batch if count == size else rows.take(batch, torch.arange(count) * size // count)
         return partial(_seconds, partial(dense, kept), cuda)
 
-    def timed(call: Callable[[], float], *, evaluate: bool) -> Callable[[], float]:
-        return partial(without_trace, call, log_prob, evaluate=evaluate)
+    def timed(call: Callable[[], float]) -> float:
+        with torch.enable_grad():
+            return call()
 
-    jobs = [timed(partial(_seconds, forward, cuda), evaluate=True)]
-    jobs += [timed(train(count), evaluate=False) for count in (size, *counts)]
-    with torch.random.fork_rng(devices):  # dropout draws
+    jobs = [partial(without_trace, partial(_seconds, forward, cuda), log_prob)]
+    jobs += [partial(timed, train(count)) for count in (size, *counts)]
+    modules = list({part: None for root in modules_in(log_prob) for part in root.modules()})
+    with preserved(modules, devices, None, None):
+        worth = _unit_worth(known, batch, advantages, micro_batch)
         forward_seconds, dense_seconds, *kept_seconds = _in_turns(jobs, repeats)
     planned = tuple(
         PlannedRate(
@@ -205,7 +214,7 @@ def plan(
             exact_limit=dense_seconds / (forward_seconds + count / size * dense_seconds),
             free_limit=size / count,
             reliable=kept >= _BELIEVED * count / size * dense_seconds,
-            noise=None if worth is None else _noise(UnbiasedGate(rate=rate), *worth),
+            noise=None if advantages is None else _noise(UnbiasedGate(rate=rate), *worth),
         )
         for rate, count, kept in zip(rates, counts, kept_seconds, strict=True)
     )
@@ -214,16 +223,19 @@ def plan(
         backward_seconds=dense_seconds - forward_seconds,
         rates=planned,
     )
-    if worth is None:
+    if advantages is None:
         return measured
     gate, advice = _recommended(measured, single_decisions, *worth)
     return dataclasses.replace(measured, gate=gate, advice=advice)
 
 
 def _unit_worth(
-    known: Policy, batch: Any, advantages: Tensor, micro_batch: int | None
+    known: Policy, batch: Any, advantages: Tensor | None, micro_batch: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return a proxy of the norm of each row's gradient, [N], and which rows count."""
+    """Return a proxy of the norm of each row's gradient, [N], and which rows count.
+
+    Refuses what a step refuses: logits, NaN, other shapes. Without advantages each counts as 1.
+    """
     density = False
 
     def shown(some: Any) -> Any:
@@ -235,10 +247,18 @@ def _unit_worth(
     model = known.log_prob if known.screen is None else shown
     found = screen_log_probs(model, batch, chunk=micro_batch)
     unit: Unit = "sample" if found.ndim == 1 else "sequence"
-    mask = check_mask(known.mask(batch), found.shape)
-    valid = torch.ones_like(found, dtype=torch.bool) if mask is None else mask.to(found.device)
-    given = check_float("advantages", advantages).to(found.device)
-    return unit_values(signals.gradient_norm, found, given, valid, unit, density)
+    given = found.new_ones(len(found)) if advantages is None else advantages
+    mask = known.mask(batch)
+    chosen = select(
+        found,
+        check_float("advantages", given).to(found.device),
+        gate=UnbiasedGate(rate=1.0),
+        unit=unit,
+        mask=None if mask is None else mask.to(found.device),
+        generator=torch.Generator().manual_seed(0),
+        density=density,
+    )
+    return chosen.values, chosen.unit_mask
 
 
 def _noise(gate: BaseGate, worth: Tensor, mask: Tensor) -> float:
