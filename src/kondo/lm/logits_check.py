@@ -59,6 +59,14 @@ def logits_fault(
     return None
 
 
+def layer_fault(layer: nn.Module, head: Head) -> str | None:
+    """Return by how much a call of an output layer differs from what is taken for it."""
+    hidden = _probe(head.weight[:3]).to(head.weight.dtype)
+    if fault := difference(_linear(hidden, head), layer(hidden), least=1e-5):
+        return f"in the output layer, {fault}"
+    return None
+
+
 def bend(logits: Tensor, head: Head) -> Tensor:
     """Return what the head makes of the products of its weight."""
     logits = head.scale * logits

@@ -23,11 +23,12 @@ from kondo.engine.untraced import without_trace
 from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
 from kondo.lm.graphs import Graphs, Inputs
 from kondo.lm.head import Backend, Head, token_log_probs
-from kondo.lm.logits_check import difference, logits_fault
+from kondo.lm.logits_check import difference, layer_fault, logits_fault
 from kondo.lm.pack import Layout, Pack, packs, unpacked
 from kondo.lm.parts import (
     backbone_of,
     bend_of,
+    check_plain,
     check_positions,
     check_whole,
     output_layer,
@@ -109,8 +110,12 @@ class CausalLM:
         self._graphs = Graphs(self.backbone, self._run_varlen)
         check_positions(self.backbone)
         self._faults: dict[tuple[str, torch.dtype], str | None] = {}
-        if head is None:
-            self._compare_logits(base)
+        if fault := self._logits_fault():
+            raise ValueError(
+                f"model must make its logits by its output layer alone, but for a scale and a soft "
+                f"cap that its config names, got {type(model).__name__}: {fault}. Give the parts: "
+                f"CausalLM(backbone, head=Head(...))."
+            )
         if attention == "varlen" and (fault := self._varlen_fault()):
             raise ValueError(
                 f'attention "varlen" must fit the model, got {type(model).__name__}: {fault}; use '
@@ -119,7 +124,11 @@ class CausalLM:
 
     @property
     def _head(self) -> nn.Module | Head:
-        return output_layer(self._base) if self._given_head is None else self._given_head
+        if self._given_head is None:
+            return output_layer(self._base)
+        if isinstance(self._given_head, nn.Module):
+            check_plain(self._given_head)
+        return self._given_head
 
     @property
     def head(self) -> Head:
@@ -347,22 +356,22 @@ class CausalLM:
                 return str(error)
         return difference(hidden["varlen"], hidden["padded"], least=1e-3, least_half=0.05)
 
-    def _compare_logits(self, base: nn.Module) -> None:
-        """Refuse a model whose logits are more than its head and the bends we know."""
-        check_whole(self.head.weight)
+    def _logits_fault(self) -> str | None:
+        """Return what makes logits beside the head and the bends we know, None if nothing does."""
+        layer, head = self._head, self.head
+        if not isinstance(layer, nn.Module):
+            return None
+        check_whole(head.weight)
+        if self._given_head is not None:
+            return _as_written(partial(layer_fault, layer, head), layer)
         ids = torch.arange(3, device=self.device).unsqueeze(0) % self.vocab_size
 
         def compare() -> str | None:
             hidden = _last_hidden(self.backbone(input_ids=ids, use_cache=False))
-            hidden = self._as_head_takes(hidden, self.head)
-            return logits_fault(base, output_layer(base), self.head, ids, hidden)
+            hidden = self._as_head_takes(hidden, head)
+            return logits_fault(self.module, layer, head, ids, hidden)
 
-        if fault := _as_written(compare, base):
-            raise ValueError(
-                f"model must make its logits by its output layer alone, but for a scale and a soft "
-                f"cap that its config names, got {type(base).__name__}: {fault}. Give the parts: "
-                f"CausalLM(backbone, head=Head(...))."
-            )
+        return _as_written(compare, self.module)
 
 
 def check_rows(rows: object) -> TokenRows:

@@ -33,6 +33,14 @@ def without_adapters(model: nn.Module) -> nn.Module:
             "model must not learn prompts by PEFT: its virtual tokens are no tokens of the rows; "
             "use LoRA or another adapter inside the layers."
         )
+    adapters: Any = model
+    for name in adapters.active_adapters:
+        if getattr(adapters.peft_config[name], "alora_invocation_tokens", None) is not None:
+            raise ValueError(
+                f"model must have adapters that are active at every token, got activated LoRA "
+                f"(alora_invocation_tokens) as {name!r}: PEFT looks for these tokens in a forward "
+                f"of its own, which is not run here; train plain LoRA instead."
+            )
     base: nn.Module = cast(Any, model).get_base_model()
     return base
 
@@ -58,13 +66,28 @@ def backbone_of(model: nn.Module) -> nn.Module:
 def output_layer(model: nn.Module) -> nn.Module:
     """Return the layer that makes the logits of a Hugging Face causal LM, as it stands now."""
     layer = _saved_copy(cast(Any, model).get_output_embeddings())
-    if list(layer.children()) or getattr(layer, "weight", None) is None:
+    parts = [name for name, _ in layer.named_children() if name != "parametrizations"]
+    if parts or getattr(layer, "weight", None) is None:
         raise ValueError(
             f"model must have a plain linear head, got {type(layer).__name__}, which adds terms of "
             f"its own; leave the output layer out of the adapter's target modules, or train a "
             f"whole copy of it (modules_to_save)."
         )
+    check_plain(layer)
     return layer
+
+
+def check_plain(layer: nn.Module) -> None:
+    """Refuse an output layer that computes its weight: it is read here, and not called."""
+    stored = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    if stored.get("weight") is not layer.weight:
+        raise ValueError(
+            f"the output layer must have its weight as a parameter, got {type(layer).__name__} "
+            f"with {sorted(stored)}, from which hooks or a parametrization compute it "
+            f"(weight_norm, spectral_norm, prune): the layer's weight is read and the layer is not "
+            f"called. Remove that from this layer, e.g. by torch.nn.utils.remove_weight_norm, "
+            f"prune.remove or parametrize.remove_parametrizations."
+        )
 
 
 def _saved_copy(layer: nn.Module) -> nn.Module:
