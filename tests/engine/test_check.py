@@ -499,3 +499,19 @@ def test_nothing_is_left_behind():
         one is other for one, other in zip(grads, (p.grad for p in net.parameters()), strict=True)
     )
     assert net[0].weight.grad.eq(1).all()
+
+
+def test_random_numbers_of_devices_that_the_policy_does_not_use_stay(monkeypatch):
+    """torch.manual_seed seeds every device; only those that are put back may be seeded."""
+    policy, seeded = policy_of(mlp()), []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    passes(policy)
+    assert seeded == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_policy_on_the_cpu_leaves_random_numbers_of_cuda():
+    torch.cuda.manual_seed(7)
+    before = torch.cuda.get_rng_state()
+    passes(policy_of(mlp()))
+    assert torch.equal(torch.cuda.get_rng_state(), before)

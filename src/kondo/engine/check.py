@@ -175,8 +175,8 @@ class _Check:
         if not self._peers.total(self._some.size)[0]:
             return []
         devices = devices_of(inputs.policy.log_prob, inputs.rows.batch)
-        cuda = [device for device in devices if device.type == "cuda"]
-        with preserved(self._modules, cuda, inputs.gate, inputs.options.generator):
+        self._cuda = [device for device in devices if device.type == "cuda"]
+        with preserved(self._modules, self._cuda, inputs.gate, inputs.options.generator):
             if self._passes(self._answers):
                 if self._passes(self._choice):
                     self._passes(self._gradients)
@@ -195,7 +195,7 @@ class _Check:
 
     def _answers(self) -> Iterator[str]:
         """Run the policy in several ways, and judge what it answers."""
-        trial = try_policy(self._inputs, self._some, self._modules)
+        trial = try_policy(self._inputs, self._some, self._modules, self._cuda)
         self._trial, answers = trial, trial.answers
         parameters = [value for _, value in named(self._modules)]
         self._precision = findings.Precision(answers.given, parameters)

@@ -104,19 +104,22 @@ def few_rows(inputs: Inputs) -> tuple[Rows, Tensor]:
         most //= 2
 
 
-def try_policy(inputs: Inputs, some: Rows, modules: Sequence[nn.Module]) -> Trial:
+def try_policy(
+    inputs: Inputs, some: Rows, modules: Sequence[nn.Module], devices: Sequence[torch.device]
+) -> Trial:
     """Run the policy on a few rows, eleven times.
 
     Args:
         inputs: of the step.
         some: the rows.
         modules: of the policy, with their parts.
+        devices: CUDA devices whose random numbers may be drawn; those of others are left alone.
     """
     policy, batch, order = inputs.policy, some.batch, torch.arange(some.size)
     pick = partial(rows.take, batch)
 
     def given(what: str, rows_of: Any, seed: int = _SEED) -> Tensor:
-        torch.manual_seed(seed)
+        _seed(seed, devices)
         with torch.enable_grad():
             found = _log_probs(what, partial(policy.log_prob, rows_of))
         if not found.requires_grad:
@@ -127,7 +130,7 @@ def try_policy(inputs: Inputs, some: Rows, modules: Sequence[nn.Module]) -> Tria
         return found.detach()
 
     def screened(what: str, rows_of: Any, seed: int = _SEED) -> Tensor:
-        torch.manual_seed(seed)
+        _seed(seed, devices)
 
         def call() -> Any:
             return from_mode((policy.screen or policy.log_prob)(rows_of), "screen(rows)")[0]
@@ -160,6 +163,14 @@ def try_policy(inputs: Inputs, some: Rows, modules: Sequence[nn.Module]) -> Tria
         changed=_changes(before, between),
         moved=_changes(between, _state(modules)),
     )
+
+
+def _seed(seed: int, devices: Sequence[torch.device]) -> None:
+    """Seed the CPU and these CUDA devices; torch.manual_seed would seed every device there is."""
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def _log_probs(what: str, call: Callable[[], Any]) -> Tensor:
