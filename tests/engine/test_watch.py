@@ -195,6 +195,28 @@ def test_advantages_of_one_sign_are_named_once(make, advantages):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("advantages", list(ONE_SIGN.values())[:2], ids=list(ONE_SIGN)[:2])
+def test_a_first_batch_of_one_sign_is_named_at_once(advantages):
+    gate = kondo.UnbiasedGate(rate=0.5)
+    with pytest.warns(RuntimeWarning, match=r"not centred: all 16 in the first step") as caught:
+        steps(gate, advantages.repeat(4), count=1)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():  # and not again
+        warnings.simplefilter("error")
+        steps(gate, advantages.repeat(4))
+
+
+@pytest.mark.parametrize(
+    "advantages",
+    [torch.ones(15), torch.tensor([1.0] * 63 + [-0.01]), torch.zeros(64), torch.full((64,), 6e-8)],
+    ids=["too few rows", "one of the other sign", "nothing to learn", "rounding"],
+)
+def test_other_first_batches_are_not_warned_about(advantages):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(kondo.UnbiasedGate(rate=0.5), advantages, count=1)
+
+
 NOT_NAMED = {
     "centred": torch.tensor([-0.5, 0.5]),
     "mostly one sign": torch.tensor([0.9, 0.9, 0.9, -0.9]),

@@ -28,10 +28,12 @@ _DECAY = 0.9
 _DEVIATIONS = 3.0
 _SHARE = 0.5
 
-# Advantages are judged once, over the later ones of the first steps: a critic that starts at 0 has
-# time to learn, also where one rollout makes dozens of steps. They have one sign if their sum
-# exceeds this share of the sum of their absolute values. Equal rewards less their mean leave
-# rounding errors of one sign: a smaller mean than the last number says nothing.
+# Advantages are judged in the first step, if it has enough units and none has the other sign, and
+# over the later ones of the first steps: a critic that starts at 0 then had time to learn, also
+# where one rollout makes dozens of steps. There they have one sign if their sum exceeds this share
+# of the sum of their absolute values. Equal rewards less their mean leave rounding errors of one
+# sign: a smaller mean than the last number says nothing.
+_FIRST_UNITS = 16
 _CENTRED_FROM, _CENTRED_STEPS = 50, 100
 _ONE_SIGN = 0.9
 _ROUNDING = 1e-6
@@ -133,29 +135,37 @@ def watch(gate: BaseGate | None, counts: Counts, *, reward: float = math.nan) ->
 
 
 def _watch_advantages(gate: BaseGate, run: _Run, counts: Counts) -> None:
-    """Warn, at the last of the first steps, if the advantages of the later ones have one sign."""
+    """Warn once if advantages have one sign: in the first step all, or most in later ones."""
     if run.steps == _CENTRED_STEPS or any(gate.signal is signal for signal in _WITHOUT_ADVANTAGES):
         return
     run.steps += 1
-    if run.steps <= _CENTRED_FROM:
+    first = run.steps == 1 and counts.units >= _FIRST_UNITS
+    if first or run.steps > _CENTRED_FROM:
+        run.elements += counts.elements
+        run.advantage += counts.advantage
+        run.abs_advantage += counts.abs_advantage
+    if not first and run.steps < _CENTRED_STEPS:
         return
-    run.elements += counts.elements
-    run.advantage += counts.advantage
-    run.abs_advantage += counts.abs_advantage
-    if run.steps < _CENTRED_STEPS or abs(run.advantage) <= _ONE_SIGN * run.abs_advantage:
-        return
-    if run.abs_advantage <= _ROUNDING * run.elements:
-        return
-    warnings.warn(
-        f"advantages are not centred: in {_CENTRED_STEPS - _CENTRED_FROM} steps under {gate!r} "
-        f"{abs(run.advantage) / run.abs_advantage:.0%} of their size has one sign. If they are "
-        f"rewards without a baseline, pass kondo.advantage.batch_mean(rewards), or "
-        f"kondo.advantage.group_mean(rewards, size) for several answers to a prompt: else delight "
-        f"cannot tell success from failure, and every gate is noisier. See "
-        f"docs/concepts/delight.md.",
-        RuntimeWarning,
-        stacklevel=_callers_level(),
-    )
+    share = 1 - _ROUNDING if first else _ONE_SIGN
+    named = abs(run.advantage) > max(share * run.abs_advantage, _ROUNDING * run.elements)
+    if named:
+        seen = (
+            f"all {counts.elements} in the first step under {gate!r} have one sign, or are 0"
+            if first
+            else f"in {_CENTRED_STEPS - _CENTRED_FROM} steps under {gate!r} "
+            f"{abs(run.advantage) / run.abs_advantage:.0%} of their size has one sign"
+        )
+        passes = " If a critic has only begun to learn, this passes." if first else ""
+        warnings.warn(
+            f"advantages are not centred: {seen}. If they are rewards without a baseline, pass "
+            f"kondo.advantage.batch_mean(rewards), or kondo.advantage.group_mean(rewards, size) "
+            f"for several answers to a prompt: else delight cannot tell success from failure, and "
+            f"every gate is noisier.{passes} See docs/concepts/delight.md.",
+            RuntimeWarning,
+            stacklevel=_callers_level(),
+        )
+        run.steps = _CENTRED_STEPS
+    run.elements, run.advantage, run.abs_advantage = 0, 0.0, 0.0
 
 
 def _callers_level() -> int:
