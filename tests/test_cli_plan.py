@@ -32,6 +32,10 @@ def make():
 def without_advantages():
     return make()[:2]
 
+def mixed():
+    log_prob, batch, advantages = make()
+    return lambda rows: log_prob(rows) - log_prob(rows).mean().abs(), batch, advantages
+
 def wrong():
     return make()[0]
 
@@ -127,6 +131,15 @@ def test_what_cannot_be_planned_is_said_in_a_line(arguments, message, folder, ca
     assert text.startswith("kondo plan: ")
     assert message in text
     assert text.count("\n") == 1
+
+
+def test_a_policy_that_rows_cannot_be_dropped_from_is_not_measured(folder, capsys):
+    assert cli.main(["plan", "own_plan:mixed", "--json"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("kondo.check found 2 faults:\n1. ")
+    assert "depend on the other rows" in told.err
+    assert told.err.endswith("rows cannot be dropped from own_plan:mixed; nothing was measured.\n")
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"model_type": "none"}'])

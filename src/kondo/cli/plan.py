@@ -1,11 +1,12 @@
-"""`kondo plan MODEL`: measure a model once, and say what each rate saves and which gate fits.
+"""`kondo plan MODEL`: check and measure a model once; say what each rate saves and which gate fits.
 
 MODEL is a Hugging Face config on this machine, or MODULE:FUNCTION with a policy and a batch. The
-measurement is `kondo.plan`.
+check is `kondo.check`, the measurement `kondo.plan`.
 """
 
 import argparse
 import dataclasses
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ def add_plan(commands: Commands) -> None:
         "plan",
         help="measure a model, say what each rate saves and which gate fits",
         description=(
-            "Time the forward and the backward pass of a model on one batch. Print the speed-up of "
+            "Try by kondo.check whether rows can be dropped from a model. Then time its forward "
+            "and its backward pass on one batch. Print the speed-up of "
             "each rate with an exact and with a free screen, and the recommended gate. MODEL is a "
             f"folder with a {CONFIG} of a Hugging Face causal language model, or MODULE:FUNCTION of"
             f" a function that returns {_RETURNS} as for kondo.backward. A model from a "
@@ -77,6 +79,7 @@ def _plan(options: argparse.Namespace) -> int:
     import kondo
 
     try:
+        kondo.check(policy, batch, _ones(batch) if advantages is None else advantages)
         measured = kondo.plan(
             policy,
             batch,
@@ -85,6 +88,11 @@ def _plan(options: argparse.Namespace) -> int:
             micro_batch=options.micro_batch,
             repeats=options.repeats,
         )
+    except kondo.CheckError as error:
+        print(error, file=sys.stderr)  # a numbered list: one line each
+        raise CommandError(
+            f"rows cannot be dropped from {options.model}; nothing was measured."
+        ) from error
     except ValueError as error:
         raise CommandError(str(error)) from error
     if options.json:
@@ -100,6 +108,14 @@ def _plan(options: argparse.Namespace) -> int:
             f"{options.group} answers to a prompt, and of random weights."
         )
     return 0
+
+
+def _ones(batch: Any) -> "Tensor":
+    import torch
+
+    from kondo.engine import rows
+
+    return torch.ones(rows.num_rows(batch))
 
 
 def _as_dict(measured: Any, model: str, shape: Any, success_rate: float | None) -> dict[str, Any]:
