@@ -101,12 +101,10 @@ def contenders_for(work: Workload, rates: Sequence[float]) -> list[Contender]:
         Contender(name=FORWARD, rate=1.0, step=forward, limit=None),
     ]
     exact_limit, free_limit = (lambda f, rho: 1 / (f + rho)), (lambda f, rho: 1 / rho)
-    together = partial(kondo.backward, group="world")
+    alone, together = (partial(kondo.backward, group=group) for group in ("local", "world"))
     for rate in rates:
         found += [
-            Contender(
-                name=ALONE, rate=rate, step=gated(kondo.backward, rate, None), limit=exact_limit
-            ),
+            Contender(name=ALONE, rate=rate, step=gated(alone, rate, None), limit=exact_limit),
             Contender(name=EXACT, rate=rate, step=gated(together, rate, None), limit=exact_limit),
             Contender(name=FREE, rate=rate, step=gated(together, rate, known), limit=free_limit),
         ]
@@ -199,6 +197,7 @@ def work_on(rank: int, meeting: str, options: argparse.Namespace) -> None:
             print_table(found)
             print_targets(found)
             write_csv(options.out, lines)
+    dist.barrier()  # leave together: a rank that goes first can end the others with an error
     dist.destroy_process_group()
 
 

@@ -474,6 +474,7 @@ def adversarial_steps(group, unit, steps, wrapping, seed):
                 mask=whole.mask,
                 screen=screen(whole.batch),
                 unit=unit,
+                group="local",
                 **options,
             )
         theirs, ours = gradients(alone), gradients(model)
@@ -830,6 +831,17 @@ def undecided(group):
         lambda: run_rank_step(wrapped, batch, advantages, gate=gate, group=group, all_reduce=True)
     )
     return {"missing": missing, "twice": twice}
+
+
+def without_a_group(group, call, said):
+    """Rank 0 keeps nothing. What a call says of `group=said`, and the gradients it leaves."""
+    rank, model = group.rank(), Policy("sample")
+    batch, advantages, _ = problem("sample", (6,) * group.size()).part(rank)
+    options = {} if said is None else {"group": said}
+    if call == "backward":
+        advantages, options["gate"] = advantages.abs(), kondo.Gate(price=1e9 * (rank == 0))
+    found = failure(lambda: getattr(kondo, call)(model, batch, advantages, **options))
+    return found | {"grads": gradients(model)}
 
 
 def logged(group):

@@ -8,9 +8,10 @@ import torch
 import kondo
 import kondo.ranks
 from ranks import cases
-from ranks.crew import Crew
-from ranks.problems import Policy
+from ranks.crew import SIZE, Crew
+from ranks.problems import Policy, gradients, problem
 from steps import run_rank_step
+from tolerances import assert_close
 
 # Far below the group's timeout of a minute, which a hang would run into.
 BOUND = 10.0
@@ -154,6 +155,34 @@ def test_three_hundred_random_steps_keep_step(crew, ranks, unit, steps, wrapping
 def test_a_process_without_a_group_is_told_what_to_do():
     with pytest.raises(ValueError, match="init_process_group"):
         run_rank_step(Policy("sample"), torch.ones(2, 3), torch.ones(2), gate=kondo.Gate(rate=0.5))
+
+
+@pytest.mark.parametrize("call", ["backward", "check"])
+def test_several_processes_must_say_whose_rows_make_a_step(crew, call):
+    """Nobody starts: one that kept nothing would leave the others waiting for its gradients."""
+    for found in crew.run(cases.without_a_group, 2, call, None):
+        assert found["type"] == "ValueError"
+        assert found["message"].startswith("group must be given")
+        assert f"{SIZE} here, got None" in found["message"]
+        assert '"world"' in found["message"]
+        assert '"local"' in found["message"]
+        assert all(grad is None for grad in found["grads"].values())
+    for found in crew.run(cases.without_a_group, 2, call, "word"):
+        assert found["type"] == "ValueError"
+        assert re.search("group must be \"world\".* got 'word'", found["message"])
+
+
+def test_a_local_group_is_this_process_alone(crew):
+    first, second = crew.run(cases.without_a_group, 2, "backward", "local")
+    assert first["type"] == second["type"] == "nothing", (first, second)
+    assert all(grad is None for grad in first["grads"].values())  # it kept nothing
+    model, every = Policy("sample"), problem("sample", (6, 6))
+    batch, advantages, _ = every.part(1)
+    (-(model(batch) * advantages.abs()).mean()).backward()
+    for name, grad in gradients(model).items():
+        assert_close(second["grads"][name], grad)
+    for found in crew.run(cases.without_a_group, 2, "check", "local"):
+        assert found["type"] == "nothing", found["message"]
 
 
 def test_the_death_of_a_process_ends_the_others_before_the_timeout(tmp_path):

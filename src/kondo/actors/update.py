@@ -151,6 +151,7 @@ class Updater:
             loss=self._settings.loss,
             loss_inputs={} if taken is None else {taken: log_probs},
             micro_batch=self._settings.micro_batch,
+            group="local",  # there is one learner, whatever its process belongs to
             options=Options(denominator=float(len(batches) * self._schema.elements)),
         )
         return report.loss

@@ -96,7 +96,7 @@ def check(
         screen: compared with the policy's own log-probs.
         loss: one value per element.
         loss_inputs: further tensors with N rows that the loss takes by name.
-        group: every rank calls, and makes the same number of forwards.
+        group: with a group every rank calls, and makes the same number of forwards.
         options: see `kondo.Options`.
 
     Raises:
@@ -281,6 +281,7 @@ class _Check:
             screen=self._trial.answers.screened,
             loss=inputs.loss,
             loss_inputs=some.loss_inputs,
+            group="local",
             options=options,
         )
         return summed(parts)

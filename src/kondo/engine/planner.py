@@ -135,6 +135,9 @@ def plan(
 
     With `advantages` it also recommends a gate: `plan.gate`, with the reason in `plan.advice`.
 
+    Measures this process alone. Where a forward is a collective, as under FSDP2, every rank calls
+    it, with the same number of rows.
+
     Call `kondo.check` first, with the same policy and batch: a policy that it refuses gains nothing
     from a fast step. Log-probs and advantages that `kondo.backward` refuses are refused here too.
 

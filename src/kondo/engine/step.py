@@ -7,6 +7,7 @@ loss, and only the kept rows were ever differentiated.
 from functools import partial
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from kondo.core import losses
@@ -77,6 +78,8 @@ def backward(
             none, and every rank calls. The gate chooses among the rows of all ranks, and gradient,
             kept set and price are those of one process with all rows, in the order of the ranks.
             "world" is all processes; torch's own group.WORLD is None before it is initialised.
+            "local" is this process alone. Must be given where torch.distributed has several
+            processes.
         options: what few people set: denominator, generator, chunks, ranks. See `kondo.Options`.
 
     Returns:
@@ -152,10 +155,31 @@ def _step(peers: Alone, policy: Any, gate: Any, given: Rows, **settings: Any) ->
 
 
 def peers_of(group: Any) -> Alone:
-    """Return who makes a step together: this process alone, or the ranks of a group."""
-    if group is None:
+    """Return who makes a step together: this process alone, or the ranks of a group.
+
+    Raises:
+        ValueError: there are several processes, and the caller does not say which.
+    """
+    if group is None and (count := _num_processes()) > 1:
+        raise ValueError(
+            f"group must be given where torch.distributed has several processes, {count} here, got "
+            f'None; give "world", or a process group, for one step of the rows of all its ranks, '
+            f'and call on every rank. Give "local" for this process alone: a process that keeps '
+            f"nothing then makes no backward, and others that exchange gradients wait for it."
+        )
+    if group is None or (isinstance(group, str) and group == "local"):
         return Alone()
+    if isinstance(group, str) and group != "world":
+        raise ValueError(
+            f'group must be "world", "local", a torch.distributed process group or None, got '
+            f"{group!r}."
+        )
     # Imported when a group is given: the layer of ranks stands above this one, and takes seconds.
     from kondo.ranks.rank_peers import RankPeers
 
-    return RankPeers(None if group == "world" else group)
+    return RankPeers(None if isinstance(group, str) else group)
+
+
+def _num_processes() -> int:
+    ready = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if ready else 1

@@ -333,6 +333,7 @@ class KondoTrainer:
             gate=gate,
             mask=None if mask is None else mask != 0,
             unit="sample" if actions.dim() == 1 else "token" if mask is None else "sequence",
+            group="local",  # as the original: every process gates its own rows
             options=kondo.Options(
                 denominator="full" if mask is None else max(1.0, float(mask.sum()))
             ),

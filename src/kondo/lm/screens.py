@@ -290,7 +290,8 @@ def gradient_cosine(
     found = []
     for each in (screen, against):
         with fresh_gradients(lm) as gradients:
-            backward(lm, rows, advantages, gate=copy.deepcopy(gate), unit=unit, screen=each)
+            own = copy.deepcopy(gate)
+            backward(lm, rows, advantages, gate=own, unit=unit, screen=each, group="local")
             found.append(gradients())
     return cosine(*found)
 
