@@ -122,6 +122,114 @@ def test_the_table_of_speeds_is_that_of_the_files(line):
             assert number == f"{true:.{len(number.partition('.')[2])}f}"
 
 
+def lines_of(folder, file="headline.csv"):
+    with (ROOT / "results" / folder / file).open() as opened:
+        return list(csv.DictReader(opened))
+
+
+def number_of(folder, series, metric, x):
+    """The mean and standard error of a line of headline.csv."""
+    (found,) = [
+        line
+        for line in lines_of(folder)
+        if (line["series"], line["metric"], line["x"]) == (series, metric, x)
+    ]
+    return float(found["ours"]), float(found["se"])
+
+
+def text_of(page):
+    """A page as one line."""
+    return " ".join((ROOT / page).read_text().split())
+
+
+FILTER_PAGES = (
+    "docs/results/studies/lm-rl-v1.md",
+    "docs/results/studies/lm-rl.md",
+    "docs/results/language-models.md",
+)
+
+
+@pytest.mark.parametrize("page", FILTER_PAGES)
+@pytest.mark.parametrize("model", ["25m", "85m"])
+@pytest.mark.parametrize("axis", ["learner", "loop"])
+def test_the_measurement_of_the_filter_is_that_of_version_1(page, model, axis):
+    metric = f"{axis} seconds to 0.88, speed-up over GRPO plain"
+    ours, se = number_of(
+        "lm-rl-v1", "zero-advantage filter", metric, f"sorting-3-{model}, by the clock"
+    )
+    assert f"{ours:.2f} ± {se:.2f}x" in text_of(page)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/concepts/cost.md"])
+def test_short_pages_have_the_learner_times_of_the_filter(page):
+    assert "1.05x at 25M" in text_of(page)  # both are in the test above
+    assert "1.32 ± 0.06x at 85M" in text_of(page)
+
+
+SAVING = r"3\.53 (± 0\.14x|times)|1\.77 (± 0\.07|times)|times sooner in"
+"""What lm-rl's largest model saved in the learner and in the loop."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path.name != "CHANGELOG.md" and re.search(SAVING, text_of(path))],
+    ids=name,
+)
+def test_a_saving_in_training_stands_beside_what_it_is_against(path):
+    text = text_of(path)
+    assert "rows of advantage 0" in text
+    assert "58%" in text
+    assert "generation" in text.lower()
+
+
+def test_the_claims_of_lm_rl_are_those_of_its_file():
+    page = (ROOT / "docs/results/studies/lm-rl.md").read_text()
+    table = page.split("## Claims")[1].split("\n\n")[1]
+    shown = re.findall(r"\| \*\*(\w+)\*\* \|$", table, flags=re.M)
+    verdicts = [line["verdict"] for line in lines_of("lm-rl-v2", "claims.csv")]
+    assert sorted(shown) == sorted(verdicts)
+    assert len(table.splitlines()) == 2 + len(verdicts)
+
+
+def test_frontier_repeats_the_number_of_mnist_kondo():
+    lines = lines_of("mnist-kondo-v2")
+    (found,) = [
+        line
+        for line in lines
+        if (line["figure"], line["series"], line["x"]) == ("Kondo Fig 1", "PG", "1e+06")
+        and line["metric"] == "online error"
+    ]
+    told = f"{float(found['ours']):.4f} ± {float(found['se']):.4f}".replace("0.", ".")
+    assert f"30 seeds in mnist-kondo give {told};" in text_of("docs/results/studies/frontier.md")
+
+
+def test_the_changelog_counts_verdicts_as_the_page_of_the_papers_does():
+    counts = re.search(
+        r"(\d+) match the papers, (\d+) are too noisy to tell and (\d+) differ",
+        text_of("docs/results/papers.md"),
+    )
+    assert "{} match, {} are too noisy to tell, {} differ (".format(*counts.groups()) in text_of(
+        "CHANGELOG.md"
+    )
+
+
+def test_the_demo_page_has_no_error_that_its_run_does_not_have():
+    """Errors as "mean ± standard error" are those of headline.csv, in percent."""
+    known = {
+        f"{100 * float(line['ours']):.3g} ± {100 * float(line['se'] or 0):.3g}"
+        for line in lines_of("demo-v2")
+        if "error" in line["metric"]
+    }
+    told = re.findall(r"(\d+\.\d+) ± (\d+\.\d+)", text_of("docs/get-started/demo.md"))
+    assert told
+    for mean, se in told:
+        assert any(
+            abs(float(mean) - float(own.split()[0])) < 0.06
+            and abs(float(se) - float(own.split()[2])) < 0.06
+            for own in known
+        ), (mean, se)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_no_page_uses_a_former_name(path):
     if path.name != "CHANGELOG.md":

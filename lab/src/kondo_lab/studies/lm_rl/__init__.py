@@ -26,6 +26,10 @@ STUDY = Study(
         "one group.",
         "Learning rates, and the best number of rollouts and rate, are chosen at each size on a "
         "seed that is not reported: by loop seconds to the target.",
+        "Dense points also differentiate rows of advantage 0 (about 58% of the rows at 302 million "
+        "parameters). A filter that leaves them out has the same gradient and was not run; in "
+        "version 1 its learner was 1.05 times (25 million) and 1.32 ± 0.06 times (85 million) as "
+        "fast to 90% of the way.",
         "A timed run ends where the mean of two successive evaluations reaches the target.",
         "No KL penalty, no entropy bonus, no learning-rate schedule; Adam, gradient norm at most "
         "1.",

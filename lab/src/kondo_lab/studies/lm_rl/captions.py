@@ -6,7 +6,7 @@ from kondo_lab.language.selections import named
 from kondo_lab.studies.captions import compared, known, seeds_told, verdict_told
 from kondo_lab.studies.claims import estimate_of, find, shown
 from kondo_lab.studies.lm_rl.assignments import slug
-from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP
+from kondo_lab.studies.lm_rl.runs import AGAINST, LEARNER, LOOP
 from kondo_lab.studies.study import Claim, Headline
 
 REWARD = "held-out reward at temperature 1, at the end"
@@ -96,5 +96,5 @@ def _plane(lines: Sequence[Headline], claims: Sequence[Claim], plane: str) -> st
     target = ratios[0].metric.partition(" to ")[2].partition(",")[0]
     return (
         f"{plane}: speed-up of {ratios[0].series} over the best dense point, to a reward of "
-        f"{target}: {' and '.join(told)}; {seeds_told(*ratios)}."
+        f"{target}: {' and '.join(told)}; {seeds_told(*ratios)}. {AGAINST}"
     )

@@ -9,7 +9,7 @@ import pandas as pd
 from kondo_lab.studies.lm_rl import assignments, plane_drawing, runs
 from kondo_lab.studies.lm_rl.comparisons import aim_verdict
 from kondo_lab.studies.lm_rl.plane import Trial, best, best_runs, rival_runs, trials
-from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, ROWS, Reach, Run
+from kondo_lab.studies.lm_rl.runs import AGAINST, LEARNER, LOOP, ROLLOUTS, ROWS, Reach, Run
 from kondo_lab.studies.lm_rl.settings import Plane, Role, Settings
 from kondo_lab.studies.study import Analysis, Claim, Estimate, FrontierPoint, Headline, headline
 
@@ -147,7 +147,7 @@ def _speed_ups(
         yield (
             f"{plane.name}: {several[0].series} reached a held-out reward of {target:g} "
             f"({own.reached} of {own.seeds} seeds) sooner than {dense[0].series}, the best dense "
-            f"point, by {'; by '.join(told)}."
+            f"point, by {'; by '.join(told)}. {AGAINST}"
         )
 
 

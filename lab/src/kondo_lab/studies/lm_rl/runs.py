@@ -24,6 +24,11 @@ from kondo_lab.studies.study import Estimate
 ROLLOUTS, TOKENS = "rollouts", "tokens differentiated"
 LEARNER, LOOP = "learner seconds", "loop seconds"
 ROWS = "rows differentiated"
+AGAINST = (
+    "The dense point also differentiates rows of advantage 0; learner seconds are without "
+    "generation, loop seconds with it."
+)
+"""What the speed-up over a dense point is against, and what its seconds hold."""
 DENSE = "GRPO"
 """The baseline of every speed-up."""
 TARGETS = {"half way": 0.5, "90% of the way": 0.9}
