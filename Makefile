@@ -8,7 +8,7 @@ PEER := $(VENV)/peers/kondo_gate-0.1.0.tar.gz
 VERL := .venv-verl
 TRL_OLDEST := .venv-trl-oldest
 
-.PHONY: demo test test-core test-slow test-trl-oldest test-verl attack lint bench bench-lab docs dist clean
+.PHONY: demo test test-core test-slow test-trl-oldest test-verl attack mutants lint bench bench-lab docs dist clean
 
 demo: $(READY)
 	$(BIN)/kondo demo
@@ -48,6 +48,10 @@ SECONDS ?= 75
 attack: $(READY)
 	$(BIN)/python -m pytest tests/attack -m "slow or not slow" --timeout 3600 \
 		--attack-seconds $(SECONDS) $(ATTACK)
+
+# Every fault of tests/mutants/*.toml in a copy of its own. MUTANTS='-k ranks' plants some of them.
+mutants: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m mutants.runner $(MUTANTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
