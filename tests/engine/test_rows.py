@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -62,10 +63,70 @@ def test_takes_rows_of_every_nest(batch, picked):
     assert rows.devices(batch) == {torch.device("cpu")}
 
 
-def test_non_tensor_leaves_pass_through():
-    taken = rows.take({"x": X, "names": "abc", "k": 3, "none": None}, INDEX)
-    assert (taken["names"], taken["k"], taken["none"]) == ("abc", 3, None)
+def test_constants_pass_through():
+    taken = rows.take({"x": X, "names": "abcd", "k": 3, "none": None, "raw": b"abcd"}, INDEX)
+    assert (taken["names"], taken["k"], taken["none"], taken["raw"]) == ("abcd", 3, None, b"abcd")
     assert rows.take(Record(X, note="n"), INDEX).note == "n"
+
+
+class Names(list):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("field", "some", "few"),
+    [
+        (["a", "b", "c", "d"], ["a", "c"], ["b", "c"]),
+        ((1, 2.5, None, True), (1, None), (2.5, None)),
+        (Names("abcd"), Names("ac"), Names("bc")),
+        (collections.deque([b"a", b"b", b"c", b"d"]), [b"a", b"c"], [b"b", b"c"]),
+        (range(4), [0, 2], [1, 2]),
+        (
+            [[{"role": "user"}], [], [{"role": "tool"}], ["d"]],
+            [[{"role": "user"}], [{"role": "tool"}]],
+            [[], [{"role": "tool"}]],
+        ),
+        (
+            [pathlib.Path("a"), pathlib.Path("b"), {"k": 1}, object],
+            [pathlib.Path("a"), {"k": 1}],
+            [pathlib.Path("b"), {"k": 1}],
+        ),
+        ([Pair(None, "a")] * 4, [Pair(None, "a")] * 2, [Pair(None, "a")] * 2),
+    ],
+)
+@pytest.mark.parametrize(
+    ("wrap", "picked"),
+    [
+        (lambda field: {"x": X, "field": field}, lambda batch: batch["field"]),
+        (lambda field: ((X, field), {"more": X}), lambda batch: batch[0][1]),
+        (lambda field: Record(X, note=field), lambda batch: batch.note),
+        (lambda field: Pair(X, field), lambda batch: batch.second),
+    ],
+)
+def test_entries_of_sequences_are_taken_with_the_rows(wrap, picked, field, some, few):
+    batch = wrap(field)
+    assert rows.num_rows(batch) == 4
+    assert picked(rows.take(batch, INDEX)) == some
+    assert type(picked(rows.take(batch, INDEX))) is type(some)
+    assert picked(rows.take(batch, slice(1, 3))) == few
+    assert picked(batch) is field
+
+
+@pytest.mark.parametrize("field", [["a", "b"], ("a",) * 5, [], X.shape, [[1, 2, 3]], [None] * 3])
+def test_sequences_of_another_length_are_refused(field):
+    message = rf"batch\['more'\]\[0\] must have one entry per row, 4.*of {len(field)}.*closure"
+    with pytest.raises(ValueError, match=message):
+        rows.num_rows({"x": X, "more": (field, X)})
+
+
+def test_two_rows_of_two_tensors_are_a_nest_and_two_strings_a_field():
+    states, actions = torch.arange(6).reshape(2, 3), torch.tensor([3, 4])
+    for nest in ([states, actions], (states, actions)):
+        taken = rows.take([nest, ["a", "b"]], torch.tensor([1]))
+        assert torch.equal(taken[0][0], states[1:])
+        assert torch.equal(taken[0][1], actions[1:])
+        assert type(taken[0]) is type(nest)
+        assert taken[1] == ["b"]
 
 
 def test_slices_are_views():

@@ -707,6 +707,8 @@ def any_nest(rank, num_rows, width):
         "rows": Nest(ids=wide.int(), inner=(wide % 2 == 0, [base.double()]), name=f"rank {rank}"),
         "dict": tensordict.TensorDict(held, batch_size=[num_rows]),
         "cube": base.view(-1, 1, 1).expand(num_rows, 2, width).float(),
+        "prompts": [f"row {number}" for number in base.tolist()],
+        "pair": ([{"number": number} for number in base.tolist()], base),
     }
 
 
@@ -726,6 +728,9 @@ def moved_nest(group, num_rows, widths, targets):
         "half": found["dict"]["half"],
         "bytes": found["dict"]["deep", "bytes"],
         "cube": found["cube"],
+        "prompts": found["prompts"],
+        "numbers": [each["number"] for each in found["pair"][0]],
+        "same": found["pair"][1],
     }
 
 

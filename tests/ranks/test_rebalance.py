@@ -54,6 +54,8 @@ def test_rows_of_any_nest_arrive_as_they_were(crew):
         ]
         assert found["num_rows"] == len(sent)
         assert found["base"].tolist() == [100 * source + row for source, row in sent]
+        assert found["same"].tolist() == found["numbers"] == found["base"].tolist()
+        assert found["prompts"] == [f"row {100 * source + row}" for source, row in sent]
         assert found["name"] == f"rank {rank}"
         assert found["ids"].dtype == torch.int32
         assert found["half"].dtype == torch.bfloat16
@@ -67,8 +69,11 @@ def test_rows_of_any_nest_arrive_as_they_were(crew):
             )
             assert found["bytes"][place].tolist() == [number % 128] * own + [0] * (width - own)
             assert found["cube"][place, 1].tolist() == [number] * own + [0] * (width - own)
-    # int32 + bool + bfloat16 + uint8 + two float32 per column, a float64 per row.
-    bytes_of = [w * (4 + 1 + 2 + 1 + 8) + 8 for w in widths]
+    # int32 + bool + bfloat16 + uint8 + two float32 per column, a float64 and an int64 per row.
+    bytes_of = [w * (4 + 1 + 2 + 1 + 8) + 16 for w in widths]
     sent_away = [sum(t != rank for t in own) for rank, own in enumerate(targets)]
     total = sum(n * b for n, b in zip(sent_away, bytes_of, strict=True))
-    assert [found["num_bytes"] for found in results] == [total] * 4
+    lists = results[0]["num_bytes"] - total
+    # Of a row: "row 201", {"number": 201}, and what a pickle adds to them.
+    assert 20 * sum(sent_away) < lists < 120 * sum(sent_away)
+    assert [found["num_bytes"] for found in results] == [total + lists] * 4

@@ -100,7 +100,7 @@ def prepare(
     known = policy_of(policy)
     options.check()
     check_size("micro_batch", micro_batch)
-    size = _num_rows(given.batch, may_be_empty)
+    size = rows.num_rows(given.batch, may_be_empty=may_be_empty)
     device = main_device(known.log_prob, given.batch)
     advantages = check_float("advantages", given.advantages).detach().to(device)
     loss_inputs = _check_loss_inputs(given.loss_inputs)
@@ -173,13 +173,6 @@ def main_device(log_prob: Any, batch: Any) -> torch.device:
     if not any(device.type == "cuda" for device in found):
         found = devices_of(log_prob, batch)
     return max(found, key=lambda device: device.type == "cuda", default=cpu)
-
-
-def _num_rows(batch: Any, may_be_empty: bool) -> int:
-    found = rows.leaves(batch) if may_be_empty else []
-    if found and all(tensor.ndim and tensor.shape[0] == 0 for tensor in found):
-        return 0
-    return rows.num_rows(batch)
 
 
 def _check_rows(given: Rows, size: int) -> None:

@@ -1,22 +1,33 @@
-"""A batch is any nest of tensors that share their leading dimension; rows are its slices.
+"""A batch is a nest of fields with one entry per row; rows are its slices.
 
-Nests are dict-like, list, tuple, named tuple, dataclass or TensorDict. Leaves that are not tensors
-pass through untouched.
+nest      dict-like, dataclass, named tuple, or a list or tuple that holds a tensor somewhere
+field     a tensor, a TensorDict, or a list or tuple that holds no tensor: N entries
+constant  whatever else stands in a nest, such as a string or a number: passed on as it is
 """
 
 import copy
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+_TEXT = (str, bytes, bytearray, memoryview)
+_NO_NEST = {str, bytes, int, float, bool, complex, type(None)}
 
-def num_rows(batch: Any, name: str = "batch") -> int:
-    """Return the leading size that every tensor of `batch` shares."""
-    sizes = {path: _leading(path, leaf) for path, leaf in tensors(batch, name)}
+
+def num_rows(batch: Any, name: str = "batch", *, may_be_empty: bool = False) -> int:
+    """Return the number of rows, which every field of `batch` shares.
+
+    Args:
+        batch: a nest.
+        name: of the argument, for messages.
+        may_be_empty: whether 0 rows are fine.
+    """
+    found = dict(fields(batch, name))
+    sizes = {path: _leading(path, leaf) for path, leaf in found.items() if not is_sequence(leaf)}
     if not sizes:
         raise ValueError(
             f"{name} must hold at least one tensor, got {type(batch).__name__} without any; "
@@ -29,14 +40,25 @@ def num_rows(batch: Any, name: str = "batch") -> int:
                 f"{name} must share one leading dimension, got {size} rows in {first} and {other} "
                 f"in {path}; expand or drop the odd one, or pass it as a non-tensor."
             )
-    if size == 0:
+    for path, leaf in found.items():
+        if is_sequence(leaf) and len(leaf) != size:
+            raise ValueError(
+                f"{path} must have one entry per row, {size} as {first} has, got a "
+                f"{type(leaf).__name__} of {len(leaf)}: the entries of a list or tuple without "
+                f"tensors are selected with the rows. A constant belongs in the policy: in its "
+                f"closure, or in a module."
+            )
+    if size == 0 and not may_be_empty:
         raise ValueError(f"{name} must not be empty, got 0 rows in {first}; skip the step instead.")
     return size
 
 
 def take(batch: Any, index: Tensor | slice) -> Any:
-    """Return the rows of `batch` that `index` names, in the same nest. Slices are views."""
-    return map_tensors(batch, lambda leaf: _take_leaf(leaf, index))
+    """Return the rows of `batch` that `index` names, in the same nest.
+
+    Slices of tensors are views. A sequence other than a list or a tuple becomes a list.
+    """
+    return map_fields(batch, lambda leaf: _take_leaf(leaf, index))
 
 
 def devices(batch: Any) -> set[torch.device]:
@@ -49,6 +71,9 @@ def devices(batch: Any) -> set[torch.device]:
 
 
 def _take_leaf(leaf: Any, index: Tensor | slice) -> Any:
+    if is_sequence(leaf):
+        places = range(len(leaf))[index] if isinstance(index, slice) else index.tolist()
+        return sequence_like(leaf, [leaf[place] for place in places])
     if isinstance(index, slice):
         return leaf[index]
     if isinstance(leaf, Tensor):
@@ -65,44 +90,52 @@ def _leading(path: str, leaf: Any) -> int:
     return int(leaf.shape[0])
 
 
-def map_tensors(node: Any, leaf_fn: Any) -> Any:
-    """Rebuild a nest with `leaf_fn` applied to each tensor."""
+def map_fields(node: Any, leaf_fn: Callable[[Any], Any]) -> Any:
+    """Rebuild a nest with `leaf_fn` applied to each field."""
     if _is_leaf(node):
         return leaf_fn(node)
     if _is_dataclass(node):
-        changed = {f.name: map_tensors(getattr(node, f.name), leaf_fn) for f in _init_fields(node)}
+        changed = {f.name: map_fields(getattr(node, f.name), leaf_fn) for f in _init_fields(node)}
         return dataclasses.replace(node, **changed)
     if isinstance(node, Mapping):
         # A copy keeps the type: Hugging Face batches are UserDicts with methods of their own.
         rebuilt: Any = copy.copy(node)
         for key, value in node.items():
-            rebuilt[key] = map_tensors(value, leaf_fn)
+            rebuilt[key] = map_fields(value, leaf_fn)
         return rebuilt
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return type(node)(*(map_tensors(v, leaf_fn) for v in node))
-    if isinstance(node, list | tuple):
-        return type(node)(map_tensors(v, leaf_fn) for v in node)
+    if is_sequence(node):
+        if _is_field(node):
+            return leaf_fn(node)
+        return sequence_like(node, [map_fields(value, leaf_fn) for value in node])
     return node
 
 
-def tensors(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield every tensor (or TensorDict) of a nest with its path."""
+def fields(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield every field of a nest with its path: tensors, TensorDicts and sequences."""
     if _is_leaf(node):
         yield path, node
     elif _is_dataclass(node):
         for field in _init_fields(node):
-            yield from tensors(getattr(node, field.name), f"{path}.{field.name}")
+            yield from fields(getattr(node, field.name), f"{path}.{field.name}")
     elif isinstance(node, Mapping):
         for key, value in node.items():
-            yield from tensors(value, f"{path}[{key!r}]")
-    elif isinstance(node, list | tuple):
-        for key, value in enumerate(node):
-            yield from tensors(value, f"{path}[{key}]")
-    elif hasattr(node, "__array_interface__") and getattr(node, "ndim", 0) > 0:
+            yield from fields(value, f"{path}[{key!r}]")
+    elif is_sequence(node):
+        if _is_field(node):
+            yield path, node
+        else:
+            for key, value in enumerate(node):
+                yield from fields(value, f"{path}[{key}]")
+    elif _is_array(node):
         raise ValueError(
             f"{path} must be a tensor, got {type(node).__name__}, whose rows would not be "
             f"selected; convert it with torch.as_tensor(...)."
         )
+
+
+def tensors(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield every tensor (or TensorDict) of a nest with its path."""
+    return ((where, leaf) for where, leaf in fields(node, path) if not is_sequence(leaf))
 
 
 def leaves(node: Any) -> list[Tensor]:
@@ -116,6 +149,37 @@ def leaves(node: Any) -> list[Tensor]:
     return found
 
 
+def is_sequence(node: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether this has entries: a list or a tuple, not a string."""
+    return isinstance(node, Sequence) and not isinstance(node, _TEXT)
+
+
+def _is_field(node: Sequence[Any]) -> bool:
+    """Whether a sequence has one entry per row; a named tuple is a record, as a dataclass is."""
+    return not hasattr(node, "_fields") and not _holds_tensors(node)
+
+
+def _holds_tensors(node: Any) -> bool:
+    """Whether there is a tensor anywhere in a nest; an array counts, and is refused there."""
+    if _is_leaf(node) or _is_array(node):
+        return True
+    if _is_dataclass(node):
+        return any(_holds_tensors(getattr(node, field.name)) for field in _init_fields(node))
+    if isinstance(node, Mapping):
+        return any(map(_holds_tensors, node.values()))
+    # Long lists of strings and numbers are settled by their types, without a look at each.
+    if not is_sequence(node) or set(map(type, node)) <= _NO_NEST:
+        return False
+    return any(map(_holds_tensors, node))
+
+
+def sequence_like(node: Sequence[Any], entries: list[Any]) -> Any:
+    """Return entries in the type of a sequence, where that can be made of them."""
+    if isinstance(node, tuple) and hasattr(node, "_make"):
+        return node._make(entries)
+    return type(node)(entries) if isinstance(node, list | tuple) else entries
+
+
 def _is_leaf(node: Any) -> bool:
     return isinstance(node, Tensor) or _is_tensordict(node)
 
@@ -124,6 +188,10 @@ def _is_tensordict(node: Any) -> bool:
     """Recognise a TensorDict or tensorclass without importing tensordict."""
     tensordict = sys.modules.get("tensordict")
     return tensordict is not None and tensordict.is_tensor_collection(node)
+
+
+def _is_array(node: Any) -> bool:
+    return hasattr(node, "__array_interface__") and getattr(node, "ndim", 0) > 0
 
 
 def _is_dataclass(node: Any) -> bool:

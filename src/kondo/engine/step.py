@@ -52,7 +52,9 @@ def backward(
             `kondo.DistributionPolicy`, for a batch (observations, actions). Or a
             `kondo.lm.CausalLM`, for a batch of `kondo.lm.TokenRows`: it brings mask and unit, cuts
             rows after their last kept token and packs them.
-        batch: any nest (dict, list, tuple, dataclass, TensorDict) of tensors with N rows.
+        batch: any nest (dict, list, tuple, dataclass, TensorDict) of tensors with N rows, and of
+            lists or tuples of N other things, such as strings. All are gathered with the rows;
+            constants, such as a number, are passed on.
         advantages: [N] or [N, T] float, not differentiated; centred only.
         gate: `kondo.Gate`, another `kondo.BaseGate`, or a callable (values, mask, generator) ->
             `kondo.Choice`, which is shown delight. None is dense: what `loss.backward()` does,

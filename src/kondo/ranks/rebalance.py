@@ -2,13 +2,16 @@
 
     costs of all kept rows -> deal -> destination of each row -> move -> rows of this rank
 
-Any nest of tensors travels as bytes in one all-to-all. Rows of ranks with longer sequences make
-the others' longer: zeros (False) are added at the end of every dimension that is too short.
+The tensors of a nest travel as bytes in one all-to-all, entries of its lists pickled in another.
+Rows of ranks with longer sequences make the others' longer: zeros (False) are added at the end of
+every dimension that is too short.
 """
 
 import heapq
 import math
+import pickle
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -75,8 +78,8 @@ def move(ranks: Ranks, nest: Any, targets: Sequence[Tensor]) -> Moved:
 
     Args:
         ranks: the group.
-        nest: any nest of tensors with K_r rows, K_r >= 0; of one structure and one set of dtypes on
-            all ranks, sizes beside the rows may differ.
+        nest: any nest with K_r rows, K_r >= 0; of one structure and one set of dtypes on all ranks,
+            sizes beside the rows may differ.
         targets: per rank, [K_r] int64: destination of each of its rows, the same on all ranks.
     """
     tensors = rows.leaves(nest)
@@ -114,28 +117,58 @@ def move(ranks: Ranks, nest: Any, targets: Sequence[Tensor]) -> Moved:
         sum(_num_bytes(tensors, shapes[rank], int((own != rank).sum())))
         for rank, own in enumerate(targets)
     )
-    return Moved(rebuild(nest, joined, total), total, num_bytes)
+    lists = [leaf for _, leaf in rows.fields(nest, "rows") if rows.is_sequence(leaf)]
+    entries, list_bytes = _move_lists(ranks, lists, outgoing, stay) if lists else ([], 0)
+    return Moved(_rebuild(nest, joined, total, entries), total, num_bytes + list_bytes)
+
+
+def _move_lists(
+    ranks: Ranks, lists: Sequence[Sequence[Any]], outgoing: Sequence[Tensor], stay: Tensor
+) -> tuple[list[list[Any]], int]:
+    """Send entries of lists as `move` does rows; return those of this rank, and bytes sent."""
+
+    def entries(index: Tensor) -> list[list[Any]]:
+        places = index.tolist()
+        return [[each[place] for place in places] for each in lists]
+
+    told = [pickle.dumps(entries(index)) if len(index) else b"" for index in outgoing]
+    lengths = torch.tensor([len(text) for text in told])
+    every = ranks.gather(lengths, [ranks.size] * ranks.size)
+    parcels = [torch.frombuffer(bytearray(b"\0" + text), dtype=torch.uint8)[1:] for text in told]
+    received = ranks.trade(parcels, [int(sizes[ranks.rank]) for sizes in every])
+    by_rank = [pickle.loads(bytes(part.tolist())) for part in received if part.numel()]
+    before = sum(part.numel() > 0 for part in received[: ranks.rank])
+    by_rank.insert(before, entries(stay))
+    joined = [list(chain.from_iterable(parts)) for parts in zip(*by_rank, strict=True)]
+    return joined, int(sum(map(sum, every)))
 
 
 def structure(nest: Any, name: str) -> dict[str, str]:
-    """Say for each tensor of a nest what must be the same on all ranks for it to travel."""
+    """Say for each field of a nest what must be the same on all ranks for it to travel."""
     described = {}
-    for path, leaf in rows.tensors(nest, name):
+    for path, leaf in rows.fields(nest, name):
+        if rows.is_sequence(leaf):
+            described[path] = "a list"
+            continue
         inner = [leaf] if isinstance(leaf, Tensor) else rows.leaves(leaf)
         described[path] = ", ".join(f"{t.ndim}-d {t.dtype}" for t in inner)
     return described
 
 
-def rebuild(nest: Any, tensors: Sequence[Tensor], num_rows: int) -> Any:
-    """Return `nest` with other tensors in the places of its own, each with `num_rows` rows."""
-    following: Iterator[Tensor] = iter(tensors)
+def _rebuild(
+    nest: Any, tensors: Sequence[Tensor], num_rows: int, lists: Sequence[list[Any]]
+) -> Any:
+    """Return `nest` with other fields in the places of its own, each with `num_rows` rows."""
+    following, entries = iter(tensors), iter(lists)
 
     def replace(leaf: Any) -> Any:
+        if rows.is_sequence(leaf):
+            return rows.sequence_like(leaf, next(entries))
         if isinstance(leaf, Tensor):
             return next(following)
         return leaf.apply(lambda _: next(following), batch_size=[num_rows])
 
-    return rows.map_tensors(nest, replace)
+    return rows.map_fields(nest, replace)
 
 
 def _shapes(ranks: Ranks, tensors: Sequence[Tensor]) -> list[list[list[int]]]:
