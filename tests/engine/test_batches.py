@@ -1,5 +1,7 @@
 """Whatever stands beside the tensors of a batch goes with the rows, in every way a step is run."""
 
+import collections.abc
+
 import pytest
 import torch
 from torch import nn
@@ -78,6 +80,46 @@ def test_lists_of_strings_and_numbers_stay_with_their_rows(way, nest):
     ):
         assert_close(parameter.grad, gradient)
     kondo.check(policy, batch, ADVANTAGES, gate=given.get("gate"))
+
+
+class Store(collections.abc.MutableMapping):
+    """Keeps its items in a dict that a shallow copy shares."""
+
+    def __init__(self, **items):
+        self.items_by_name = items
+
+    def __getitem__(self, key):
+        return self.items_by_name[key]
+
+    def __setitem__(self, key, value):
+        self.items_by_name[key] = value
+
+    def __delitem__(self, key):
+        del self.items_by_name[key]
+
+    def __iter__(self):
+        return iter(self.items_by_name)
+
+    def __len__(self):
+        return len(self.items_by_name)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mutable_mapping_stays_as_it_was_given(way):
+    embed, head = parts()
+    batch = Store(s=STATES, p=PROMPTS, c=SCALES, a=ACTIONS)
+    policy = lambda rows: log_probs_of(embed, head, *rows.values())  # noqa: E731
+    for _ in range(2):
+        report = kondo.backward(policy, batch, ADVANTAGES, **WAYS[way])
+        assert report.rows_seen == SIZE
+    kondo.check(policy, batch, ADVANTAGES)
+    assert batch["s"] is STATES
+    assert batch["p"] is PROMPTS
+    log_probs, _ = expected(torch.ones(SIZE))
+    rate = WAYS[way]["gate"].rate if "gate" in WAYS[way] else 1.0
+    gradients = expected(highest(-ADVANTAGES * log_probs, rate))[1]
+    for parameter, gradient in zip((embed.weight, *head.parameters()), gradients, strict=True):
+        assert_close(parameter.grad, 2 * gradient)
 
 
 def test_observations_that_are_strings_are_a_policy_of_a_distribution():

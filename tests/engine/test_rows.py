@@ -1,11 +1,13 @@
 import collections
 import dataclasses
 import pathlib
+import types
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -21,6 +23,12 @@ class Pair(NamedTuple):
     second: str
 
 
+@dataclasses.dataclass
+class ModelOutput(transformers.utils.ModelOutput):
+    logits: torch.Tensor = None
+    loss: torch.Tensor = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
     x: torch.Tensor
@@ -30,6 +38,66 @@ class Record:
 
 class Odd(collections.UserDict):
     pass
+
+
+class Shared(collections.abc.MutableMapping):
+    """A mapping whose shallow copy shares the dict that holds its items."""
+
+    def __init__(self, held, label="own"):
+        self._held = dict(held)
+        self.label = label
+
+    def __getitem__(self, key):
+        return self._held[key]
+
+    def __setitem__(self, key, value):
+        self._held[key] = value
+
+    def __delitem__(self, key):
+        del self._held[key]
+
+    def __iter__(self):
+        return iter(self._held)
+
+    def __len__(self):
+        return len(self._held)
+
+    def double(self):
+        return 2 * self["a"]
+
+
+class InSlots(Shared):
+    __slots__ = ("__inner",)
+
+    def __init__(self, held):
+        super().__init__({})
+        self.__inner = Shared(held)
+        self._held = self.__inner
+
+
+class Deep(Shared):
+    """The items lie deeper than in an attribute."""
+
+    def __init__(self, held):
+        super().__init__({})
+        self._held = [dict(held)]
+
+    def __getitem__(self, key):
+        return self._held[0][key]
+
+    def __setitem__(self, key, value):
+        self._held[0][key] = value
+
+    def __iter__(self):
+        return iter(self._held[0])
+
+    def __len__(self):
+        return len(self._held[0])
+
+
+class Itself(dict):
+    def __copy__(self):
+        return self
 
 
 X = torch.arange(12).reshape(4, 3)
@@ -61,6 +129,48 @@ def test_takes_rows_of_every_nest(batch, picked):
         assert type(taken) is type(batch)
         assert torch.equal(picked(taken), expected)
     assert rows.devices(batch) == {torch.device("cpu")}
+
+
+@pytest.mark.parametrize(
+    ("make", "kept_type"),
+    [
+        (Shared, True),
+        (InSlots, True),
+        (Deep, False),
+        (Itself, False),
+        (types.MappingProxyType, False),
+        (Odd, True),
+        (BatchEncoding, True),
+        (collections.OrderedDict, True),
+        (collections.ChainMap, False),
+        (lambda held: TensorDict(held, batch_size=[4]), True),
+    ],
+)
+def test_a_mapping_is_never_written_to(make, kept_type):
+    batch = make({"a": X, "b": X + 100})
+    before = dict(batch.items())
+    for index in (INDEX, slice(1, 3)):
+        taken = rows.take({"inner": batch}, index)["inner"]
+        assert isinstance(taken, type(batch) if kept_type else dict)
+        assert torch.equal(taken["a"], X[index])
+        assert torch.equal(taken["b"], X[index] + 100)
+        assert list(taken.keys()) == ["a", "b"]
+        if make is Shared:
+            assert torch.equal(taken.double(), 2 * X[index])
+            assert taken.label == "own"
+    assert list(batch.keys()) == ["a", "b"]
+    assert all(torch.equal(value, before[key]) for key, value in batch.items())
+    if not isinstance(batch, TensorDict):
+        assert all(value is before[key] for key, value in batch.items())
+
+
+def test_an_item_that_is_an_attribute_too_is_taken_once():
+    batch = ModelOutput(logits=X, loss=None)
+    taken = rows.take(batch, INDEX)
+    assert type(taken) is ModelOutput
+    assert torch.equal(taken["logits"], X[INDEX])
+    assert taken.logits is taken["logits"]
+    assert batch.logits is batch["logits"] is X
 
 
 def test_constants_pass_through():

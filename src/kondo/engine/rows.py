@@ -54,9 +54,10 @@ def num_rows(batch: Any, name: str = "batch", *, may_be_empty: bool = False) -> 
 
 
 def take(batch: Any, index: Tensor | slice) -> Any:
-    """Return the rows of `batch` that `index` names, in the same nest.
+    """Return the rows of `batch` that `index` names, in the same nest; nothing is written to it.
 
-    Slices of tensors are views. A sequence other than a list or a tuple becomes a list.
+    Slices of tensors are views. A sequence other than a list or a tuple becomes a list, a mapping
+    that cannot be made again a dict.
     """
     return map_fields(batch, lambda leaf: _take_leaf(leaf, index))
 
@@ -98,11 +99,7 @@ def map_fields(node: Any, leaf_fn: Callable[[Any], Any]) -> Any:
         changed = {f.name: map_fields(getattr(node, f.name), leaf_fn) for f in _init_fields(node)}
         return dataclasses.replace(node, **changed)
     if isinstance(node, Mapping):
-        # A copy keeps the type: Hugging Face batches are UserDicts with methods of their own.
-        rebuilt: Any = copy.copy(node)
-        for key, value in node.items():
-            rebuilt[key] = map_fields(value, leaf_fn)
-        return rebuilt
+        return _mapping_like(node, {k: map_fields(v, leaf_fn) for k, v in node.items()})
     if is_sequence(node):
         if _is_field(node):
             return leaf_fn(node)
@@ -178,6 +175,41 @@ def sequence_like(node: Sequence[Any], entries: list[Any]) -> Any:
     if isinstance(node, tuple) and hasattr(node, "_make"):
         return node._make(entries)
     return type(node)(entries) if isinstance(node, list | tuple) else entries
+
+
+def _mapping_like(node: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Return items in the type of a mapping: Hugging Face batches have methods of their own.
+
+    A copy may share with the mapping what holds its items, so nothing is assigned by its keys. What
+    holds them is replaced; where that is not found, the items are returned as they are.
+    """
+    try:
+        made = copy.copy(node)
+    except TypeError:  # it is none that can be copied
+        return items
+    if made is node or type(node) is dict:
+        return items
+    if isinstance(made, dict):
+        for key, value in items.items():
+            dict.__setitem__(made, key, value)
+    instead = {id(value): items[key] for key, value in node.items()}
+    for name, held in _attributes(made).items():
+        if isinstance(held, Mapping) and _same_items(held, node):
+            object.__setattr__(made, name, _mapping_like(held, items))
+        elif id(held) in instead:  # an item that is an attribute too
+            object.__setattr__(made, name, instead[id(held)])
+    return made if _same_items(made, items) else items
+
+
+def _same_items(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[key] is other[key] for key in other)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    """Return what an object holds by name, in slots too."""
+    state: Any = object.__getstate__(node)  # type: ignore[attr-defined]
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(own or {}), **(slots or {})}
 
 
 def _is_leaf(node: Any) -> bool:
