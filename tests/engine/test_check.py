@@ -368,6 +368,14 @@ def checkpointed(net, states):
     return checkpoint(net, states, use_reentrant=False)
 
 
+def with_adapters():
+    """A frozen net as PEFT prepares it for checkpointing: its first output requires grad."""
+    net = mlp()
+    net[0].requires_grad_(False)
+    net[0].register_forward_hook(lambda module, args, output: output.requires_grad_())
+    return lambda states: checkpoint(net[1:], net[0](states), use_reentrant=False)
+
+
 def cast(dtype):
     net = mlp().to(dtype)
     return lambda rows: taken(net(rows[0].to(dtype)).float(), rows[1])
@@ -386,6 +394,7 @@ SOUND = {
     "float64": lambda: cast(torch.float64),
     "bfloat16": lambda: cast(torch.bfloat16),
     "checkpointed": lambda: policy_of(functools.partial(checkpointed, mlp())),
+    "adapters in a checkpoint": lambda: policy_of(with_adapters()),
     "distribution": lambda: kondo.DistributionPolicy(categorical(mlp())),
     "weight norm": lambda: policy_of(
         nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, ACTIONS)))
@@ -396,6 +405,12 @@ SOUND = {
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_policies_pass(name):
     passes(SOUND[name]())
+
+
+def test_few_rows_whose_advantages_have_one_sign_are_no_mistake():
+    draw = torch.Generator().manual_seed(3)
+    batch = torch.randn(SIZE, 5, WIDTH, generator=draw), torch.randint(3, (SIZE, 5), generator=draw)
+    passes(policy_of(mlp()), batch, torch.ones(SIZE), unit="token")
 
 
 @pytest.mark.parametrize("unit", ["token", "sequence"])

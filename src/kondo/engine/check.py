@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core import losses
+from kondo.core import losses, signals
 from kondo.core._checks import check_mask
 from kondo.core.contract import BaseGate, as_gate
 from kondo.engine import findings
@@ -259,6 +259,11 @@ class _Check:
                 "the gradient of the loss is 0 on these rows, so gradients were not compared."
             )
         names = {id(value): name for name, value in named(self._modules)}
+        # Others are made in the forward, as an embedding's output that adapters let require grad.
+        known = {*names, *map(id, self._trial.leaves)}
+        dense, gated = (
+            {key: each for key, each in side.items() if key in known} for side in (dense, gated)
+        )
         yield from findings.of_gradients(dense, gated, self._precision, names)
 
     def _gated_gradients(self) -> dict[int, Gradient]:
@@ -271,11 +276,13 @@ class _Check:
             generator=None,
             backward_fn=lambda loss: parts.append(gradients_of(loss)),
         )
+        gate = as_gate(every_other)
+        gate.signal = signals.uniform  # this is no step of a run, whose advantages are watched
         backward(
             self._policy,
             some.batch,
             some.advantages,
-            gate=every_other,
+            gate=gate,
             mask=None if inputs.own_mask else some.mask,
             unit=inputs.unit,
             screen=self._trial.answers.screened,

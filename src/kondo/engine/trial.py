@@ -78,6 +78,8 @@ class Trial(NamedTuple):
     """Parameters and buffers, of floats, that a forward of the policy as given changes, by name."""
     moved: list[str]
     """Those that a forward in evaluation mode changes, as a screen makes."""
+    leaves: list[Tensor]
+    """Leaves of the graph that two forwards had in common, so that neither made them."""
 
 
 def few_rows(inputs: Inputs) -> tuple[Rows, Tensor]:
@@ -117,6 +119,7 @@ def try_policy(
     """
     policy, batch, order = inputs.policy, some.batch, torch.arange(some.size)
     pick = partial(rows.take, batch)
+    leaves: list[list[Tensor]] = []
 
     def given(what: str, rows_of: Any, seed: int = _SEED) -> Tensor:
         _seed(seed, devices)
@@ -127,6 +130,8 @@ def try_policy(
                 "log_prob(rows) must be differentiable, got a detached tensor; remove no_grad, "
                 "inference_mode or detach from it, and check that some parameter requires grad."
             )
+        if len(leaves) < 2:
+            leaves.append(leaves_of(found))
         return found.detach()
 
     def screened(what: str, rows_of: Any, seed: int = _SEED) -> Tensor:
@@ -162,6 +167,7 @@ def try_policy(
         edited=_changes(contents, _contents(batch)),
         changed=_changes(before, between),
         moved=_changes(between, _state(modules)),
+        leaves=[leaf for leaf in leaves[0] if id(leaf) in {id(other) for other in leaves[1]}],
     )
 
 
