@@ -36,8 +36,10 @@ class Precision:
         if device == "cuda" and self.limit > _ROUNDING[torch.float64]:
             self.limit = max(self.limit, _TF32)
 
-    def apart(self, found: Tensor, expected: Tensor, mask: Tensor | None) -> float | None:
-        """Return by how much log-probs differ, None if by no more than rounding.
+    def apart(
+        self, found: Tensor, expected: Tensor, mask: Tensor | None, *, share: float = 1.0
+    ) -> float | None:
+        """Return by how much log-probs differ, None if by no more than this share of rounding.
 
         In half precision the root of the mean square counts, not the largest difference: a router
         may send single tokens elsewhere by rounding.
@@ -53,7 +55,7 @@ class Precision:
             return None
         worst = apart.square().mean().sqrt() if self._half else apart.max()
         size = max(1.0, float(theirs.nan_to_num(0.0, 0.0, 0.0).abs().max()))
-        return float(worst) if worst > self.limit * size else None
+        return float(worst) if worst > share * self.limit * size else None
 
 
 def of_state(trial: Trial, precision: Precision, mask: Tensor | None) -> Iterator[str]:
@@ -152,31 +154,48 @@ def of_gradients(
     names: dict[int, str],
 ) -> Iterator[str]:
     """Judge whether the gated gradient is that of the masked dense loss, parameter by parameter."""
-    largest = max((float(each.numbers.norm()) for each in dense.values()), default=0.0)
-    limit = min(0.2, _GRADIENT * precision.limit)
-    different: list[str] = []
-    place = {key: number for number, key in enumerate(names)}
-    for key in sorted({**dense, **gated}, key=lambda key: place.get(key, len(place))):
-        theirs, ours = (side.get(key) for side in (dense, gated))
-        some = theirs or ours
-        assert some is not None
-        zeros = torch.zeros_like(some.numbers)
-        expected, found = (zeros if each is None else each.numbers for each in (theirs, ours))
-        error = float((found - expected).norm())
-        if error > limit * max(float(expected.norm()), _SMALL * largest) or error != error:
-            name = names.get(key, f"a parameter of shape {list(some.leaf.shape)}")
-            missing = {theirs is None: "the gated one alone", ours is None: "the dense one alone"}
-            side = missing.get(True)
-            different.append(
-                f"{name} ({f'it is in {side}' if side else f'error {error:.2g}'}, norm "
-                f"{float(expected.norm()):.2g})"
-            )
+    different = different_gradients(dense, gated, precision, names, ("the dense", "the gated"))
     if different:
         yield (
             f"The gated gradient is not that of the masked dense loss in {len(different)} of "
             f"{len(dense)} parameters, first in {different[0]}. Kept rows by themselves are not "
             f"differentiated as they are among all rows."
         )
+
+
+def different_gradients(
+    expected: dict[int, Gradient],
+    found: dict[int, Gradient],
+    precision: Precision,
+    names: dict[int, str],
+    called: tuple[str, str],
+) -> list[str]:
+    """Return which parameters have another gradient than expected, and by how much, in words.
+
+    Args:
+        expected: by the identity of the parameter; one of another side counts as 0.
+        found: the same.
+        precision: of the log-probs.
+        names: of parameters, in their order.
+        called: what both sides are called.
+    """
+    largest = max((float(each.numbers.norm()) for each in expected.values()), default=0.0)
+    limit = min(0.2, _GRADIENT * precision.limit)
+    different: list[str] = []
+    place = {key: number for number, key in enumerate(names)}
+    for key in sorted({**expected, **found}, key=lambda key: place.get(key, len(place))):
+        theirs, ours = (side.get(key) for side in (expected, found))
+        some = theirs or ours
+        assert some is not None
+        zeros = torch.zeros_like(some.numbers)
+        wanted, got = (zeros if each is None else each.numbers for each in (theirs, ours))
+        error = float((got - wanted).norm())
+        if error > limit * max(float(wanted.norm()), _SMALL * largest) or error != error:
+            name = names.get(key, f"a parameter of shape {list(some.leaf.shape)}")
+            alone = called[1] if theirs is None else called[0] if ours is None else None
+            how = f"it is in {alone} one alone" if alone else f"error {error:.2g}"
+            different.append(f"{name} ({how}, norm {float(wanted.norm()):.2g})")
+    return different
 
 
 def of_screen(

@@ -21,9 +21,10 @@ from kondo.engine.policy import Policy
 from kondo.engine.select import Selection
 from kondo.engine.untraced import without_trace
 from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
+from kondo.lm.faults import AsGiven
 from kondo.lm.graphs import Graphs, Inputs
 from kondo.lm.head import Backend, Head, token_log_probs
-from kondo.lm.logits_check import difference, layer_fault, logits_fault
+from kondo.lm.logits_check import bend, difference, layer_fault, logits_fault
 from kondo.lm.pack import Layout, Pack, packs, unpacked
 from kondo.lm.parts import (
     backbone_of,
@@ -164,13 +165,14 @@ class CausalLM:
 
         return TokenPolicy(self, log_prob or self.log_prob)
 
-    def log_prob(self, rows: TokenRows | Pack) -> Tensor:
+    def log_prob(self, rows: TokenRows | Pack | AsGiven) -> Tensor:
         """Return log pi(token | tokens before it) of the tokens that were sampled.
 
         Differentiable with respect to whatever requires grad in the model.
 
         Args:
-            rows: `TokenRows`, N rows of S tokens; or a `Pack` with K kept tokens.
+            rows: `TokenRows`, N rows of S tokens; or a `Pack` with K kept tokens. `kondo.check`
+                also asks for the model `AsGiven`.
 
         Returns:
             float32 (float64 for a float64 model) [N, S], exactly 0 outside completion_mask; [K] for
@@ -178,6 +180,8 @@ class CausalLM:
         """
         if isinstance(rows, Pack):
             return self._read(rows)
+        if isinstance(rows, AsGiven):
+            return self._as_given(rows.rows)
         check_rows(rows).check(self.vocab_size)
         found = []
         for pack in packs(
@@ -258,6 +262,29 @@ class CausalLM:
             backend=self.head_backend,
             check=False,  # TokenRows.check has looked
         )
+
+    def _as_given(self, rows: TokenRows) -> Tensor:
+        """Run the model's own forward on rows as they lie, and read all its logits; [N, S]."""
+        ids, real = rows.input_ids.to(self.device), rows.attention_mask.to(self.device)
+        positions = None if rows.position_ids is None else rows.position_ids.to(self.device)
+        layer = self._given_head
+        inputs: dict[str, Any] = {"attention_mask": real, "position_ids": positions}
+        if layer is None or self._hugging_face:
+            inputs |= {"attention_mask": real.long(), "use_cache": False}
+            inner = self._base if layer is None else self.backbone
+            if "position_ids" not in inspect.signature(inner.forward).parameters:
+                del inputs["position_ids"]
+        elif positions is None:
+            inputs["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)
+        if layer is None:
+            logits = self.module(input_ids=ids, **inputs).logits
+        else:
+            hidden = self._as_head_takes(_last_hidden(self.backbone(ids, **inputs)), self.head)
+            logits = _logits(hidden, layer)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        log_probs = (logits[:, :-1].to(wide) / self.temperature).log_softmax(-1)
+        taken = log_probs.gather(-1, ids[:, 1:, None].to(logits.device)).squeeze(-1)
+        return nn.functional.pad(taken, (1, 0))
 
     def _as_head_takes(self, hidden: Tensor, head: Head) -> Tensor:
         """Return hidden states in the head's dtype where one of the two is half of the other.
@@ -419,6 +446,13 @@ def _as_written(call: Callable[[], _T], module: nn.Module) -> _T:
             return call()
 
     return without_trace(eager, module)
+
+
+def _logits(hidden: Tensor, head: nn.Module | Head) -> Tensor:
+    if isinstance(head, Head):
+        return bend(nn.functional.linear(hidden, head.weight, head.bias), head)
+    logits: Tensor = head(hidden)
+    return logits
 
 
 def _last_hidden(output: Any) -> Tensor:

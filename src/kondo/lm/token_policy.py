@@ -17,6 +17,7 @@ from kondo.engine.compact import MicroBatch
 from kondo.engine.policy import Policy
 from kondo.engine.screen import LogProb
 from kondo.engine.select import Selection, Unit
+from kondo.lm.faults import AsGiven, faults
 from kondo.lm.model import CausalLM, check_rows
 from kondo.lm.pack import Pack, balanced_groups
 from kondo.lm.parts import is_sharded
@@ -62,6 +63,10 @@ class TokenPolicy(Policy):
     def check_log_probs(self, log_probs: Tensor, rows: Any) -> None:
         """Refuse log-probs that no policy can have given to these tokens."""
         _check_screen(log_probs, rows)
+
+    def faults(self, batch: Any) -> Iterator[str]:
+        """Yield what makes tokens of this model depend on others; see `kondo.lm.faults`."""
+        return faults(self.lm, self.log_prob, batch)
 
     def mask(self, batch: Any) -> Tensor:
         """Return the completion mask."""
@@ -164,7 +169,7 @@ class TokenLogProb(nn.Module):
         """Return what `kondo.backward` knows of this policy, wrapped as `log_prob` or not."""
         return TokenPolicy(self.lm, log_prob or self)
 
-    def forward(self, rows: TokenRows | Pack) -> Tensor:
+    def forward(self, rows: TokenRows | Pack | AsGiven) -> Tensor:
         """Return log-probs; see `CausalLM.log_prob`."""
         if is_sharded(self.lm.head.weight):
             raise ValueError(
