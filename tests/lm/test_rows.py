@@ -120,8 +120,10 @@ def test_rows_that_cannot_be_right_are_refused(changes, message):
         make(**changes).check(9)
 
 
-def test_rows_that_passed_are_not_looked_at_again_until_they_change(monkeypatch):
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rows_that_passed_are_not_read_from_a_device_again_until_they_change(monkeypatch):
     rows, looks = models.rows(), []
+    rows = engine_rows.map_fields(rows, torch.Tensor.cuda)
     inner = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: looks.append(1) or inner(self))
     for _ in range(3):
@@ -134,6 +136,35 @@ def test_rows_that_passed_are_not_looked_at_again_until_they_change(monkeypatch)
         with pytest.raises(ValueError, match="tokeniser"):
             rows.check(models.VOCAB)
     assert len(looks) == 4
+
+
+def as_numpy():
+    """Rows over memory of NumPy, whose writes torch does not count; and that memory."""
+    rows = make()
+    arrays = [part.numpy() for part in (rows.input_ids, rows.attention_mask, rows.completion_mask)]
+    return rows, arrays
+
+
+def test_rows_over_memory_that_numpy_rewrites_are_read_again():
+    rows, (ids, real, sampled) = as_numpy()
+    rows.check(9)
+    assert rows.measures.tolist() == [[0, 0], [4, 3], [3, 1]]
+    ids[:], real[:] = [[0, 6, 7, 8], [5, 6, 7, 8]], [[0, 1, 1, 1], [1, 1, 1, 1]]
+    sampled[:] = [[0, 0, 1, 0], [0, 1, 1, 1]]
+    assert rows.measures.tolist() == [[1, 0], [3, 4], [1, 3]]
+    rows.check(9)
+    ids[1, 1] = 9
+    with pytest.raises(ValueError, match=r"tokeniser.*row 1"):
+        rows.check(9)
+
+
+def test_rows_that_are_taken_have_measures_of_their_own():
+    rows = make()
+    rows.check(9)
+    taken = engine_rows.take(rows, torch.tensor([1]))
+    assert taken.measures is None
+    taken.check(9)
+    assert taken.measures.tolist() == [[0], [3], [1]]
 
 
 def test_rows_made_in_inference_mode_are_always_looked_at():

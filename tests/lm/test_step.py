@@ -65,6 +65,23 @@ def test_equals_the_dense_gated_gradient(make, padding, attention, unit, rate, m
     assert (report.calls > 1) == (max_tokens == 14 and report.tokens_trained > 14)
 
 
+@pytest.mark.parametrize("rate", [None, 0.5])
+def test_rows_whose_memory_numpy_rewrites_are_those_of_now(rate):
+    """A rollout buffer is filled anew; torch counts no write of NumPy."""
+    model, rows = models.build(models.llama), models.rows("right", seed=1)
+    lm, advantages = CausalLM(model), advantages_for(rows)
+    given = {} if rate is None else {"gate": kondo.Gate(rate=rate)}
+    run_step(lm, rows, advantages, **given)
+    model.zero_grad()
+    fresh = models.rows("left", seed=2)
+    for name in ("input_ids", "attention_mask", "completion_mask"):
+        getattr(rows, name).numpy()[:] = getattr(fresh, name).numpy()
+    expected, loss, _ = dense(model, fresh, advantages, "sequence", rate or 1.0)
+    report = run_step(lm, rows, advantages, **given)
+    assert_grads(model, expected)
+    assert_close(report.loss, loss)
+
+
 @pytest.mark.parametrize("max_tokens", [16_384, 25])
 @pytest.mark.parametrize("attention", ["varlen", "padded"])
 @pytest.mark.parametrize("padding", ["left", "right", "none"])

@@ -207,7 +207,7 @@ def _same_items(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
 
 def _attributes(node: Any) -> dict[str, Any]:
     """Return what an object holds by name, in slots too."""
-    state: Any = object.__getstate__(node)  # type: ignore[attr-defined]
+    state: Any = object.__getstate__(node)
     own, slots = state if isinstance(state, tuple) else (state, None)
     return {**(own or {}), **(slots or {})}
 

@@ -86,22 +86,21 @@ class TokenRows:
     def check(self, vocab_size: int) -> None:
         """Raise a ValueError for rows that cannot be right.
 
-        One device sync; none where these rows passed before, unless a tensor of theirs was written
-        to since (a version that inference mode does not count).
+        On a GPU one device sync; none where these rows passed before, unless a tensor of theirs was
+        written to since (a version that inference mode does not count). In the memory of the CPU,
+        where NumPy may write unseen, they are read every time.
 
         Args:
             vocab_size: rows of the model's embedding; ids must be below it.
         """
-        versions = self._versions(vocab_size)
-        if versions and self.__dict__.get("_passed") == versions:
+        passed = self._passed
+        if self.device.type != "cpu" and passed is not None and passed.vocab_size == vocab_size:
             return
-        parts = (self.input_ids, self.attention_mask, self.completion_mask)
-        read = _row_facts(*parts, vocab_size).cpu()
+        read = _row_facts(*self._parts, vocab_size).cpu()
         sound = (read[0] == 1) & ~read[1:4].any(0) & (read[6] > 0)
         if not bool(sound.all()):
             _refuse_rows(read, vocab_size)
-        object.__setattr__(self, "_passed", versions)
-        object.__setattr__(self, "_measures", read[4:])
+        object.__setattr__(self, "_latest", _Passed(vocab_size, self._parts, read[4:]))
 
     def __getstate__(self) -> dict[str, Tensor | None]:
         """Return the tensors: a copy counts writes anew, so what was read of them is left out."""
@@ -112,24 +111,52 @@ class TokenRows:
         """Where the tokens are."""
         return self.input_ids.device
 
-    def _versions(self, vocab_size: int) -> list[int]:
-        """Return what changes when a tensor is written to; empty where nobody counts that."""
-        parts = (self.input_ids, self.attention_mask, self.completion_mask)
-        if any(part.is_inference() for part in parts):
-            return []
-        return [vocab_size, *(part._version for part in parts)]
-
     @property
     def measures(self) -> Tensor | None:
-        """What the latest `check` read of every row, [3, N] int64 on the CPU; None if outdated.
+        """What `check` reads of every row, [3, N] int64 on the CPU; None if that is outdated.
 
         First real token, end of the last sampled one, and number of sampled tokens.
         """
-        passed = self.__dict__.get("_passed")
-        if not passed or passed != self._versions(passed[0]):
-            return None
-        measures: Tensor = self.__dict__["_measures"]
-        return measures
+        passed = self._passed
+        if passed is not None and self.device.type == "cpu":
+            return _row_facts(*self._parts, passed.vocab_size)[4:]
+        return None if passed is None else passed.measures
+
+    @property
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.input_ids, self.attention_mask, self.completion_mask
+
+    @property
+    def _passed(self) -> "_Passed | None":
+        """What the latest check read, unless a write since then was counted."""
+        latest: _Passed | None = self.__dict__.get("_latest")
+        return latest if latest is not None and latest.holds_for(self._parts) else None
+
+
+class _Passed:
+    """What a check of some tensors read.
+
+    Args:
+        vocab_size: that they were checked for.
+        parts: the tensors.
+        measures: of every row.
+    """
+
+    def __init__(self, vocab_size: int, parts: tuple[Tensor, ...], measures: Tensor):
+        self.vocab_size, self.measures = vocab_size, measures
+        self._parts, self._versions = parts, _versions(parts)
+
+    def holds_for(self, parts: tuple[Tensor, ...]) -> bool:
+        """Whether these are the tensors, and no write to them was counted."""
+        same = all(one is other for one, other in zip(parts, self._parts, strict=True))
+        return same and self._versions is not None and self._versions == _versions(parts)
+
+
+def _versions(parts: tuple[Tensor, ...]) -> list[int] | None:
+    """Return what changes when a tensor is written to; None where nobody counts that."""
+    if any(part.is_inference() for part in parts):
+        return None
+    return [part._version for part in parts]
 
 
 def _refuse_rows(facts: Tensor, vocab_size: int) -> None:
