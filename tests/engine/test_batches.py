@@ -1,6 +1,7 @@
 """Whatever stands beside the tensors of a batch goes with the rows, in every way a step is run."""
 
 import collections.abc
+import dataclasses
 
 import pytest
 import torch
@@ -30,10 +31,10 @@ def log_probs_of(embed, head, states, prompts, scales, actions):
     return logits.log_softmax(-1).gather(1, actions.unsqueeze(1)).squeeze(1)
 
 
-def expected(keep):
+def expected(keep, states=STATES):
     """Gradients of the masked dense loss, in plain torch."""
     embed, head = parts()
-    log_probs = log_probs_of(embed, head, STATES, PROMPTS, SCALES, ACTIONS)
+    log_probs = log_probs_of(embed, head, states, PROMPTS, SCALES, ACTIONS)
     (-(log_probs * ADVANTAGES * keep).sum() / SIZE).backward()
     return log_probs.detach(), [p.grad for p in (*embed.parameters(), *head.parameters())]
 
@@ -120,6 +121,37 @@ def test_a_mutable_mapping_stays_as_it_was_given(way):
     gradients = expected(highest(-ADVANTAGES * log_probs, rate))[1]
     for parameter, gradient in zip((embed.weight, *head.parameters()), gradients, strict=True):
         assert_close(parameter.grad, 2 * gradient)
+
+
+@dataclasses.dataclass
+class Normalised:
+    """Observations that are normalised over the rows they are made of."""
+
+    states: torch.Tensor
+    prompts: list
+    actions: torch.Tensor
+
+    def __post_init__(self):
+        self.states = (self.states - self.states.mean(0)) / self.states.std(0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_dataclass_that_computes_when_it_is_made_keeps_what_it_computed(way):
+    embed, head = parts()
+    batch = Normalised(STATES, PROMPTS, ACTIONS)
+    batch.scales = SCALES
+
+    def policy(rows):
+        return log_probs_of(embed, head, rows.states, rows.prompts, rows.scales, rows.actions)
+
+    kondo.check(policy, batch, ADVANTAGES)
+    kondo.backward(policy, batch, ADVANTAGES, **WAYS[way])
+    states = (STATES - STATES.mean(0)) / STATES.std(0)
+    log_probs, _ = expected(torch.ones(SIZE), states)
+    rate = WAYS[way]["gate"].rate if "gate" in WAYS[way] else 1.0
+    gradients = expected(highest(-ADVANTAGES * log_probs, rate), states)[1]
+    for parameter, gradient in zip((embed.weight, *head.parameters()), gradients, strict=True):
+        assert_close(parameter.grad, gradient)
 
 
 def test_observations_that_are_strings_are_a_policy_of_a_distribution():

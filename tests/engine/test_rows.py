@@ -164,6 +164,95 @@ def test_a_mapping_is_never_written_to(make, kept_type):
         assert all(value is before[key] for key, value in batch.items())
 
 
+@dataclasses.dataclass
+class Computes:
+    """Centred over all rows when it is made; must not be made again of some."""
+
+    x: torch.Tensor
+    shift: dataclasses.InitVar[float]
+    centred: torch.Tensor = dataclasses.field(init=False)
+    names: list = dataclasses.field(init=False)
+    rate: float = dataclasses.field(init=False, default=0.5)
+
+    def __post_init__(self, shift):
+        self.x = self.x.double()
+        self.centred = self.x - self.x.mean(0) + shift
+        self.names = [f"row {number}" for number in range(len(self.x))]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: torch.Tensor
+    norms: torch.Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "norms", self.x.double().norm(dim=1) / self.x.double().norm())
+
+
+@dataclasses.dataclass(frozen=True)
+class ByHand:
+    __slots__ = ("x",)
+    x: torch.Tensor
+
+    def __copy__(self):
+        return self
+
+
+def test_a_dataclass_is_not_made_again():
+    batch = Computes(X, 1.0)
+    assert rows.num_rows(batch) == 4
+    for index in (INDEX, slice(1, 3)):
+        taken = rows.take(batch, index)
+        assert type(taken) is Computes
+        assert torch.equal(taken.x, X.double()[index])
+        assert torch.equal(taken.centred, (X - X.double().mean(0) + 1)[index])
+        assert taken.names == [batch.names[place] for place in torch.arange(4)[index]]
+        assert taken.rate == 0.5
+    frozen = rows.take(Frozen(X), INDEX)
+    assert torch.equal(frozen.norms, (X.double().norm(dim=1) / X.double().norm())[INDEX])
+    batch = ByHand(X)
+    assert torch.equal(rows.take(batch, INDEX).x, X[INDEX])
+    assert batch.x is X
+
+
+def test_what_a_dataclass_was_given_later_is_taken_where_it_has_rows():
+    batch = Record(X)
+    later = {
+        "noise": X + 100,
+        "prompts": ["a", "b", "c", "d"],
+        "total": X.sum(),
+        "table": X[:3],
+        "source": "file",
+        "fraction": 0.1,
+        "size": (2, 3),
+    }
+    vars(batch).update(later)
+    taken = rows.take(batch, INDEX)
+    assert torch.equal(taken.noise, X[INDEX] + 100)
+    assert taken.prompts == ["a", "c"]
+    for name in ("total", "table", "source", "fraction", "size"):
+        assert getattr(taken, name) is later[name]
+    assert batch.noise is later["noise"]
+
+
+def test_encodings_of_a_tokeniser_are_taken_with_their_rows():
+    texts = [f"row {number}" for number in range(4)]
+    batch = BatchEncoding({"input_ids": X}, encoding=texts, n_sequences=1)
+    taken = rows.take(batch, INDEX)
+    assert taken.encodings == ["row 0", "row 2"]
+    assert batch.encodings == ["row 0", "row 1", "row 2", "row 3"]
+
+
+def test_fields_of_a_dataclass_that_are_computed_must_have_rows_too():
+    batch = Computes(X, 1.0)
+    batch.names = ["a"]
+    with pytest.raises(ValueError, match=r"batch\.names must have one entry per row, 4"):
+        rows.num_rows(batch)
+    batch.names, batch.centred = None, X[:3]
+    with pytest.raises(ValueError, match=r"4 rows in batch\.x and 3 in batch\.centred"):
+        rows.num_rows(batch)
+
+
 def test_an_item_that_is_an_attribute_too_is_taken_once():
     batch = ModelOutput(logits=X, loss=None)
     taken = rows.take(batch, INDEX)

@@ -26,7 +26,7 @@ def num_rows(batch: Any, name: str = "batch", *, may_be_empty: bool = False) -> 
         name: of the argument, for messages.
         may_be_empty: whether 0 rows are fine.
     """
-    found = dict(fields(batch, name))
+    found = dict(_fields(batch, name, None))
     sizes = {path: _leading(path, leaf) for path, leaf in found.items() if not is_sequence(leaf)}
     if not sizes:
         raise ValueError(
@@ -92,37 +92,54 @@ def _leading(path: str, leaf: Any) -> int:
 
 
 def map_fields(node: Any, leaf_fn: Callable[[Any], Any]) -> Any:
-    """Rebuild a nest with `leaf_fn` applied to each field."""
-    if _is_leaf(node):
+    """Rebuild a nest with `leaf_fn` applied to each field; no `__init__` of its classes is run."""
+    return _map(node, leaf_fn, _size(node))
+
+
+def _map(node: Any, leaf_fn: Callable[[Any], Any], size: int | None) -> Any:
+    if _is_field(node):
         return leaf_fn(node)
-    if _is_dataclass(node):
-        changed = {f.name: map_fields(getattr(node, f.name), leaf_fn) for f in _init_fields(node)}
-        return dataclasses.replace(node, **changed)
+    found = {name: leaf_fn(value) for name, value in _row_attributes(node, size).items()}
     if isinstance(node, Mapping):
-        return _mapping_like(node, {k: map_fields(v, leaf_fn) for k, v in node.items()})
+        items = {key: _map(value, leaf_fn, size) for key, value in node.items()}
+        return _mapping_like(node, items, found)
+    if _is_dataclass(node):
+        held = _declared(node).items()
+        return _dataclass_like(node, found | {k: _map(v, leaf_fn, size) for k, v in held})
     if is_sequence(node):
-        if _is_field(node):
-            return leaf_fn(node)
-        return sequence_like(node, [map_fields(value, leaf_fn) for value in node])
+        return sequence_like(node, [_map(value, leaf_fn, size) for value in node])
     return node
 
 
 def fields(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield every field of a nest with its path: tensors, TensorDicts and sequences."""
-    if _is_leaf(node):
+    """Yield every field of a nest with its path: tensors, TensorDicts and sequences.
+
+    What an object was given later, beside its fields or items, is one if it has N rows.
+    """
+    return _fields(node, path, _size(node))
+
+
+def _size(node: Any) -> int | None:
+    """Return the rows of the first tensor."""
+    found = (leaf for _, leaf in _fields(node, "", None) if not is_sequence(leaf))
+    return next((int(leaf.shape[0]) for leaf in found if len(leaf.shape)), None)
+
+
+def _fields(node: Any, path: str, size: int | None) -> Iterator[tuple[str, Any]]:
+    if _is_field(node):
         yield path, node
-    elif _is_dataclass(node):
-        for field in _init_fields(node):
-            yield from fields(getattr(node, field.name), f"{path}.{field.name}")
-    elif isinstance(node, Mapping):
+        return
+    for name, value in _row_attributes(node, size).items():
+        yield f"{path}.{name}", value
+    if isinstance(node, Mapping):
         for key, value in node.items():
-            yield from fields(value, f"{path}[{key!r}]")
+            yield from _fields(value, f"{path}[{key!r}]", size)
+    elif _is_dataclass(node):
+        for name, value in _declared(node).items():
+            yield from _fields(value, f"{path}.{name}", size)
     elif is_sequence(node):
-        if _is_field(node):
-            yield path, node
-        else:
-            for key, value in enumerate(node):
-                yield from fields(value, f"{path}[{key}]")
+        for place, value in enumerate(node):
+            yield from _fields(value, f"{path}[{place}]", size)
     elif _is_array(node):
         raise ValueError(
             f"{path} must be a tensor, got {type(node).__name__}, whose rows would not be "
@@ -151,19 +168,22 @@ def is_sequence(node: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(node, Sequence) and not isinstance(node, _TEXT)
 
 
-def _is_field(node: Sequence[Any]) -> bool:
-    """Whether a sequence has one entry per row; a named tuple is a record, as a dataclass is."""
-    return not hasattr(node, "_fields") and not _holds_tensors(node)
+def _is_field(node: Any) -> bool:
+    """Whether this has one entry per row; a named tuple is a record, as a dataclass is."""
+    if _is_leaf(node) or not is_sequence(node):
+        return _is_leaf(node)
+    record = hasattr(node, "_fields") or _is_dataclass(node)
+    return not record and not _holds_tensors(node)
 
 
 def _holds_tensors(node: Any) -> bool:
     """Whether there is a tensor anywhere in a nest; an array counts, and is refused there."""
     if _is_leaf(node) or _is_array(node):
         return True
-    if _is_dataclass(node):
-        return any(_holds_tensors(getattr(node, field.name)) for field in _init_fields(node))
     if isinstance(node, Mapping):
         return any(map(_holds_tensors, node.values()))
+    if _is_dataclass(node):
+        return any(map(_holds_tensors, _declared(node).values()))
     # Long lists of strings and numbers are settled by their types, without a look at each.
     if not is_sequence(node) or set(map(type, node)) <= _NO_NEST:
         return False
@@ -177,7 +197,17 @@ def sequence_like(node: Sequence[Any], entries: list[Any]) -> Any:
     return type(node)(entries) if isinstance(node, list | tuple) else entries
 
 
-def _mapping_like(node: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+def _dataclass_like(node: Any, changed: dict[str, Any]) -> Any:
+    """Return a copy with other attributes: `dataclasses.replace` would compute from kept rows."""
+    made = object.__new__(type(node))
+    for name, value in (_attributes(node) | changed).items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _mapping_like(
+    node: Mapping[Any, Any], items: dict[Any, Any], changed: dict[str, Any]
+) -> Mapping[Any, Any]:
     """Return items in the type of a mapping: Hugging Face batches have methods of their own.
 
     A copy may share with the mapping what holds its items, so nothing is assigned by its keys. What
@@ -195,9 +225,11 @@ def _mapping_like(node: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any
     instead = {id(value): items[key] for key, value in node.items()}
     for name, held in _attributes(made).items():
         if isinstance(held, Mapping) and _same_items(held, node):
-            object.__setattr__(made, name, _mapping_like(held, items))
+            object.__setattr__(made, name, _mapping_like(held, items, {}))
         elif id(held) in instead:  # an item that is an attribute too
             object.__setattr__(made, name, instead[id(held)])
+        elif name in changed:
+            object.__setattr__(made, name, changed[name])
     return made if _same_items(made, items) else items
 
 
@@ -230,5 +262,24 @@ def _is_dataclass(node: Any) -> bool:
     return dataclasses.is_dataclass(node) and not isinstance(node, type)
 
 
-def _init_fields(node: Any) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(node) if field.init]
+def _declared(node: Any) -> dict[str, Any]:
+    """Return the fields that a dataclass holds, by name."""
+    held = _attributes(node)
+    return {f.name: held[f.name] for f in dataclasses.fields(node) if f.name in held}
+
+
+def _row_attributes(node: Any, size: int | None) -> dict[str, Any]:
+    """Return what a dataclass or mapping holds beside its fields and items, if it has N rows."""
+    if size is None or not (_is_dataclass(node) or isinstance(node, Mapping)) or _is_leaf(node):
+        return {}
+    known = node.values() if isinstance(node, Mapping) else _declared(node).values()
+    seen = set(map(id, known))
+    return {
+        name: value
+        for name, value in _attributes(node).items()
+        if id(value) not in seen and _is_field(value) and _length(value) == size
+    }
+
+
+def _length(field: Any) -> int:
+    return len(field) if is_sequence(field) else next(iter(field.shape), -1)
