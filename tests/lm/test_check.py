@@ -251,6 +251,7 @@ def test_lora_passes():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter)
+        model.enable_input_require_grads()
         passes(CausalLM(model.train()))
 
 
