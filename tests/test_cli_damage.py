@@ -1,4 +1,5 @@
 # ruff: noqa: F811 (pytest finds the fixture by its name)
+import gzip
 import json
 import os
 import re
@@ -43,6 +44,38 @@ def test_a_damaged_file_is_named_in_one_line(command, name, how, capsys, studies
     assert re.search("good copy" if command == "plot" else "again", text)
     assert text.count("\n") == 1
     assert not Path("report.html").exists()
+
+
+def rewritten(path, change):
+    """Change the text of a compressed table; its checksum is right."""
+    path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+
+
+def doubled(text):
+    header, _, body = text.partition(b"\n")
+    return header + b"\n" + 2 * body
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (doubled, r"99 repeated, first series PG, setting nan, seed 0, step 0, metric error"),
+        (lambda text: text + text.splitlines(keepends=True)[7], r"1 repeated, first series PG"),
+    ],
+    ids=["all", "one"],
+)
+def test_records_that_stand_twice_do_not_count_seeds_twice(change, told, capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rewritten(folder / "records.csv.gz", change)
+    capsys.readouterr()
+    assert cli.main(["plot", "toy"]) == 1
+    text = capsys.readouterr().err
+    assert re.match(rf"kondo plot: {folder}/records\.csv\.gz is damaged \(has {told}", text)
+    assert text.count("\n") == 1
+    for name in before.keys() - {"records.csv.gz"}:
+        assert (folder / name).read_bytes() == before[name]
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "noise"])

@@ -48,14 +48,21 @@ def frame(records: Iterable[Record], *, part: str) -> pd.DataFrame:
     others = sorted(set(table["part"]) - {part})
     if others:
         raise ValueError(f"records of part {part!r} must name it as their part, got {others}.")
-    twice = table[table.duplicated(_KEY)]
-    if len(twice):
-        place = ", ".join(f"{name} {twice.iloc[0][name]}" for name in _KEY)
+    if repeated := _repeated(table):
         raise ValueError(
             f"records of part {part!r} must differ in series, setting, seed, step or metric, got "
-            f"{len(twice)} repeated, first {place}."
+            f"{repeated}."
         )
     return table
+
+
+def _repeated(table: pd.DataFrame) -> str:
+    """Return how many records stand at the place of another, and the first; empty for none."""
+    twice = table[table.duplicated(["part", *_KEY])]
+    if twice.empty:
+        return ""
+    place = ", ".join(f"{name} {twice.iloc[0][name]}" for name in _KEY)
+    return f"{len(twice)} repeated, first {place}"
 
 
 def write(path: Path, table: pd.DataFrame) -> None:
@@ -69,7 +76,8 @@ def read(path: Path) -> pd.DataFrame:
     """Return the records of a file as a table, one column per field of Record.
 
     Raises:
-        DamagedFileError: it is cut, its checksum is wrong, or it is no table of records.
+        DamagedFileError: it is cut, its checksum is wrong, it is no table of records, or two of
+            them stand at the same place.
     """
     try:
         text = gzip.decompress(path.read_bytes())
@@ -81,6 +89,8 @@ def read(path: Path) -> pd.DataFrame:
         )
         if list(table) != list(DTYPES):
             raise ValueError(f"has columns {', '.join(map(str, table))}")
+        if repeated := _repeated(table):  # else a mean over seeds would count a seed twice
+            raise ValueError(f"has {repeated}")
     except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise DamagedFileError(f"{path} is damaged ({reason}).") from error
