@@ -154,6 +154,12 @@ def test_a_normaliser_that_moves_too_little_to_be_seen_in_answers_is_named():
     assert "gated gradient" not in text
 
 
+def test_a_normaliser_in_float64_is_named():
+    net, (states, actions) = mlp(RunningMean(0.1)).double(), batch_of()
+    text = found(policy_of(net), (states.double(), actions))
+    assert "a forward changes 1.mean" in text
+
+
 def test_statistics_that_a_training_forward_collects_are_named():
     class Collects(RunningMean):
         def forward(self, hidden):

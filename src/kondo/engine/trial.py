@@ -278,10 +278,10 @@ def every_other(values: Tensor, mask: Tensor, generator: torch.Generator | None 
 
 
 def sample(values: Tensor) -> Tensor:
-    """Return numbers of a tensor, evenly spaced: float64, on the CPU, this rank's part."""
+    """Return numbers of a tensor, evenly spaced: a float64 copy on the CPU, of this rank's part."""
     local: Any = values.detach()  # a DTensor, here or there
     local = local.to_local() if hasattr(local, "to_local") else local
     local = local.to_dense() if local.layout != torch.strided else local
     flat = local.reshape(-1)
-    numbers: Tensor = flat[:: max(1, -(-flat.numel() // _SAMPLED))].double().cpu()
-    return numbers
+    numbers: Tensor = flat[:: max(1, -(-flat.numel() // _SAMPLED))]
+    return numbers.to("cpu", torch.float64, copy=True)
