@@ -13,6 +13,7 @@ from torch.distributions import Categorical, Independent, Normal, OneHotCategori
 from torch.utils.checkpoint import checkpoint
 
 import kondo
+from kondo.engine.policy import Policy
 
 SIZE, WIDTH, ACTIONS = 24, 4, 3
 
@@ -536,3 +537,25 @@ def test_a_policy_on_the_cpu_leaves_random_numbers_of_cuda():
     before = torch.cuda.get_rng_state()
     passes(policy_of(mlp()))
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+class Crowded(Policy):
+    """A policy that runs rows of up to 16 tokens in all at once, and else makes more forwards."""
+
+    def __init__(self, log_prob):
+        super().__init__(self.counted)
+        self.rows, self.tokens = log_prob, []
+
+    def counted(self, rows):
+        self.tokens.append(int(rows[2].sum()))
+        return self.rows(rows)
+
+    def screen_calls(self, batch, size, chunk):
+        return -(-int(batch[2].sum()) // 16)
+
+
+def test_every_answer_takes_one_forward():
+    """Ranks would else make different numbers of them; long rows in place of short ones add up."""
+    policy, (states, actions) = Crowded(policy_of(mlp())), batch_of(4)
+    passes(policy, (states, actions, torch.tensor([6, 2, 6, 2])), ADVANTAGES[:4])
+    assert max(policy.tokens) <= 16

@@ -133,9 +133,6 @@ def check(
             options=options or Options(),
             may_be_empty=peers.may_be_empty,
         )
-        inputs = peers.agree(inputs, peers.clock(inputs.device))
-        if not inputs.rows.size and peers.spare is not None:  # another rank's row stands in
-            inputs = dataclasses.replace(inputs, rows=peers.spare)
         run = _Check(policy, inputs, peers)
         found = run.findings()
         for text in run.warnings:
@@ -143,6 +140,10 @@ def check(
         if found:
             raise CheckError(found)
         peers.total(0)  # hear of what other ranks found
+
+
+class _OtherRankError(Exception):
+    """Another rank failed in this stage, and says so."""
 
 
 class _Check:
@@ -165,15 +166,25 @@ class _Check:
 
     def findings(self) -> list[str]:
         """Return what is wrong, in words; `warnings` then holds what may be meant."""
-        inputs = self._inputs
-        self._some, self._index = few_rows(inputs)
-        if self._some.size < 2:
+        inputs, peers = self._inputs, self._peers
+        self._screen = inputs.rows.screen
+        some, self._index = few_rows(inputs)
+        counted, enough = peers.total(some.size, int(some.size > 1))
+        if not enough:
             self.warnings.append(
-                f"{self._some.size} rows with a unit that counts are too few to see whether rows "
-                f"depend on each other; give a full batch."
+                f"{some.size} rows with a unit that counts are too few to see whether rows depend "
+                f"on each other; give a full batch."
             )
-        if not self._peers.total(self._some.size)[0]:
+        if not counted:
             return []
+        inputs = dataclasses.replace(inputs, rows=some)
+        inputs = peers.agree(inputs, peers.clock(inputs.device))
+        if not inputs.rows.size:  # another rank's row stands in, and is judged there
+            assert peers.spare is not None
+            lent = peers.spare
+            known = lent.screen if callable(lent.screen) else None
+            inputs = dataclasses.replace(inputs, rows=lent._replace(screen=known))
+        self._inputs, self._some = inputs, inputs.rows
         devices = devices_of(inputs.policy.log_prob, inputs.rows.batch)
         self._cuda = [device for device in devices if device.type == "cuda"]
         with preserved(self._modules, self._cuda, inputs.gate, inputs.options.generator):
@@ -188,14 +199,21 @@ class _Check:
         failed = 0
         try:
             self._found.extend(stage())
+        except _OtherRankError:
+            return False
         except Exception as error:  # whatever a foreign policy raises is a finding
             self._found.append(_in_words(error))
             failed = 1
         return self._peers.total(failed)[0] == 0
 
+    def _in_step(self) -> None:
+        """Wait for all ranks: one that has failed would be missed in the next collective."""
+        if self._peers.total(0)[0]:
+            raise _OtherRankError
+
     def _answers(self) -> Iterator[str]:
         """Run the policy in several ways, and judge what it answers."""
-        trial = try_policy(self._inputs, self._some, self._modules, self._cuda)
+        trial = try_policy(self._inputs, self._modules, self._cuda, self._in_step)
         self._trial, answers = trial, trial.answers
         parameters = [value for _, value in named(self._modules)]
         self._precision = findings.Precision(answers.given, parameters)
@@ -214,8 +232,8 @@ class _Check:
             except ValueError as error:
                 yield _in_words(error)
         known = self._some.screen
-        if callable(inputs.rows.screen):
-            draft = inputs.rows.screen
+        if callable(known):
+            draft = known
             known = without_trace(lambda: from_mode(draft(self._some.batch))[0], draft)
         if known is not None:
             for text in findings.of_screen(known, shown, self._mask, self._mistakes(known)):
@@ -238,7 +256,7 @@ class _Check:
         if known.ndim == 2:
             mistakes["the log-prob of token t at screen[n, t - 1]"] = known.roll(1, 1)
             mistakes["the log-prob of token t at screen[n, t + 1]"] = known.roll(-1, 1)
-        whole = self._inputs.rows.screen
+        whole = self._screen
         if isinstance(whole, Tensor):
             index = self._index.to(whole.device)
             for by, place in ((-1, "n - 1"), (1, "n + 1")):
@@ -252,7 +270,7 @@ class _Check:
         calm = findings.is_calm(self._trial, self._precision, self._mask)
         quiet = [module for module in self._modules if not calm or isinstance(module, DROPOUT)]
         with evaluation(quiet), torch.enable_grad():
-            dense = dense_gradients(self._inputs, self._some, self._chosen)
+            dense = dense_gradients(self._inputs, self._chosen, self._in_step)
             gated = self._gated_gradients()
         if not any(bool(each.numbers.any()) for each in dense.values()):
             self.warnings.append(
@@ -270,11 +288,14 @@ class _Check:
         """Differentiate by a step of this process alone, at the kept rows alone."""
         inputs, some = self._inputs, self._some
         parts: list[dict[int, Gradient]] = []
+
+        def differentiate(loss: Tensor) -> None:
+            if not parts:
+                self._in_step()
+            parts.append(gradients_of(loss))
+
         options = dataclasses.replace(
-            inputs.options,
-            denominator=1.0,
-            generator=None,
-            backward_fn=lambda loss: parts.append(gradients_of(loss)),
+            inputs.options, denominator=1.0, generator=None, backward_fn=differentiate
         )
         gate = as_gate(every_other)
         gate.signal = signals.uniform  # this is no step of a run, whose advantages are watched
@@ -291,6 +312,8 @@ class _Check:
             group="local",
             options=options,
         )
+        if not parts:
+            self._in_step()
         return summed(parts)
 
 

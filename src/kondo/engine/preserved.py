@@ -9,11 +9,14 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 @contextmanager
@@ -31,6 +34,7 @@ def preserved(
         gate: a `kondo.BaseGate`, or None.
         generator: of the gate's draws, or None.
     """
+    reshard(modules)
     with ExitStack() as undo:
         undo.enter_context(torch.random.fork_rng(devices))
         undo.callback(random.setstate, random.getstate())
@@ -44,7 +48,24 @@ def preserved(
             undo.callback(_put_back, module, module.training, _flags(module), _buffers(module))
             if isinstance(module, DistributedDataParallel):
                 undo.enter_context(module.no_sync())  # else its next step waits for this backward
+            elif _is_sharded(module):  # else gradients that it holds would be exchanged here
+                module.set_requires_gradient_sync(False, recurse=False)
+                undo.callback(module.set_requires_gradient_sync, True, recurse=False)
+        undo.callback(reshard, modules)
         yield
+
+
+def reshard(modules: Sequence[nn.Module]) -> None:
+    """Give modules of `fully_shard` their shards back, which a forward replaces in a root."""
+    for module in modules:
+        if _is_sharded(module):
+            module.reshard()
+
+
+def _is_sharded(module: Any) -> TypeGuard["FSDPModule"]:
+    # Who sharded a module has imported it; others need not wait for the seconds that it takes.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from kondo.engine.differentiate import gate_losses
 from kondo.engine.finite import leaves_of
 from kondo.engine.inputs import Inputs, Rows
 from kondo.engine.loss_arguments import takes_sequences
-from kondo.engine.preserved import evaluation
+from kondo.engine.preserved import evaluation, reshard
 from kondo.engine.screen import from_mode
 from kondo.engine.select import Selection
 from kondo.engine.untraced import without_trace
@@ -85,39 +85,53 @@ class Trial(NamedTuple):
 def few_rows(inputs: Inputs) -> tuple[Rows, Tensor]:
     """Return up to `MOST_ROWS` rows that count, short ones and long ones, and which they are.
 
-    As many as one forward of a language model takes: every rank then makes the same number. Their
-    `screen` is what was given for them if that is a tensor, else None.
+    As many as one forward of a language model takes, also with every second row in place of the one
+    after it: every rank then makes the same number.
     """
     given = inputs.rows
-    counted = torch.ones(given.size) if given.mask is None else given.mask.reshape(given.size, -1)
-    lengths = counted.reshape(given.size, -1).sum(1).cpu()
+    counted = torch.ones(given.size, 1) if given.mask is None else given.mask
+    lengths = (counted if counted.ndim == 1 else counted.sum(1)).cpu()
     useful = lengths.nonzero().squeeze(1)
     by_length = useful[lengths[useful].argsort(stable=True)]
     most = min(MOST_ROWS, len(by_length))
-    parts = given if isinstance(given.screen, Tensor) else given._replace(screen=None)
+    draft = None if isinstance(given.screen, Tensor) else given.screen
+    parts = given if draft is None else given._replace(screen=None)
     while True:
         places = torch.linspace(0, len(by_length) - 1, most).round().long()
         index = by_length[places].sort().values
         some = Rows(*rows.take(tuple(parts), index))
-        if most <= 1 or inputs.policy.screen_calls(some.batch, most, None) <= 1:
-            # A row without an advantage has no gradient to compare.
-            spread = some.advantages
-            return some._replace(advantages=torch.where(spread == 0, 1.0, spread)), index
+        tried = (some.batch, rows.take(some.batch, _beside(most)))
+        if most <= 1 or all(inputs.policy.screen_calls(each, most, None) <= 1 for each in tried):
+            break
         most //= 2
+    # A row without an advantage has no gradient to compare.
+    advantages = torch.where(some.advantages == 0, 1.0, some.advantages)
+    screen = some.screen if draft is None else draft
+    return some._replace(advantages=advantages, screen=screen), index
+
+
+def _beside(size: int) -> Tensor:
+    """Return the rows in which every second one is replaced by the one before it."""
+    order = torch.arange(size)
+    return order - order % 2
 
 
 def try_policy(
-    inputs: Inputs, some: Rows, modules: Sequence[nn.Module], devices: Sequence[torch.device]
+    inputs: Inputs,
+    modules: Sequence[nn.Module],
+    devices: Sequence[torch.device],
+    in_step: Callable[[], None],
 ) -> Trial:
     """Run the policy on a few rows, eleven times.
 
     Args:
-        inputs: of the step.
-        some: the rows.
+        inputs: of the few rows.
         modules: of the policy, with their parts.
         devices: CUDA devices whose random numbers may be drawn; those of others are left alone.
+        in_step: waits for all ranks after every forward.
     """
-    policy, batch, order = inputs.policy, some.batch, torch.arange(some.size)
+    policy, batch, size = inputs.policy, inputs.rows.batch, inputs.rows.size
+    order = torch.arange(size)
     pick = partial(rows.take, batch)
     leaves: list[list[Tensor]] = []
 
@@ -132,6 +146,7 @@ def try_policy(
             )
         if len(leaves) < 2:
             leaves.append(leaves_of(found))
+        in_step()
         return found.detach()
 
     def screened(what: str, rows_of: Any, seed: int = _SEED) -> Tensor:
@@ -140,7 +155,9 @@ def try_policy(
         def call() -> Any:
             return from_mode((policy.screen or policy.log_prob)(rows_of), "screen(rows)")[0]
 
-        return without_trace(partial(_log_probs, what, call), policy.log_prob)
+        found = without_trace(partial(_log_probs, what, call), policy.log_prob)
+        in_step()
+        return found
 
     before, contents = _state(modules), _contents(batch)
     as_given = (
@@ -152,7 +169,7 @@ def try_policy(
         without_dropout = (
             given("a few rows", batch),
             given("the same rows again", batch, _OTHER_SEED),
-            given("other rows beside these", pick(order - order % 2)),
+            given("other rows beside these", pick(_beside(size))),
         )
     between = _state(modules)
     as_screened = (
@@ -197,6 +214,7 @@ def _log_probs(what: str, call: Callable[[], Any]) -> Tensor:
 
 def _state(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Return numbers of every parameter and buffer, by name; counts of calls alone are no state."""
+    reshard(modules)
     floats = ((name, value) for name, value in named(modules) if value.is_floating_point())
     return {name: sample(value) for name, value in floats if value.device.type != "meta"}
 
@@ -251,16 +269,18 @@ def summed(parts: Sequence[dict[int, Gradient]]) -> dict[int, Gradient]:
     return total
 
 
-def dense_gradients(inputs: Inputs, some: Rows, chosen: Selection) -> dict[int, Gradient]:
+def dense_gradients(
+    inputs: Inputs, chosen: Selection, in_step: Callable[[], None]
+) -> dict[int, Gradient]:
     """Differentiate the masked loss of all rows: what is skipped has a factor of 0."""
-    size = some.size
+    some, size = inputs.rows, inputs.rows.size
     kept = (chosen.keep, chosen.weight)
     micro = MicroBatch(some.batch, some.advantages, some.loss_inputs, *kept, size, size)
     log_probs = inputs.policy.log_prob(some.batch)
     sequences = takes_sequences(inputs.loss)
-    return gradients_of(
-        gate_losses(log_probs, micro, inputs.loss, sequences=sequences).losses.sum()
-    )
+    losses = gate_losses(log_probs, micro, inputs.loss, sequences=sequences).losses
+    in_step()
+    return gradients_of(losses.sum())
 
 
 def every_other(values: Tensor, mask: Tensor, generator: torch.Generator | None = None) -> Choice:
