@@ -78,6 +78,35 @@ def test_records_that_stand_twice_do_not_count_seeds_twice(change, told, capsys,
         assert (folder / name).read_bytes() == before[name]
 
 
+def without_second(text):
+    return b"".join(
+        line for line in text.splitlines(keepends=True) if not line.startswith(b"second,")
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.partition(b"\n")[0] + b"\n", "has no records"),
+        (without_second, r"has no records of second, which manifest\.json calls finished"),
+    ],
+    ids=["all", "a-part"],
+)
+def test_records_that_are_gone_take_no_figure_with_them(change, told, capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"error.png", "frontier.csv"} < before.keys()
+    rewritten(folder / "records.csv.gz", change)
+    capsys.readouterr()
+    assert cli.main(["plot", "toy"]) == 1
+    text = capsys.readouterr().err
+    assert re.match(rf"kondo plot: {folder}/records\.csv\.gz is damaged \({told}\)\. Put", text)
+    assert text.count("\n") == 1
+    for name in before.keys() - {"records.csv.gz"}:
+        assert (folder / name).read_bytes() == before[name]
+
+
 @pytest.mark.parametrize("how", ["empty", "cut", "noise"])
 @pytest.mark.parametrize("name", ["manifest.json", "parts/first.csv.gz"])
 def test_a_run_is_not_resumed_from_damaged_files(name, how, capsys, studies):

@@ -76,8 +76,8 @@ def read(path: Path) -> pd.DataFrame:
     """Return the records of a file as a table, one column per field of Record.
 
     Raises:
-        DamagedFileError: it is cut, its checksum is wrong, it is no table of records, or two of
-            them stand at the same place.
+        DamagedFileError: it is cut, its checksum is wrong, it is no table of records, it has
+            none, or two of them stand at the same place.
     """
     try:
         text = gzip.decompress(path.read_bytes())
@@ -89,6 +89,8 @@ def read(path: Path) -> pd.DataFrame:
         )
         if list(table) != list(DTYPES):
             raise ValueError(f"has columns {', '.join(map(str, table))}")
+        if table.empty:
+            raise ValueError("has no records")
         if repeated := _repeated(table):  # else a mean over seeds would count a seed twice
             raise ValueError(f"has {repeated}")
     except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:

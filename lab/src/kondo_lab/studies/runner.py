@@ -219,9 +219,20 @@ def _made(part: Part, context: Context, console: Console) -> pd.DataFrame:
 def _analyse(
     study: Study, settings: Any, folder: Path, manifest: Manifest
 ) -> tuple[Analysis, list[Path]]:
-    """Write what is read out of the folder's records; the manifest last."""
+    """Write what is read out of the folder's records; the manifest last.
+
+    What an earlier analysis wrote is deleted where this one does not: first the records are checked
+    to be all there.
+    """
+    path = folder / RECORDS
     try:
-        table = records.read(folder / RECORDS)
+        table = records.read(path)
+        lost = sorted(set(manifest.get("finished_parts", [])) - set(table["part"]))
+        if lost:
+            raise DamagedFileError(
+                f"{path} is damaged (has no records of {', '.join(lost)}, which {MANIFEST} calls "
+                "finished)."
+            )
     except DamagedFileError as error:
         raise DamagedFileError(
             f"{error} Put a good copy in its place, or run the study again into another folder."
