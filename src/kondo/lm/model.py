@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from kondo.core._checks import expand_rows
 from kondo.engine.compact import MicroBatch
 from kondo.engine.policy import Policy
+from kondo.engine.preserved import preserved
 from kondo.engine.select import Selection
 from kondo.engine.untraced import without_trace
 from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
@@ -32,6 +33,7 @@ from kondo.lm.parts import (
     check_plain,
     check_positions,
     check_whole,
+    is_here,
     output_layer,
     without_adapters,
 )
@@ -48,10 +50,11 @@ class CausalLM:
         model: a Hugging Face causal LM, also inside PEFT; or, with `head`, any backbone: a module
             (input_ids, attention_mask=..., position_ids=...) -> hidden states [B, T, D], or an
             object with last_hidden_state. It must be causal: padding is on the right, and a row's
-            hidden states may depend on nothing but its tokens up to there. It may also take packs
-            laid end to end, see `kondo.lm.packed_attention`. Layers that are compiled in place
-            (`layer.compile()`) stay so; torch.compile of a whole Hugging Face model, whose forward
-            is not run, is refused.
+            hidden states may depend on nothing but its tokens up to there. A forward of two rows of
+            four tokens tries that where all weights are at hand, `kondo.check` anywhere. It may
+            also take packs laid end to end, see `kondo.lm.packed_attention`. Layers that are
+            compiled in place (`layer.compile()`) stay so; torch.compile of a whole Hugging Face
+            model, whose forward is not run, is refused.
         head: what turns hidden states into logits: a linear layer or a `Head`. None takes the
             model's own, whichever it has at each call (adapters may bring theirs), with the scale
             and soft cap that its config names, and makes sure that nothing else bends its logits:
@@ -116,6 +119,13 @@ class CausalLM:
                 f"model must make its logits by its output layer alone, but for a scale and a soft "
                 f"cap that its config names, got {type(model).__name__}: {fault}. Give the parts: "
                 f"CausalLM(backbone, head=Head(...))."
+            )
+        if fault := self._ahead_fault():
+            raise ValueError(
+                f"model must be causal, got {type(model).__name__}, in which hidden states depend "
+                f"on tokens that follow them ({fault}): log-probs would not be those of sampling, "
+                f"and rows could not be cut. Load it as a decoder (is_decoder=True, no "
+                f"bidirectional attention), or use another model."
             )
         if attention == "varlen" and (fault := self._varlen_fault()):
             raise ValueError(
@@ -383,12 +393,39 @@ class CausalLM:
                 return str(error)
         return difference(hidden["varlen"], hidden["padded"], least=1e-3, least_half=0.05)
 
+    def _ahead_fault(self) -> str | None:
+        """Return by how much hidden states change with later tokens, None if they do not.
+
+        Two rows of four tokens that end otherwise. Weights that are elsewhere are left to
+        `kondo.check`, and so is a backbone that does not run yet.
+        """
+        if not all(map(is_here, self.backbone.parameters())):
+            return None
+        ids = (torch.arange(4, device=self.device) + self.vocab_size // 2) % self.vocab_size
+        later = torch.cat([ids[:2], (ids[2:] + 1) % self.vocab_size])
+        real = torch.ones(2, 4, dtype=torch.bool, device=self.device)
+        rows = TokenRows(
+            input_ids=torch.stack([ids, later]), attention_mask=real, completion_mask=real
+        )
+        wanted = real.index_fill(1, torch.tensor([0], device=self.device), False)
+        (pack,) = packs(rows, wanted, layout="padded", max_tokens=8, bare=self._hugging_face)
+        devices = {each.device for each in self.backbone.parameters() if each.is_cuda}
+        with preserved(list(self.backbone.modules()), list(devices), None, None):
+            try:
+                hidden = _as_written(partial(self._hidden, pack), self.backbone)
+            except Exception:
+                return None
+        # Experts take other groups of tokens, whose rounding grows from layer to layer.
+        return difference(hidden[1, :2], hidden[0, :2], least=1e-3, least_half=0.05)
+
     def _logits_fault(self) -> str | None:
         """Return what makes logits beside the head and the bends we know, None if nothing does."""
         layer, head = self._head, self.head
         if not isinstance(layer, nn.Module):
             return None
         check_whole(head.weight)
+        if not is_here(head.weight):
+            return None
         if self._given_head is not None:
             return _as_written(partial(layer_fault, layer, head), layer)
         ids = torch.arange(3, device=self.device).unsqueeze(0) % self.vocab_size

@@ -125,6 +125,12 @@ def is_sharded(weight: Tensor) -> bool:
     return tensors is not None and isinstance(weight, tensors.DTensor)
 
 
+def is_here(weight: Tensor) -> bool:
+    """Return whether this process has the numbers of a weight: whole, and not yet to be loaded."""
+    # ZeRO-3 leaves nothing of a weight between forwards.
+    return weight.numel() > 0 and weight.device.type != "meta" and not is_sharded(weight)
+
+
 def check_positions(backbone: nn.Module) -> None:
     """Refuse rotary embeddings in which a token's hidden state depends on what follows it."""
     config = getattr(backbone, "config", None)
