@@ -361,7 +361,7 @@ def run_turn(
         trainer.train()
         logs = [log for log in trainer.state.log_history if "loss" in log]
     if contender.name != TRL:
-        check_counts(contender, stopwatch.steps, logs)
+        check_counts(contender, stopwatch.steps[1:], logs[1:])  # the first step checks the policy
     del trainer
     release(work.device)
     return Turn(stopwatch.steps[1:], logs[1:])

@@ -27,6 +27,7 @@ SCENARIOS = {
     "none_at_all": [[]],
     "one_or_none": [[3], [], [], [], [0, 5], []],
     "all_of_one_group": [[0, 1, 2, 3], [7]],
+    "checked": None,
 }
 
 
@@ -49,7 +50,7 @@ def rows_of(kept):
 
 def run(name, folder, rank):
     options = {"kondo_gate": "unbiased:0.3", "max_steps": 3, "weight_decay": 0.1}
-    options |= {"per_device_train_batch_size": 4}
+    options |= {"per_device_train_batch_size": 4, "kondo_check": name == "checked"}
     given = samples(96)
     trained = trainer(
         folder, KondoAsyncGRPOTrainer, KondoAsyncGRPOConfig, given, out=f"{name}.out", **options

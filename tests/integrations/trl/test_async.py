@@ -80,7 +80,7 @@ def test_dense_is_trl_s_trainer_bit_for_bit(tmp_path):
 def test_as_many_samples_are_taken_and_fewer_tokens_run(tmp_path, budget):
     options = {"token_budget": budget}
     theirs = trainer(tmp_path, AsyncGRPOTrainer, AsyncGRPOConfig, samples(96), **options)
-    ours = gated(tmp_path, samples(96), kondo_gate="unbiased:0.1", **options)
+    ours = gated(tmp_path, samples(96), kondo_gate="unbiased:0.1", kondo_check=False, **options)
     recorder = AsyncRecorder(ours)
     for each in (theirs, ours):
         each.train()
@@ -142,6 +142,63 @@ def test_nothing_is_logged_of_fillers_where_nothing_is_trained(tmp_path):
     for name in ("ratio", "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_max"):
         assert math.isfinite(first[name])
         assert second[name] is None
+
+
+# The check of the first batch
+
+
+def checked_run(folder, **options):
+    torch.manual_seed(7)
+    trained = gated(folder, samples(96), **({"kondo_gate": "unbiased:0.3"} | options))
+    recorder = AsyncRecorder(trained)
+    trained.train()
+    seconds = [log.get("kondo/seconds_check") for log in trained.state.log_history if "loss" in log]
+    tensors = [*trained.model.parameters(), torch.get_rng_state(), trained._draws.get_state()]
+    tensors += [value for _, grads in recorder.steps for value in grads.values()]
+    return tensors, seconds, repr(trained.gate.state_dict())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bf16": True},
+        {"gradient_checkpointing": True},
+        {"token_budget": 60},
+        {"kondo_gate": "delight:0.1,window=2"},
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3},
+    ],
+    ids=str,
+)
+def test_the_check_leaves_nothing_behind(tmp_path, options):
+    found, seconds, state = checked_run(tmp_path, **options)
+    expected, none, expected_state = checked_run(tmp_path, kondo_check=False, **options)
+    assert len(found) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert state == expected_state
+    assert seconds[0] > 0
+    assert set(seconds[1:]) == set(none) == {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        # Rows lie end to end.
+        (lambda x: x + x.cumsum(1), "Log-probs of a row depend on the other rows"),
+        (lambda x: x + x.roll(-2, 1), "Log-probs of a token depend on later tokens"),
+        (lambda x: torch.nn.functional.dropout(x, 0.3), "draws random numbers in evaluation mode"),
+    ],
+    ids=["rows", "later tokens", "dropout"],
+)
+def test_a_fault_ends_the_run_before_the_first_step(tmp_path, change, fault):
+    trained = gated(tmp_path, samples(48), kondo_gate="unbiased:0.3")
+    trained.model.model.norm.register_forward_hook(lambda module, args, output: change(output))
+    before = [parameter.detach().clone() for parameter in trained.model.parameters()]
+    with pytest.raises(kondo.CheckError, match=fault):
+        trained.train()
+    assert trained.state.global_step == 0
+    assert all(map(torch.equal, before, trained.model.parameters()))
+    assert all(parameter.grad is None for parameter in trained.model.parameters())
 
 
 # Gates that take the place of the config's

@@ -31,7 +31,8 @@ def runs(tmp_path_factory):
 def test_processes_make_the_same_calls_and_agree(runs, name):
     first, second = runs[name]
     assert first["distributed_type"] == "MULTI_CPU"
-    assert first["calls"] == second["calls"] == 6  # every micro-batch, on every process
+    tried = 16 if name == "checked" else 0
+    assert first["calls"] == second["calls"] == 6 + tried  # every micro-batch, on every process
     assert first["empty_steps"] == second["empty_steps"]
     assert second["micros"] == []  # the main process decides
     for key, value in first["parameters"].items():
@@ -63,3 +64,9 @@ def test_the_gradient_is_that_of_all_samples_together(runs, name):
             after = [*(step[0] for step in first["steps"]), first["parameters"]][number + 1]
             assert all(torch.equal(before[parameter], after[parameter]) for parameter in names)
     assert empty == first["empty_steps"] == {"unbiased": 0, "none_at_all": 3}.get(name, empty)
+
+
+def test_the_check_of_the_first_batch_changes_nothing(runs):
+    for checked, plain in zip(runs["checked"], runs["unbiased"], strict=True):
+        for key, value in checked["parameters"].items():
+            assert torch.equal(value, plain["parameters"][key])

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from integrations.trl.processes import results_of
 from integrations.trl.recording import centred, raw_micro
 from integrations.trl.tiny import OPTIONS, policy, reward
-from integrations.trl.two_processes import SCENARIOS
+from integrations.trl.two_processes import FAULT, SCENARIOS
 from oracles.grpo import gated_loss, gradient_sizes
 from oracles.sampling import probabilities, smallest_count
 from oracles.variance import best_sets
@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).with_name("two_processes.py")
 def runs(tmp_path_factory):
     """What each process saw in each scenario; a hang is a failure."""
     folder = tmp_path_factory.mktemp("two")
-    return results_of(SCRIPT, SCENARIOS, folder, timeout=240)
+    return results_of(SCRIPT, [*SCENARIOS, FAULT], folder, timeout=240)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -33,6 +33,22 @@ def test_processes_make_the_same_calls_and_agree(runs, name):
     assert first["empty_steps"] == second["empty_steps"]
     for key, value in first["parameters"].items():
         assert torch.equal(value, second["parameters"][key])
+
+
+def test_the_check_of_the_first_batch_changes_nothing(runs):
+    for checked, plain in zip(runs["checked"], runs["unbiased"], strict=True):
+        assert checked["calls"] > plain["calls"]
+        for key, value in checked["parameters"].items():
+            assert torch.equal(value, plain["parameters"][key])
+
+
+def test_a_fault_on_one_process_ends_both_before_the_first_step(runs):
+    first, second = runs[FAULT]
+    assert second["error"] == "CheckError"
+    assert first["error"] == "RankError"
+    for run in (first, second):
+        assert "Log-probs of a row depend on the other rows" in run["text"]
+        assert run["steps"] == 0
 
 
 def together(raws):

@@ -99,7 +99,7 @@ def test_the_rows_whose_rewards_vary_most_are_kept(tmp_path, monkeypatch, rate, 
 def test_variance_needs_no_screen(tmp_path):
     model = policy()
     seen = Forwards(model)
-    gated = trainer(tmp_path, model=model, kondo_rate=0.25, kondo_by="variance")
+    gated = trainer(tmp_path, model=model, kondo_check=False, kondo_rate=0.25, kondo_by="variance")
     gated.train()
     assert seen.shapes[False] == []
     assert [rows for rows, _ in seen.shapes[True]] == [2, 2, 2]
@@ -109,7 +109,9 @@ def test_variance_needs_no_screen(tmp_path):
 def test_only_kept_rows_enter_the_training_forward(tmp_path):
     model = policy()
     seen = Forwards(model)
-    gated = trainer(tmp_path, model=model, kondo_rate=0.25, gradient_accumulation_steps=4)
+    gated = trainer(
+        tmp_path, model=model, kondo_check=False, kondo_rate=0.25, gradient_accumulation_steps=4
+    )
     gated.train()
     # 16 rows a step, of which 4 are kept: one micro-step of 4 rows, three idle ones.
     assert [rows for rows, _ in seen.shapes[True]] == [4, 4, 4]
@@ -124,7 +126,9 @@ def test_rows_are_cut_after_their_last_kept_token(tmp_path, monkeypatch):
     outputs = number_rows(monkeypatch)
     model = policy()
     seen = Forwards(model)
-    gated = trainer(tmp_path, model=model, kondo_rate=0.5, kondo_unit="token", max_steps=1)
+    gated = trainer(
+        tmp_path, model=model, kondo_check=False, kondo_rate=0.5, kondo_unit="token", max_steps=1
+    )
     gated.gate = first_two_tokens
     (step,) = record(gated)
     num_prompt = outputs[0]["prompt_ids"].shape[1]
@@ -166,7 +170,7 @@ def test_a_gate_of_rows_is_bound_to_prompts_and_completions(tmp_path, monkeypatc
 def test_a_gate_brings_its_own_signal(tmp_path):
     model = policy()
     seen = Forwards(model)
-    gated = trainer(tmp_path, model=model, kondo_rate=0.25)
+    gated = trainer(tmp_path, model=model, kondo_check=False, kondo_rate=0.25)
     gated.gate = kondo.Gate(rate=0.25, signal=kondo.signals.abs_advantage)
     gated.train()
     assert seen.shapes[False] == []  # no log-probs, no screen
@@ -182,7 +186,9 @@ def test_weights_by_delight_need_a_gate_by_delight(tmp_path):
 def test_log_probs_the_trainer_already_has_are_not_computed_again(tmp_path):
     model = policy()
     seen = Forwards(model)
-    trainer(tmp_path, model=model, kondo_rate=0.25, num_iterations=2, max_steps=2).train()
+    trainer(
+        tmp_path, model=model, kondo_check=False, kondo_rate=0.25, num_iterations=2, max_steps=2
+    ).train()
     assert len(seen.shapes[False]) == 2  # TRL's own old log-probs, in chunks of 4 of 8 rows
 
 
@@ -205,6 +211,7 @@ def test_the_sampler_s_log_probs_screen_for_nothing(tmp_path, monkeypatch, scree
     gated = trainer(
         tmp_path,
         model=model,
+        kondo_check=False,
         kondo_rate=0.25,
         kondo_by="delight",
         kondo_screen=screen,
@@ -226,7 +233,7 @@ def test_the_sampler_s_log_probs_screen_for_nothing(tmp_path, monkeypatch, scree
 def test_an_exact_screen_does_not_trust_the_sampler(tmp_path):
     model = policy()
     seen = Forwards(model)
-    options = {"kondo_rate": 0.25, "kondo_screen": "exact", "max_steps": 1}
+    options = {"kondo_rate": 0.25, "kondo_screen": "exact", "max_steps": 1, "kondo_check": False}
     trainer(tmp_path, model=model, trainer_options={"rollout_func": sampled}, **options).train()
     assert len(seen.shapes[False]) == 2
 

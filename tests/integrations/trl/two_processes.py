@@ -50,6 +50,8 @@ def rows_of(*kept):
     return gate
 
 
+FAULT = "fault"
+
 # Process 0 has rows 0 to 7, process 1 rows 8 to 15.
 SCENARIOS = {
     "unbiased": ({"kondo_rate": 0.3}, None),
@@ -71,6 +73,16 @@ SCENARIOS = {
         {"num_iterations": 2, "max_steps": 4, "kondo_correction": "sequence"},
         rows_of([2, 8, 9, 10, 11], [0, 1]),
     ),
+    "checked": ({"kondo_rate": 0.3, "kondo_check": True}, None),
+    "checked_single_tokens": (
+        {
+            "kondo_check": True,
+            "max_completion_length": 1,
+            "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 8,
+        },
+        rows_of([0, 3, 12]),
+    ),
     "half_empty": (
         {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
         rows_of([0], [], [], [9, 10]),
@@ -89,7 +101,8 @@ def run(name, folder, outputs):
         calls[0] += torch.is_grad_enabled() and not kwargs.get("use_cache")
 
     model.model.register_forward_pre_hook(count, with_kwargs=True)
-    settings = {"kondo_rate": 0.3, "max_grad_norm": 0.0, "weight_decay": 0.1} | options
+    settings = {"kondo_rate": 0.3, "max_grad_norm": 0.0, "weight_decay": 0.1}
+    settings |= {"kondo_check": False} | options
     gated = trainer(Path(folder) / f"out.{name}", model=model, reward_funcs=reward, **settings)
     if gate is not None:
         gated.gate = gate
@@ -122,12 +135,28 @@ def run(name, folder, outputs):
     torch.save(result, Path(folder) / f"{name}.{os.environ['RANK']}.pt")
 
 
+def run_with_a_fault(folder, rank):
+    """The policy of process 1 mixes rows; what each process raises."""
+    model = policy()
+    if rank:
+        model.model.norm.register_forward_hook(lambda module, args, output: output + output.mean(0))
+    gated = trainer(Path(folder) / "out.fault", model=model, kondo_rate=0.3)
+    result = {"error": None}
+    try:
+        gated.train()
+    except Exception as error:
+        result = {"error": type(error).__name__, "text": str(error)}
+    result["steps"] = gated.state.global_step
+    torch.save(result, Path(folder) / f"{FAULT}.{rank}.pt")
+
+
 def run_all(rank, folder):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     outputs = number_rows(Setter)
     gc.freeze()  # trainers collect garbage when they start
     for name in SCENARIOS:
         run(name, folder, outputs)
+    run_with_a_fault(folder, rank)
 
 
 if __name__ == "__main__":

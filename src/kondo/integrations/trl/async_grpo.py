@@ -20,6 +20,7 @@ from kondo.core.contract import as_gate, value_name
 from kondo.engine.select import select
 from kondo.integrations.trl import _version
 from kondo.integrations.trl.checks import any_trainer, turn_off_router_loss
+from kondo.integrations.trl.config import CHECK
 from kondo.integrations.trl.gated_trainer import GatedTrainer
 from kondo.integrations.trl.optimizer_step import left_out_step
 
@@ -37,6 +38,8 @@ from kondo.integrations.trl.sample_stream import (
     GatedPlanner,
     Sample,
     StreamedUnbiasedGate,
+    packed_log_probs,
+    rows_to_try,
     sample_advantages,
     token_rows,
 )
@@ -92,6 +95,8 @@ class KondoAsyncGRPOConfig(AsyncGRPOConfig):
             "one included. Other gates have a window of their own: 'delight:0.1,window=16'."
         },
     )
+
+    kondo_check: bool = CHECK
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
@@ -164,7 +169,7 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
             _check(self)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        self._kept, self._unsent = 0, True
+        self._kept, self._unsent, self._tried = 0, True, False
         if not self._gated:
             with self._dense_run():
                 return super()._inner_training_loop(*args, **kwargs)
@@ -182,7 +187,7 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
             return loader
         return self.accelerator.prepare(
             DataLoader(
-                GatedPlanner(loader.dataset, self._weigh),
+                GatedPlanner(loader.dataset, self._weigh, tries=self.args.kondo_check),
                 batch_size=1,
                 collate_fn=GatedCollator(loader.collate_fn),
                 num_workers=0,
@@ -221,6 +226,10 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **kwargs: Any) -> Any:
         """Return TRL's loss; its count of trained tokens becomes that of the kept samples."""
+        rows = rows_to_try(inputs)
+        if rows is not None and not self._tried:
+            most = rows.input_ids.shape[0]
+            self._try_first(packed_log_probs, rows, most=most, unit="sequence")
         loss = super().compute_loss(model, inputs, **kwargs)
         if "kondo_trained" in inputs:
             seen, trained = inputs["global_n_tokens"][0], inputs["kondo_trained"][0]

@@ -13,6 +13,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 import kondo
 from kondo.core.contract import as_gate
 from kondo.integrations import gate_state
+from kondo.integrations.trl.first_batch import Run, check_forward
+from kondo.lm.rows import TokenRows
 
 # To mypy, what the Trainer returns is Any.
 _Base: Any = Trainer
@@ -30,6 +32,7 @@ class GatedTrainer(_Base):  # type: ignore[misc]
     _gate: Any = None
     _gated = False
     _runs_dense = False
+    _tried = False
 
     @property
     def gate(self) -> Any:
@@ -60,6 +63,13 @@ class GatedTrainer(_Base):  # type: ignore[misc]
             yield
         finally:
             self._runs_dense = False
+
+    def _try_first(self, run: Run, rows: TokenRows, *, most: int, unit: str) -> None:
+        """Run `kondo.check` on the first batch of a run of `train()`; log its seconds."""
+        self._tried = True
+        seconds = check_forward(self, run, rows, most=most, unit=unit)
+        if seconds is not None:
+            self._metrics["train"]["kondo/seconds_check"].append(seconds)
 
     # Checkpoints
 

@@ -30,6 +30,20 @@ def token_rows(inputs: dict[str, Any]) -> TokenRows:
     return TokenRows.join(*prompts, inputs["completion_ids"], loss_mask(inputs))
 
 
+def rows_to_try(inputs: dict[str, Any], *, halves: bool) -> TokenRows:
+    """Return rows for `kondo.check`: each has a token that counts, also where TRL masks all.
+
+    Args:
+        inputs: TRL's.
+        halves: whether completions are cut to half of their columns.
+    """
+    ids, mask = inputs["completion_ids"], loss_mask(inputs)
+    columns = -(-ids.shape[1] // 2) if halves else ids.shape[1]
+    mask = mask[:, :columns].clone()
+    mask[:, 0] |= ~mask.any(dim=1)
+    return TokenRows.join(inputs["prompt_ids"], inputs["prompt_mask"], ids[:, :columns], mask)
+
+
 def gated_inputs(
     output: dict[str, Any], keep: Tensor, weight: Tensor, factor: Tensor, *, unit: str
 ) -> dict[str, Tensor]:

@@ -13,9 +13,10 @@ from kondo.integrations.trl.micro_steps import steps_needed, widths_of
 from kondo.integrations.trl.row_exchange import exchange
 from kondo.ranks.communicator import Ranks
 
-# A micro-step without a forward is known to be safe where gradients are synchronised by hooks of
-# the last one. Elsewhere (FSDP) each has at least a filler.
-_MAY_IDLE = ("NO", "MULTI_CPU", "MULTI_GPU")
+WHOLE_MODELS = ("NO", "MULTI_CPU", "MULTI_GPU")
+"""Accelerate's ways to run whole models on every process. A micro-step without a forward is known
+to be safe there: gradients are synchronised by hooks of the last one. Elsewhere (FSDP) each has at
+least a filler."""
 
 
 def plan(trainer: Any, slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def _active_steps(accelerator: Any, most: int, size: int, steps: int) -> int:
 
     `most`: kept rows of the process with the most.
     """
-    if accelerator.distributed_type.value in _MAY_IDLE:
+    if accelerator.distributed_type.value in WHOLE_MODELS:
         return steps_needed(most, size)
     return steps if most else 0
 

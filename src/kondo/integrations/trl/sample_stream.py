@@ -10,6 +10,7 @@ TRL's: input_ids, completion_mask, old_log_probs [T], advantage, group_id, metri
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from kondo.core import rules
 from kondo.core._checks import check_state
 from kondo.core.contract import Choice, Randomness
 from kondo.core.rolling_price import RollingPrice, check_past
+from kondo.engine.trial import MOST_ROWS
 from kondo.lm.rows import TokenRows
 
 # A standard deviation of this part of a reward is rounding: the rewards of the group are equal.
@@ -32,6 +34,9 @@ _ROUNDING = 1e-12
 
 # What TRL adds to the standard deviation of a group before it divides by it.
 _EPSILON = 1e-8
+
+# Rows for `kondo.check` in TRL's batch: the names of their tensors begin with this.
+_TRIED = "kondo_try_"
 
 Sample = dict[str, Any]
 
@@ -97,6 +102,39 @@ def token_rows(samples: list[Sample]) -> tuple[TokenRows, Tensor]:
     return rows, padded("old_log_probs").float()
 
 
+def rows_to_try(inputs: dict[str, Tensor]) -> TokenRows | None:
+    """Return the rows for `kondo.check` that came with a micro-batch; None if there are none.
+
+    Takes them out of `inputs`, [1, n, S] each.
+    """
+    names = [name for name in inputs if name.startswith(_TRIED)]
+    found = {name.removeprefix(_TRIED): inputs.pop(name)[0] for name in names}
+    return TokenRows(**found) if found else None
+
+
+def packed_log_probs(model: torch.nn.Module, rows: TokenRows) -> Tensor:
+    """Return log-probs [n, S] by TRL's forward: rows end to end, none sharing its start."""
+    real, device = rows.attention_mask, rows.device
+    lengths = real.sum(dim=1)
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    longest = int(lengths.max())
+    labels = rows.input_ids.masked_fill(~rows.completion_mask, -100).roll(-1, dims=1)
+    found = model(
+        input_ids=rows.input_ids[real].unsqueeze(0),
+        position_ids=(real.cumsum(1) - 1)[real].unsqueeze(0),
+        shift_labels=labels[real].unsqueeze(0),
+        fused_lm_head=True,
+        tree_kv_index=torch.arange(int(ends[-1]), device=device),
+        tree_cu_seqlens_q=ends,
+        tree_cu_seqlens_k=ends,
+        tree_max_seqlen_q=longest,
+        tree_max_seqlen_k=longest,
+    ).log_probs.flatten()
+    # Each is of the token that follows its place.
+    wide = torch.zeros(real.shape, dtype=found.dtype, device=device).masked_scatter(real, found)
+    return wide.roll(1, dims=1)
+
+
 def sample_advantages(samples: list[Sample], gate: kondo.BaseGate) -> Tensor:
     """Return what the gate looks at, [N]: the loss's advantages, or centred rewards.
 
@@ -144,6 +182,8 @@ class MicroBatch:
     seen: list[Sample]
     """All samples."""
     kept: list[Sample]
+    tried: list[Sample] = dataclasses.field(default_factory=list)
+    """Some of all, for `kondo.check`; none but in the first micro-batch."""
 
 
 class GatedPlanner(torch.utils.data.IterableDataset[MicroBatch]):
@@ -152,20 +192,33 @@ class GatedPlanner(torch.utils.data.IterableDataset[MicroBatch]):
     Args:
         planner: of TRL: yields lists of `TreeRow`.
         weigh: samples -> one weight each, 0 for what is skipped.
+        tries: whether samples of the first micro-batch go to `kondo.check`.
     """
 
-    def __init__(self, planner: Any, weigh: Callable[[list[Sample]], list[float]]):
-        self.planner, self.weigh = planner, weigh
+    def __init__(
+        self, planner: Any, weigh: Callable[[list[Sample]], list[float]], *, tries: bool = False
+    ):
+        self.planner, self.weigh, self._tries = planner, weigh, tries
 
     def __iter__(self) -> Iterator[MicroBatch]:
         budget = getattr(self.planner, "token_budget", math.inf)
         for rows in self.planner:
             seen = [sample for row in rows for sample in row.samples]
+            tried = _few(seen, max(len(row.tokens) for row in rows)) if self._tries else []
+            self._tries = self._tries and not tried
             weights = iter(self.weigh(seen))
             weighted = [[_weighted(s, next(weights)) for s in row.samples] for row in rows]
             by_row = [[s for s in row if s is not None] for row in weighted]
             kept = [sample for row in by_row for sample in row]
-            yield MicroBatch(_partition(by_row, seen, budget), seen, kept)
+            yield MicroBatch(_partition(by_row, seen, budget), seen, kept, tried)
+
+
+def _few(samples: list[Sample], most: int) -> list[Sample]:
+    """Return up to 8 samples, the shortest: at most so many tokens, but at least two samples."""
+    shortest = sorted(filter(num_trained, samples), key=lambda sample: len(sample["input_ids"]))
+    ends = itertools.accumulate(len(sample["input_ids"]) for sample in shortest)
+    fitting = sum(end <= most for end in ends)
+    return shortest[: min(MOST_ROWS, max(2, fitting))]
 
 
 def _weighted(sample: Sample, weight: float) -> Sample | None:
@@ -232,6 +285,10 @@ class GatedCollator:
         batch["global_n_tokens"] = torch.full_like(like, seen)
         batch["kondo_trained"] = torch.full_like(like, trained)
         batch["kondo_kept"] = torch.full_like(like, float(len(micro.kept)))
+        if micro.tried:
+            tried, _ = token_rows(micro.tried)
+            for name in ("input_ids", "attention_mask", "completion_mask"):
+                batch[_TRIED + name] = torch.stack([getattr(tried, name)] * len(micro.rows))
         # An epoch counts prompts that were looked at, whatever was kept of them.
         collator.groups_trained.update(sample["group_id"] for sample in micro.seen)
         for name in dict.fromkeys(name for sample in micro.seen for name in sample["metrics"]):

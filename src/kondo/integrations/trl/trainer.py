@@ -35,10 +35,11 @@ from kondo.integrations.trl.config import OPTIONS, KondoGRPOConfig
 from kondo.integrations.trl.correction import at_ratio_one, check_effect, weighted_advantages
 from kondo.integrations.trl.gate_options import check_gate, check_options, gate_of
 from kondo.integrations.trl.gated_trainer import GatedTrainer
-from kondo.integrations.trl.grpo_inputs import gated_inputs, loss_mask
+from kondo.integrations.trl.grpo_inputs import gated_inputs, loss_mask, rows_to_try
 from kondo.integrations.trl.micro_steps import Part
 from kondo.integrations.trl.optimizer_step import COUNTED, Window, left_out_step
 from kondo.integrations.trl.plan import plan
+from kondo.lm.rows import TokenRows
 
 _logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         Args:
             spec: the gate, as in `KondoGRPOConfig.kondo_gate`.
             **options: further options of `KondoGRPOConfig`: kondo_unit, kondo_screen,
-                kondo_correction, kondo_correction_cap, delight_eta.
+                kondo_correction, kondo_correction_cap, kondo_check, delight_eta.
 
         Raises:
             ValueError: an option that is not ours.
@@ -187,7 +188,7 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         # The run before may have ended anywhere. Micro-steps are planned for whole optimizer steps,
         # so what is left of a generation batch does not fit the steps of this run.
         self._window = Window(StageClock(self.accelerator.device))
-        self._step, self._buffered_inputs = 0, None
+        self._step, self._buffered_inputs, self._tried = 0, None, False
         try:
             return super()._inner_training_loop(*args, **kwargs)
         finally:
@@ -203,6 +204,12 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         output = super()._generate_and_score_completions(inputs)
         if not (self._gated and self.model.training):
             return output
+        if self.args.kondo_check and not self._tried:
+            size = self.args.per_device_train_batch_size
+            # As much as a micro-step holds: of a single row, halves of two.
+            rows, most = rows_to_try(output, halves=size == 1), max(2, size)
+            run = functools.partial(self._plain_forward, output["prompt_ids"].shape[1])
+            self._try_first(run, rows, most=most, unit=self.args.kondo_unit)
         log_probs = None
         if selection.screens(self.gate):
             with self._window.clock.stage("screen"):
@@ -211,6 +218,13 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         with self._window.clock.stage("select"):
             decision = selection.decide(self, log_probs, output, self._rewards)
         return output | gated_inputs(output, *decision, unit=self.args.kondo_unit)
+
+    def _plain_forward(self, num_prompt: int, model: nn.Module, rows: TokenRows) -> Tensor:
+        """Return log-probs of whole rows, [n, S], whose completions begin at `num_prompt`."""
+        ids, mask = rows.input_ids, rows.attention_mask.long()
+        width = ids.shape[1] - num_prompt
+        found = self._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
+        return nn.functional.pad(found, (num_prompt, 0))
 
     # Plan
 
