@@ -7,6 +7,8 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from kondo.lm import CausalLM
 from lm import models
+from oracles import causal
+from tolerances import assert_close
 
 
 def adapter(model, given):
@@ -81,3 +83,42 @@ def test_an_adapter_that_is_active_from_some_token_on_is_refused():
     model = peft.get_peft_model(models.build(models.llama), config)
     with pytest.raises(ValueError, match=r"alora_invocation_tokens\) as 'default'.*plain LoRA"):
         CausalLM(model)
+
+
+def llava(rope):
+    """A language model inside another, with a config of its own inside the other's."""
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+    from transformers import LlavaForConditionalGeneration as Llava
+
+    sizes = {"intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
+    vision = CLIPVisionConfig(hidden_size=16, image_size=8, patch_size=4, **sizes)
+    text = LlamaConfig(**models._SIZES | {"rope_parameters": rope, "max_position_embeddings": 8})
+    return Llava(LlavaConfig(vision_config=vision, text_config=text, image_token_index=1))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_of_the_longest_row_are_refused_in_a_nested_config(kind):
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    rope |= {"original_max_position_embeddings": 8}
+    if kind == "longrope":
+        rope |= {"long_factor": [4.0, 4.0], "short_factor": [1.0, 1.0]}
+    model = models.build(llava, rope=rope)
+    with pytest.raises(ValueError, match=rf"rope_type \['{kind}'\] in LlavaModel"):
+        CausalLM(model)
+    with pytest.raises(ValueError, match=rf"rope_type \['{kind}'\] in Holding"):
+        CausalLM(Holding(model.config), head=nn.Linear(12, models.VOCAB))
+
+
+class Holding(models.Attending):
+    """A backbone whose parts have no config: its own holds that of the text."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+
+def test_a_model_inside_another_is_taken():
+    model = models.build(llava, rope={"rope_type": "default", "rope_theta": 1e4}).eval()
+    rows = models.rows("left")
+    expected = causal.one_by_one(model, *models.inside(rows))
+    assert_close(CausalLM(model).log_prob(rows), expected)

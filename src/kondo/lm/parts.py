@@ -8,6 +8,7 @@ from torch import Tensor, nn
 # Their frequencies are those of the longest position in the forward: a row that is cut, or has
 # other neighbours, gets other hidden states.
 _ROPES_OF_THE_LONGEST = {"dynamic", "longrope"}
+_ROPES = ("rope_parameters", "rope_scaling")
 
 # Gemma's name and RecurrentGemma's. A model that caps under another name is refused.
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap")
@@ -133,9 +134,8 @@ def is_here(weight: Tensor) -> bool:
 
 def check_positions(backbone: nn.Module) -> None:
     """Refuse rotary embeddings in which a token's hidden state depends on what follows it."""
-    config = getattr(backbone, "config", None)
-    given = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
-    found = {kind for each in given for kind in _rope_types(each)} & _ROPES_OF_THE_LONGEST
+    configs = (getattr(module, "config", None) for module in backbone.modules())
+    found = set().union(*map(_rope_types, configs)) & _ROPES_OF_THE_LONGEST
     if found:
         raise ValueError(
             f"model must have rotary embeddings that do not depend on the longest row of a "
@@ -145,13 +145,15 @@ def check_positions(backbone: nn.Module) -> None:
         )
 
 
-def _rope_types(parameters: Any) -> set[str]:
-    """Return the types in a config's parameters; some models have one dict per kind of layer."""
-    if not isinstance(parameters, dict):
-        return set()
-    inner = (_rope_types(value) for value in parameters.values())
-    own = parameters.get("rope_type", parameters.get("type"))
-    return set().union(*inner) | ({own} if isinstance(own, str) else set())
+def _rope_types(config: Any) -> set[str]:
+    """Return the types that a config names, and those nested in it, such as a text_config."""
+    own, inner = None, []
+    if isinstance(config, dict):  # parameters; some models have one dict per kind of layer
+        own, inner = config.get("rope_type", config.get("type")), list(config.values())
+    elif config is not None:
+        nested = (v for v in getattr(config, "__dict__", {}).values() if hasattr(v, "model_type"))
+        inner = [*(getattr(config, name, None) for name in _ROPES), *nested]
+    return set().union(*map(_rope_types, inner)) | ({own} if isinstance(own, str) else set())
 
 
 def bend_of(model: nn.Module) -> dict[str, Any]:
