@@ -811,6 +811,31 @@ def exchanges(group, wrapping, sync):
     return {"exchanges": counter.count, "calls": report.calls, "units": 2}
 
 
+def static_graph_steps(group, spec, options, before=None):
+    """Steps of DDP that takes its graph for static, and of DDP that does not.
+
+    before: "check", "plan" or "plain", what the module is used for first.
+    """
+    made = []
+    for static in (True, False):
+        model = wrap(Policy(spec["unit"]), group, "ddp", static_graph=static)
+        batch, advantages, mask = problem(spec["unit"], spec["splits"]).part(group.rank())
+        if before == "check":
+            kondo.check(model, batch, advantages, mask=mask, group=group)
+        elif before == "plan":
+            kondo.plan(model, {k: v[:4] for k, v in batch.items()}, rates=(0.5,), repeats=1)
+        elif before == "plain":
+            model(batch).sum().backward()
+        found = []
+        for seed in range(3):
+            model.zero_grad()
+            given = spec | {"seed": seed, "wrap": "ddp"}
+            found.append(failure(lambda: step(group, model, given, **options)))  # noqa: B023
+            found[-1]["grads"] = gradients(model)
+        made.append(found)
+    return made
+
+
 def budgeted_step(group, unit, splits, widths):
     """A budget of tokens over the rows of all ranks."""
     lm, gate = causal_policy(64), BudgetGate(budget=0.3)

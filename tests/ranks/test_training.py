@@ -122,6 +122,38 @@ def test_gradients_are_exchanged_as_often_as_asked_for(crew, wrapping, sync):
         assert found["exchanges"] == wanted * found["units"]
 
 
+@pytest.mark.parametrize(
+    ("options", "before"),
+    [
+        ({}, None),
+        ({"micro_batch": 2}, None),
+        ({"micro_batch": 2, "sync": "each"}, None),
+        ({"micro_batch": 2}, "plain"),
+        ({"micro_batch": 2}, "check"),
+        ({}, "check"),
+        ({"micro_batch": 2}, "plan"),
+    ],
+)
+def test_ddp_with_a_static_graph_steps_as_without(crew, options, before):
+    """DDP learns the graph in its first backward, which must be one that exchanges gradients."""
+    spec = {"unit": "sample", "splits": (9, 6), "gate": {"rate": 0.7}}
+    for static, dynamic in crew.run(cases.static_graph_steps, 2, spec, options, before):
+        for ours, theirs in zip(static, dynamic, strict=True):
+            assert ours["type"] == "nothing", ours["message"]
+            for name, grad in theirs["grads"].items():
+                assert_close(ours["grads"][name], grad)
+
+
+def test_ddp_with_a_static_graph_must_first_exchange_gradients(crew):
+    spec = {"unit": "sample", "splits": (9, 6), "gate": {"rate": 0.7}}
+    for static, dynamic in crew.run(cases.static_graph_steps, 2, spec, {"sync": "never"}):
+        assert {found["type"] for found in dynamic} == {"nothing"}
+        for found in static:
+            assert found["type"] == "ValueError"
+            assert "sync must be 'last' or 'each'" in found["message"]
+            assert "static_graph=True, got 'never'" in found["message"]
+
+
 def test_plain_modules_need_a_word_about_their_gradients(crew):
     for found in crew.run(cases.undecided, 2):
         assert found["missing"]["type"] == found["twice"]["type"] == "ValueError"

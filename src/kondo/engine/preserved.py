@@ -48,11 +48,26 @@ def preserved(
             undo.callback(_put_back, module, module.training, _flags(module), _buffers(module))
             if isinstance(module, DistributedDataParallel):
                 undo.enter_context(module.no_sync())  # else its next step waits for this backward
+                if module.static_graph:  # it would learn its graph in this backward
+                    undo.enter_context(_bypassed(module))
             elif _is_sharded(module):  # else gradients that it holds would be exchanged here
                 module.set_requires_gradient_sync(False, recurse=False)
                 undo.callback(module.set_requires_gradient_sync, True, recurse=False)
         undo.callback(reshard, modules)
         yield
+
+
+@contextmanager
+def _bypassed(module: DistributedDataParallel) -> Iterator[None]:
+    """Let calls of a module in DDP go to what it wraps."""
+    before = vars(module).get("forward")
+    module.forward = module.module.__call__  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before  # type: ignore[method-assign]
 
 
 def reshard(modules: Sequence[nn.Module]) -> None:

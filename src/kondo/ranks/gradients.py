@@ -31,6 +31,9 @@ _BUCKET = 2**24
 # Wrapped modules whose gradients were added in a call without an exchange.
 _HELD: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
+# Wrapped modules that have exchanged gradients in a call of a step.
+_EXCHANGED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
 
 class Gradients:
     """The gradients of one step.
@@ -81,6 +84,14 @@ class Gradients:
                     f"group must be that of the module, {size} ranks in its process_group, got "
                     f"{self._ranks.size}; gradients are averaged over the module's."
                 )
+        exchanges = self._when != "never" and all(map(_exchanges, self._averaged))
+        if self._learns_graph() and not exchanges:
+            raise ValueError(
+                f"sync must be 'last' or 'each', outside of no_sync, in the first step of a "
+                f"DistributedDataParallel with static_graph=True, got {self._when!r}"
+                f"{' in no_sync' * (self._when != 'never')}: it learns its graph in a backward "
+                f"that exchanges gradients. Make one such step first, or leave static_graph out."
+            )
         if all_reduce is None and not wrapped and self._ranks.size > 1:
             raise ValueError(
                 "all_reduce must be given for a plain module, and log_prob reaches none in DDP or "
@@ -103,10 +114,18 @@ class Gradients:
                 f"exchanged in their backward; all_reduce decides."
             )
 
+    def _learns_graph(self) -> bool:
+        """Return whether the next backward may be the one in which DDP learns a static graph.
+
+        Whether it has learnt it in steps that are not ours cannot be known.
+        """
+        return any(each.static_graph and each not in _EXCHANGED for each in self._averaged)
+
     @contextmanager
     def call(self, *, last: bool) -> Iterator[None]:
         """Hold for one forward and its backward: gradients are exchanged in it, or only added."""
-        exchanged = self._when == "each" or (last and self._when == "last")
+        each = self._when == "each" or self._learns_graph()
+        exchanged = each or (last and self._when == "last")
         with ExitStack() as stack:
             if not exchanged:
                 for module in self._averaged:
@@ -118,6 +137,7 @@ class Gradients:
             for module in (*self._averaged, *self._sharded):
                 if exchanged and _exchanges(module):
                     _HELD.discard(module)
+                    _EXCHANGED.add(module)
                 else:
                     _HELD.add(module)
 
