@@ -1,6 +1,7 @@
 """`kondo.check` on policies with one planted fault each, and on sound ones that look alike."""
 
 import copy
+import dataclasses
 import functools
 import random
 import warnings
@@ -217,6 +218,136 @@ def test_rows_edited_in_place_are_named():
     states, actions = batch_of()
     text = found(log_prob, {"states": states, "actions": actions})
     assert "writes to the rows it is given: batch['states']" in text
+
+
+def test_edited_entries_of_a_list_are_named():
+    net = mlp()
+
+    def log_prob(rows):
+        for talk in rows["talks"]:
+            talk.append("seen")
+        return taken(net(rows["states"]), rows["actions"])
+
+    states, actions = batch_of()
+    talks = [[str(number)] for number in range(SIZE)]
+    text = found(log_prob, {"states": states, "actions": actions, "talks": talks})
+    assert "writes to the rows it is given: batch['talks']" in text
+
+
+class Extra:
+    """An object that is no nest: it is passed on whole."""
+
+    def __init__(self, **held):
+        vars(self).update(held)
+
+
+class Column:
+    """Has entries, and is no sequence by its class, as a column of a table."""
+
+    def __init__(self, entries):
+        self.entries = dict(enumerate(entries))
+
+    def __len__(self):
+        return len(self.entries)
+
+    def __getitem__(self, place):
+        return self.entries[place]
+
+
+WHOLE = {
+    "object": lambda: Extra(bonus=torch.arange(SIZE)),
+    "lists in an object": lambda: Extra(inner={"bonus": list(range(SIZE))}),
+    "column": lambda: Column(range(SIZE)),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_an_object_that_holds_rows_is_named(kind):
+    """The policy finds its rows by luck or not at all."""
+    net = mlp()
+    states, actions = batch_of()
+
+    def log_prob(rows):
+        return taken(net(rows["states"]), rows["actions"])
+
+    text = found(log_prob, {"states": states, "actions": actions, "more": [WHOLE[kind](), states]})
+    assert f"batch['more'][0] is not gathered with the rows, and holds {SIZE} of them: a " in text
+
+
+def test_an_attribute_that_holds_rows_deep_inside_is_named():
+    net, batch = mlp(), Computed(*batch_of())
+    batch.later = {"bonus": torch.arange(SIZE)}
+    text = found(lambda rows: taken(net(rows.states), rows.actions), batch)
+    assert "batch.later is not gathered with the rows" in text
+
+
+def test_constants_of_other_lengths_pass():
+    net = mlp()
+    states, actions = batch_of()
+    batch = {
+        "states": states,
+        "actions": actions,
+        "names": [str(number) for number in range(SIZE)],
+        "label": "x" * SIZE,
+        "constants": {"table": Extra(names=list(range(5)), matrix=torch.eye(3)), "rate": 0.1},
+        "words": set(range(SIZE)),
+        "net": nn.Linear(2, SIZE),
+    }
+    passes(lambda rows: taken(net(rows["states"]), rows["actions"]), batch)
+
+
+@dataclasses.dataclass
+class Computed:
+    """Centred over all rows when it is made."""
+
+    states: torch.Tensor
+    actions: torch.Tensor
+
+    def __post_init__(self):
+        self.states = self.states - self.states.mean(0)
+
+
+class Averages(dict):
+    """Its items are computed when they are asked for, by way of all rows."""
+
+    def items(self):
+        for name in self:
+            value = self[name]
+            yield name, value - value.mean(0) if value.is_floating_point() else value
+
+    def values(self):
+        return (value for _, value in self.items())
+
+
+def test_a_class_that_computes_when_rows_are_taken_is_named():
+    net = mlp()
+    states, actions = batch_of()
+    text = found(
+        lambda rows: taken(net(dict(rows.items())["states"]), rows["actions"]),
+        Averages(states=states, actions=actions),
+    )
+    assert "batch['states'] has other values after rows of the batch were taken" in text
+
+
+def test_a_dataclass_that_computes_when_it_is_made_passes():
+    net, batch = mlp(), Computed(*batch_of())
+    batch.later = [str(number) for number in range(SIZE)]
+    passes(lambda rows: taken(net(rows.states), rows.actions), batch)
+
+
+def test_memory_that_changes_is_named():
+    net = mlp()
+    states, actions = batch_of()
+    buffer = states.numpy()
+
+    def log_prob(rows):
+        buffer[0] += 1.0
+        return taken(net(rows[0]), rows[1])
+
+    text = found(log_prob, (states, actions))
+    assert "The memory of batch[0] has changed while the policy ran" in text
+    assert "writes to the rows" not in text
+    passes(policy_of(net), (torch.from_numpy(buffer), actions))
 
 
 # What are no log-probs.

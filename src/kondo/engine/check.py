@@ -33,11 +33,13 @@ from kondo.engine.step import backward, peers_of
 from kondo.engine.trial import (
     DROPOUT,
     Gradient,
+    changes,
     dense_gradients,
     every_other,
     few_rows,
     gradients_of,
     named,
+    samples,
     summed,
     try_policy,
 )
@@ -157,6 +159,7 @@ class _Check:
 
     def __init__(self, policy: Any, inputs: Inputs, peers: Alone):
         self._policy, self._inputs, self._peers = policy, inputs, peers
+        self._batch = inputs.rows.batch
         roots = [*modules_in(inputs.policy.log_prob)]
         roots += [] if inputs.options.module is None else [inputs.options.module]
         self._roots = list(dict.fromkeys(roots))
@@ -188,6 +191,7 @@ class _Check:
         devices = devices_of(inputs.policy.log_prob, inputs.rows.batch)
         self._cuda = [device for device in devices if device.type == "cuda"]
         with preserved(self._modules, self._cuda, inputs.gate, inputs.options.generator):
+            self._passes(partial(findings.of_batch, self._batch, self._index))
             if self._passes(self._answers):
                 if self._passes(self._choice):
                     self._passes(self._gradients)
@@ -213,7 +217,9 @@ class _Check:
 
     def _answers(self) -> Iterator[str]:
         """Run the policy in several ways, and judge what it answers."""
+        memory = samples(self._batch)
         trial = try_policy(self._inputs, self._modules, self._cuda, self._in_step)
+        yield from findings.of_memory(changes(memory, samples(self._batch)))
         self._trial, answers = trial, trial.answers
         parameters = [value for _, value in named(self._modules)]
         self._precision = findings.Precision(answers.given, parameters)

@@ -1,11 +1,13 @@
 """Judge what a policy answered: each function yields what is wrong, in words, with the remedy."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kondo.engine.trial import Gradient, Trial
+from kondo.engine import rows
+from kondo.engine.trial import Gradient, Trial, taken_otherwise
 
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _TF32 = 5e-3
@@ -56,6 +58,40 @@ class Precision:
         worst = apart.square().mean().sqrt() if self._half else apart.max()
         size = max(1.0, float(theirs.nan_to_num(0.0, 0.0, 0.0).abs().max()))
         return float(worst) if worst > share * self.limit * size else None
+
+
+def of_batch(batch: Any, index: Tensor) -> Iterator[str]:
+    """Judge whether all that belongs to a row goes with it.
+
+    Args:
+        batch: as it was given.
+        index: of the rows that are taken.
+    """
+    for path, held in rows.passed_whole(batch, "batch"):
+        yield (
+            f"{path} is not gathered with the rows, and holds {rows.num_rows(batch)} of them: a "
+            f"{type(held).__name__} is passed on as it is, so that kept rows meet what belongs to "
+            f"others. Give it as a tensor or a list, or in a dict or a dataclass; a constant "
+            f"belongs in the policy."
+        )
+    otherwise = taken_otherwise(batch, index)
+    if otherwise:
+        yield (
+            f"{_listed(otherwise)} has other values after rows of the batch were taken than it had "
+            f"in these rows: its class computes them when it is copied. Compute before the batch "
+            f"is made, or give a dict."
+        )
+
+
+def of_memory(rewritten: Sequence[str]) -> Iterator[str]:
+    """Judge whether the batch stayed as it is while the policy ran on copies of some rows."""
+    if rewritten:
+        yield (
+            f"The memory of {_listed(rewritten)} has changed while the policy ran: it is a view of "
+            f"memory that something writes to, such as an array of NumPy or a rollout buffer. A "
+            f"screen then sees other rows than those that are trained. Copy it into the batch, "
+            f"e.g. with torch.tensor(array) or .clone()."
+        )
 
 
 def of_state(trial: Trial, precision: Precision, mask: Tensor | None) -> Iterator[str]:

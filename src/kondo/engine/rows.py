@@ -163,6 +163,50 @@ def leaves(node: Any) -> list[Tensor]:
     return found
 
 
+def passed_whole(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what is not gathered although something in it has N rows, with its path."""
+    size = num_rows(batch, may_be_empty=True)
+    if size > 1:
+        yield from _holding(take(batch, slice(0, 1)), name, size)
+
+
+def _holding(node: Any, path: str, size: int) -> Iterator[tuple[str, Any]]:
+    """Yield what holds `size` rows in a nest of which one was taken."""
+    if _is_field(node):
+        return
+    inside: dict[str, Any] = {}
+    if isinstance(node, Mapping):
+        inside = {f"[{key!r}]": value for key, value in node.items()}
+    elif _is_dataclass(node):
+        inside = {f".{name}": value for name, value in _declared(node).items()}
+    elif is_sequence(node):
+        inside = {f"[{place}]": value for place, value in enumerate(node)}
+    elif _has_rows(node, size):
+        yield path, node
+        return
+    for where, value in inside.items():
+        yield from _holding(value, path + where, size)
+    seen = set(map(id, inside.values()))
+    for name, value in _attributes(node).items():
+        # What is private is a store or a cache of the class, which knows whose rows it holds.
+        if id(value) not in seen and not name.startswith("_") and _has_rows(value, size):
+            yield f"{path}.{name}", value
+
+
+def _has_rows(node: Any, size: int, depth: int = 3) -> bool:
+    """Whether this, or what it holds, has `size` entries in an order."""
+    if not depth or isinstance(node, type | torch.nn.Module | str | bytes):
+        return False
+    if _is_leaf(node):
+        return _length(node) == size
+    if hasattr(node, "__len__") and hasattr(node, "__getitem__") and not isinstance(node, Mapping):
+        shape = getattr(node, "shape", None)
+        if (next(iter(shape), -1) if isinstance(shape, tuple) else len(node)) == size:
+            return True
+    inside = node.values() if isinstance(node, Mapping) else _attributes(node).values()
+    return any(_has_rows(value, size, depth - 1) for value in inside)
+
+
 def is_sequence(node: Any) -> TypeGuard[Sequence[Any]]:
     """Whether this has entries: a list or a tuple, not a string."""
     return isinstance(node, Sequence) and not isinstance(node, _TEXT)

@@ -73,7 +73,7 @@ class Trial(NamedTuple):
 
     answers: Answers
     edited: list[str]
-    """Tensors of the batch that a forward wrote to, by path."""
+    """Fields of the rows that a forward wrote to, by path."""
     changed: list[str]
     """Parameters and buffers, of floats, that a forward of the policy as given changes, by name."""
     moved: list[str]
@@ -181,9 +181,9 @@ def try_policy(
     )
     return Trial(
         Answers(*as_given, *without_dropout, *as_screened),
-        edited=_changes(contents, _contents(batch)),
-        changed=_changes(before, between),
-        moved=_changes(between, _state(modules)),
+        edited=changes(contents, _contents(batch)),
+        changed=changes(before, between),
+        moved=changes(between, _state(modules)),
         leaves=[leaf for leaf in leaves[0] if id(leaf) in {id(other) for other in leaves[1]}],
     )
 
@@ -228,15 +228,37 @@ def named(modules: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:
     return list(found.values())
 
 
-def _contents(batch: Any) -> dict[str, Tensor]:
-    return {path: leaf.clone() for path, leaf in rows.tensors(batch, "batch")}
+def _contents(batch: Any) -> dict[str, Any]:
+    """Return copies of the fields of a few rows, by path."""
+    return {
+        path: list(map(repr, leaf)) if rows.is_sequence(leaf) else leaf.clone()
+        for path, leaf in rows.fields(batch, "batch")
+    }
 
 
-def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def samples(batch: Any) -> dict[str, Tensor]:
+    """Return numbers of every tensor of a batch, by path."""
+    return {
+        path: torch.cat(list(map(sample, rows.leaves(leaf))))
+        for path, leaf in rows.tensors(batch, "batch")
+    }
+
+
+def taken_otherwise(batch: Any, index: Tensor) -> list[str]:
+    """Return the fields that are not what rows of them are when the rows of a batch are taken."""
+    taken = dict(rows.fields(rows.take(batch, index), "batch"))
+    plain = {path: rows.take(leaf, index) for path, leaf in rows.fields(batch, "batch")}
+    return [path for path, leaf in plain.items() if not _same(taken.get(path), leaf)]
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names of values that are not what they were."""
     return [name for name, value in after.items() if not _same(before.get(name), value)]
 
 
 def _same(one: Any, other: Any) -> bool:
+    if rows.is_sequence(one) or rows.is_sequence(other):
+        return bool(one == other)
     if one is None or one.shape != other.shape:
         return False
     alike = (one == other) | ((one != one) & (other != other))  # NaN equals NaN
