@@ -30,6 +30,11 @@ def with_dropout():
     return model
 
 
+def in_words(options):
+    """Name options without addresses: pytest-xdist wants the same names in every process."""
+    return " ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in options.items())
+
+
 def run_of(folder, **options):
     """What a run of a few steps leaves: parameters, gradients, random states and the gate's."""
     torch.manual_seed(7)
@@ -78,7 +83,7 @@ def run_of(folder, **options):
         {"num_iterations": 2, "max_steps": 4, "kondo_correction": "sequence"},
         {"temperature": 0.7, "kondo_by": "variance"},
     ],
-    ids=str,
+    ids=in_words,
 )
 def test_it_leaves_nothing_behind(tmp_path, options):
     options = dict(options)
