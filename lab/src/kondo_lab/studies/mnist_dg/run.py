@@ -62,14 +62,18 @@ def parts(settings: Settings) -> list[Part]:
     ]
 
 
-def _train(settings: Settings, samples: int, context: Context) -> Iterable[Record]:
-    compared = {
+def compared_at(samples: int) -> dict[str, Update]:
+    """Return the updates that are compared at S = samples, by series."""
+    compared: dict[str, Update] = {
         series(method, baseline): dataclasses.replace(update, baseline=baseline)
         for method, update in METHODS.items()
         for baseline in BASELINES
     }
-    if samples == 1:
-        compared |= EXACT
+    return compared | EXACT if samples == 1 else compared
+
+
+def _train(settings: Settings, samples: int, context: Context) -> Iterable[Record]:
+    compared = compared_at(samples)
     seeds = settings.num_seeds if samples == 1 else settings.sweep_seeds
     members = each_seed(compared, seeds, learning_rate=settings.learning_rate, setting=samples)
     # S = 1 and the largest S stand in Figure 4.

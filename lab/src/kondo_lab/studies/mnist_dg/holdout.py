@@ -1,0 +1,138 @@
+"""Hold-out of Figures 3 and 4: seeds that no choice of the study was made with.
+
+    python -m kondo_lab.studies.mnist_dg.holdout results/mnist-dg-v2/holdout-samples-1.jsonl.gz \
+        --samples 1 --seeds 30 70 --minutes 5 --commit $(git rev-parse HEAD)
+
+trains chunks of seeds and adds a JSON line per run: arm, k, learning rate, seed, task, device,
+commit, and a curve of (step, rollouts, passes, metrics by name). Chunks that the file has are not
+run again; none is begun that would end after the minutes. `holdout-rules.csv` beside the file says
+when a number agrees with the paper. It was written before the runs. The placebo of a row is another
+series at the same x: a rule that placebos pass as often is no rule.
+"""
+
+import argparse
+import gzip
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kondo_lab.part import Context, Record
+from kondo_lab.population.member import each_seed
+from kondo_lab.studies import image_bandits
+from kondo_lab.studies.mnist_dg import paper
+from kondo_lab.studies.mnist_dg.run import compared_at, cosine_gaps
+from kondo_lab.studies.mnist_dg.settings import SMALL, Settings
+
+CHUNK = 20
+"""Seeds that train side by side."""
+
+
+def runs(
+    settings: Settings, samples: int, seeds: Sequence[int], device: torch.device, commit: str
+) -> Iterator[dict[str, Any]]:
+    """Train every arm of a part of the study with these seeds; yield a row for each run."""
+    arms = compared_at(samples)
+    members = each_seed(arms, seeds, learning_rate=settings.learning_rate, setting=samples)
+    step = settings.num_steps // settings.num_probes
+    with tempfile.TemporaryDirectory() as folder:
+        context = Context(
+            device=device,
+            progress=lambda share, note: None,
+            stopped=lambda: False,
+            checkpoint=Path(folder) / "part.pt",
+        )
+        records = image_bandits.train(
+            settings,
+            context,
+            members,
+            samples=samples,
+            part=f"samples-{samples}",
+            num_steps=settings.num_steps,
+            log_steps=image_bandits.logged(
+                settings.num_steps, settings.log_every, paper.FIG_2_STEPS
+            ),
+            evaluate_steps=range(step, settings.num_steps + 1, step),
+            probe=partial(cosine_gaps, num_batches=settings.probe_batches),
+        )
+    shared = {
+        "study": "mnist-dg",
+        "part": f"samples-{samples}",
+        "k": 1,
+        "learning_rate": settings.learning_rate,
+        "task": f"{settings.data} bandit",
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "commit": commit,
+    }
+    for arm in arms:
+        for seed in seeds:
+            own = [each for each in records if (each.series, each.seed) == (arm, seed)]
+            yield {**shared, "arm": arm, "seed": seed, "curve": _curve(own)}
+
+
+def _curve(records: Sequence[Record]) -> list[dict[str, float]]:
+    """Return what one run measured, a row for each step."""
+    rows: dict[int, dict[str, float]] = {}
+    for each in sorted(records, key=lambda record: record.step):
+        start: dict[str, float] = {
+            "step": each.step,
+            "rollouts": each.forward,
+            "passes": each.backward,
+        }
+        rows.setdefault(each.step, start)[each.metric] = float(f"{each.value:.6g}")
+    return list(rows.values())
+
+
+def add(
+    path: Path, settings: Settings, samples: int, seeds: range, minutes: float, **run: Any
+) -> None:
+    """Add the runs of these seeds to a file, chunk by chunk, until the time is up."""
+    had: set[int] = set()
+    if path.exists():
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            had = {json.loads(line)["seed"] for line in file}
+    missing = [seed for seed in seeds if seed not in had]
+    start, longest = time.monotonic(), 0.0
+    for first in range(0, len(missing), CHUNK):
+        begun = time.monotonic()
+        if begun - start + longest > 60 * minutes:
+            print(f"no time left for the seeds from {missing[first]} on")
+            break
+        chunk = missing[first : first + CHUNK]
+        lines = [json.dumps(row) + "\n" for row in runs(settings, samples, chunk, **run)]
+        with gzip.open(path, "at", encoding="utf-8") as file:
+            file.writelines(lines)
+        longest = max(longest, time.monotonic() - begun)
+        print(f"seeds {chunk[0]} to {chunk[-1]}: {longest:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--samples", type=int, default=1, help="per image, S")
+    parser.add_argument("--seeds", type=int, nargs=2, default=(30, 130), metavar=("FIRST", "END"))
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--small", action="store_true", help="does it run? digits, seconds")
+    asked = parser.parse_args()
+    add(
+        asked.path,
+        SMALL if asked.small else Settings(),
+        asked.samples,
+        range(*asked.seeds),
+        asked.minutes,
+        device=torch.device(asked.device),
+        commit=asked.commit,
+    )
+
+
+if __name__ == "__main__":
+    main()
