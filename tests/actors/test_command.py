@@ -3,6 +3,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -337,6 +338,18 @@ def test_a_disk_that_is_full_at_the_start_is_told_in_one_line(tmp_path):
     errors = refused(tmp_path, "--actors", "1")
     path = tmp_path / "checkpoint.pt"
     assert errors.startswith(f"kondo actors: cannot write {path}: No space left on device.")
+    assert errors.count("\n") == 1, errors
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_at_a_quarantined_message_is_told_in_one_line(tmp_path):
+    copies = tmp_path / "quarantine"
+    copies.mkdir()
+    for number in range(1000):  # whichever rollout is poisoned, and first refused
+        (copies / f".{number}.npz.partial").symlink_to("/dev/full")
+    errors = refused(tmp_path, "--actors", "3", "--steps", "900", task="actors.toys:liars")
+    told = rf"kondo actors: cannot write {copies}/\d+\.npz: No space left on device\. Make room"
+    assert re.match(told, errors), errors
     assert errors.count("\n") == 1, errors
 
 

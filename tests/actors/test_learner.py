@@ -1,6 +1,8 @@
 import copy
+import dataclasses
 import json
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from kondo.actors.learner import MAX_KEPT, QUARANTINE, Learner, StepOrder, Undel
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, process_seed
 from kondo.actors.source_price import Price
-from kondo.run_files import DamagedFileError
+from kondo.run_files import DamagedFileError, WriteError
 from oracles.sequences import sequence_loss
 from tolerances import TOLERANCES, assert_close
 
@@ -287,6 +289,56 @@ def test_the_first_refused_messages_are_kept_for_inspection(tmp_path):
     with np.load(kept[0], allow_pickle=False) as first:
         assert str(first["reason"]) == "reward"
         assert first["rewards"].max() > 1e8
+
+
+def test_a_full_disk_names_the_copy_that_could_not_be_written(tmp_path):
+    made, task = learner(tmp_path, at_source=False), Task(4)
+    folder = tmp_path / QUARANTINE
+    folder.mkdir()
+    (folder / ".0.npz.partial").symlink_to("/dev/full")
+    told = rf"cannot write {folder}/0\.npz: No space left on device\. Make room"
+    with pytest.raises(WriteError, match=told):
+        feed(made, task, settings(at_source=False), 1, spoil="absurd_reward")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_in_place_of_the_folder_of_copies_is_named(tmp_path):
+    made, task = learner(tmp_path, at_source=False), Task(4)
+    (tmp_path / QUARANTINE).write_text("mine")
+    with pytest.raises(WriteError, match=rf"cannot write {tmp_path}/{QUARANTINE}: File exists\."):
+        feed(made, task, settings(at_source=False), 1, spoil="absurd_reward")
+
+
+class Named(Task):
+    """Its rows have fields of further names, whose values are those of the inputs."""
+
+    def __init__(self, seed, names):
+        super().__init__(seed)
+        self.names = names
+
+    def rollout(self, policy):
+        made = super().rollout(policy)
+        return made._replace(rows=made.rows | dict.fromkeys(self.names, made.rows["inputs"]))
+
+
+def test_a_copy_has_fields_of_any_name(tmp_path):
+    names = ("file", "allow_pickle", "reason", "a/b", "self")
+    setup = dataclasses.replace(toy(), make_task=partial(Named, names=names))
+    options = settings(at_source=False)
+    made = Learner(setup, options, tmp_path)
+    report = feed(made, Named(4, names=names), options, 1, spoil="absurd_reward")
+    assert report.quarantined[0][:2] == (0, "reward")
+    with np.load(tmp_path / QUARANTINE / "0.npz", allow_pickle=False) as kept:
+        assert str(kept["reason"]) == "reward"
+        for name in ("file", "allow_pickle", "field reason", "a/b", "self"):
+            assert np.array_equal(kept[name], kept["inputs"])
+    assert feed(made, Named(4, names=names), options, 2).trained > 0
+
+
+def test_a_name_of_a_field_that_is_no_string_is_refused_at_the_start(tmp_path):
+    setup = dataclasses.replace(toy(), make_task=partial(Named, names=(7,)))
+    with pytest.raises(ValueError, match=r"rows must have strings as names of fields, got \[7\]"):
+        Learner(setup, settings(), tmp_path)
 
 
 def test_a_gradient_that_is_not_finite_is_not_stepped_on(tmp_path):

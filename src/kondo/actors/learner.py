@@ -7,8 +7,10 @@ The same step orders and messages give the same result, so a learner that died i
 checkpoint and a replay of the steps since.
 """
 
+import io
+import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
 from kondo.actors.setup import Policy, Settings, Setup, process_seed
 from kondo.actors.source_price import Price, rule_for
 from kondo.actors.update import Outcome, Updater
+from kondo.run_files import WriteError, atomically
 
 QUARANTINE = "quarantine"
 """Folder of quarantined messages kept for inspection."""
@@ -276,8 +279,6 @@ class Learner:
         if self._kept_messages == MAX_KEPT:
             return
         self._kept_messages += 1
-        folder = self._folder / QUARANTINE
-        folder.mkdir(exist_ok=True)
         # Exact types: a subclass may do what it likes.
         given = message.get("arrays") if type(message) is dict else None
         known = {k: given.get(k) for k in self.schema.fields} if type(given) is dict else {}
@@ -287,7 +288,28 @@ class Learner:
             if type(array) is np.ndarray and not array.dtype.hasobject
         }
         facts = {**found._asdict(), "actor": order.actor}
-        np.savez(folder / f"{order.number}.npz", allow_pickle=False, **(arrays | facts))
+        # A field may have the name of a fact; the copy has both.
+        clear = {f"field {k}" if k in facts else k: array for k, array in arrays.items()}
+        _write_copy(self._folder / QUARANTINE / f"{order.number}.npz", clear | facts)
+
+
+def _write_copy(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values by name, for `numpy.load`. `numpy.savez` cannot take every name of a field.
+
+    Raises:
+        WriteError: it cannot be written, as on a full disk.
+    """
+    buffer = io.BytesIO()  # in memory first: an archive that fails half way fails again at its end
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, value in values.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise WriteError.of(path.parent, error) from error
+    with atomically(path) as partial:
+        partial.write_bytes(buffer.getbuffer())
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -199,6 +199,8 @@ def _is_sound(arrays: dict[str, Array], unit: Unit) -> bool:
 
 def _arrays(rollout: Rollout) -> dict[str, Array]:
     signals = {name: getattr(rollout, name) for name in _SIGNALS}
+    if wrong := [name for name in rollout.rows if not isinstance(name, str)]:
+        raise ValueError(f"rows must have strings as names of fields, got {wrong}; rename them.")
     if clash := sorted(set(rollout.rows) & set(signals)):
         raise ValueError(f"rows must not have fields named {clash}; rename them.")
     return {k: v.detach().cpu().numpy() for k, v in {**rollout.rows, **signals}.items()}
