@@ -29,7 +29,7 @@ from kondo_lab.studies.mnist_dg import paper
 from kondo_lab.studies.mnist_dg.run import compared_at, cosine_gaps
 from kondo_lab.studies.mnist_dg.settings import SMALL, Settings
 
-CHUNK = 20
+CHUNK = 30
 """Seeds that train side by side."""
 
 
