@@ -10,6 +10,7 @@ import torch
 
 import kondo
 from kondo.core import rules
+from kondo.core.prechosen import Prechosen
 from kondo.engine.select import Counts
 from kondo.engine.watch import _RUNS, Trend, watch
 
@@ -195,9 +196,8 @@ def test_advantages_of_one_sign_are_named_once(make, advantages):
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("advantages", list(ONE_SIGN.values())[:2], ids=list(ONE_SIGN)[:2])
-def test_a_first_batch_of_one_sign_is_named_at_once(advantages):
-    gate = kondo.UnbiasedGate(rate=0.5)
+def test_a_first_batch_without_a_negative_advantage_is_named_at_once():
+    advantages, gate = ONE_SIGN["rewards of 0 and 1"], kondo.UnbiasedGate(rate=0.5)
     with pytest.warns(RuntimeWarning, match=r"not centred: all 16 in the first step") as caught:
         steps(gate, advantages.repeat(4), count=1)
     assert caught[0].filename == __file__
@@ -208,13 +208,25 @@ def test_a_first_batch_of_one_sign_is_named_at_once(advantages):
 
 @pytest.mark.parametrize(
     "advantages",
-    [torch.ones(15), torch.tensor([1.0] * 63 + [-0.01]), torch.zeros(64), torch.full((64,), 6e-8)],
-    ids=["too few rows", "one of the other sign", "nothing to learn", "rounding"],
+    [
+        torch.ones(15),
+        torch.tensor([1.0] * 63 + [-0.01]),
+        torch.full((64,), -0.5),
+        torch.zeros(64),
+        torch.full((64,), 6e-8),
+    ],
+    ids=["too few rows", "one negative", "nothing succeeds", "nothing to learn", "rounding"],
 )
 def test_other_first_batches_are_not_warned_about(advantages):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         steps(kondo.UnbiasedGate(rate=0.5), advantages, count=1)
+
+
+def test_what_a_gate_elsewhere_has_sent_is_not_warned_about():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(Prechosen(torch.ones(64, dtype=torch.bool)), torch.ones(64), count=2)
 
 
 NOT_NAMED = {

@@ -47,7 +47,17 @@ from kondo.engine.untraced import without_trace
 
 
 class CheckError(ValueError):
-    """What `kondo.check` found: `findings` holds one text each."""
+    """What `kondo.check` found: `findings` holds one text each.
+
+    Example:
+        >>> import torch, kondo
+        >>> logits = torch.ones(8, requires_grad=True)
+        >>> try:
+        ...     kondo.check(lambda rows: logits[rows], torch.arange(8), torch.ones(8))
+        ... except kondo.CheckError as error:
+        ...     print(error.findings[0][:30])
+        log_probs must not exceed 0, g
+    """
 
     def __init__(self, findings: Sequence[str]):
         self.findings = tuple(findings)
@@ -57,7 +67,17 @@ class CheckError(ValueError):
 
 
 class CheckWarning(UserWarning):
-    """What `kondo.check` found and may be meant, such as a screen that is stale."""
+    """What `kondo.check` found and may be meant, such as a screen that is stale.
+
+    Example:
+        >>> import torch, kondo, warnings
+        >>> table, stale = torch.full((8,), -1.0, requires_grad=True), torch.full((8,), -5.0)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     kondo.check(lambda i: table[i], torch.arange(8), torch.ones(8), screen=stale)
+        >>> print(caught[0].category.__name__)
+        CheckWarning
+    """
 
 
 def check(

@@ -15,6 +15,7 @@ import weakref
 from kondo.core import signals
 from kondo.core.contract import BaseGate
 from kondo.core.delight import delight
+from kondo.core.prechosen import Prechosen
 from kondo.engine.select import Counts
 
 # Steps before there is a mean to compare with, before a run is judged, and the weight of the past.
@@ -28,11 +29,12 @@ _DECAY = 0.9
 _DEVIATIONS = 3.0
 _SHARE = 0.5
 
-# Advantages are judged in the first step, if it has enough units and none has the other sign, and
-# over the later ones of the first steps: a critic that starts at 0 then had time to learn, also
-# where one rollout makes dozens of steps. There they have one sign if their sum exceeds this share
-# of the sum of their absolute values. Equal rewards less their mean leave rounding errors of one
-# sign: a smaller mean than the last number says nothing.
+# Advantages are judged in the first step, if it has enough units and none is negative, and over the
+# later ones of the first steps: a critic that starts at 0 then had time to learn, also where one
+# rollout makes dozens of steps. There they have one sign if their sum exceeds this share of the sum
+# of their absolute values. A first step in which none is positive is no mistake: a policy that
+# fails everywhere has it under a constant baseline. Equal rewards less their mean leave rounding
+# errors of one sign: a smaller mean than the last number says nothing.
 _FIRST_UNITS = 16
 _CENTRED_FROM, _CENTRED_STEPS = 50, 100
 _ONE_SIGN = 0.9
@@ -138,6 +140,8 @@ def _watch_advantages(gate: BaseGate, run: _Run, counts: Counts) -> None:
     """Warn once if advantages have one sign: in the first step all, or most in later ones."""
     if run.steps == _CENTRED_STEPS or any(gate.signal is signal for signal in _WITHOUT_ADVANTAGES):
         return
+    if isinstance(gate, Prechosen):  # a gate elsewhere has left out the advantages of one sign
+        return
     run.steps += 1
     first = run.steps == 1 and counts.units >= _FIRST_UNITS
     if first or run.steps > _CENTRED_FROM:
@@ -147,10 +151,10 @@ def _watch_advantages(gate: BaseGate, run: _Run, counts: Counts) -> None:
     if not first and run.steps < _CENTRED_STEPS:
         return
     share = 1 - _ROUNDING if first else _ONE_SIGN
-    named = abs(run.advantage) > max(share * run.abs_advantage, _ROUNDING * run.elements)
-    if named:
+    size = run.advantage if first else abs(run.advantage)
+    if size > max(share * run.abs_advantage, _ROUNDING * run.elements):
         seen = (
-            f"all {counts.elements} in the first step under {gate!r} have one sign, or are 0"
+            f"all {counts.elements} in the first step under {gate!r} are positive, or 0"
             if first
             else f"in {_CENTRED_STEPS - _CENTRED_FROM} steps under {gate!r} "
             f"{abs(run.advantage) / run.abs_advantage:.0%} of their size has one sign"
