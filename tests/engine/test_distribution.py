@@ -234,11 +234,22 @@ def test_a_plan_judges_the_noise_of_densities_from_their_mode():
     assert plan.rates[0].noise == pytest.approx(float(wanted))
 
 
-def test_the_entropy_of_a_density_is_not_reported():
+@pytest.mark.parametrize("given", [False, True])
+def test_the_entropy_of_a_density_is_that_of_its_own_log_probs(given):
     model, batch, advantages = gaussian_problem()
     gate, policy = kondo.Gate(rate=0.2), kondo.DistributionPolicy(model)
-    report = run_step(policy, batch, advantages, gate=gate)
-    assert math.isnan(report.diagnostics["entropy"])
+    with torch.no_grad():
+        found = model(batch[0])
+        own, at_mode = found.log_prob(batch[1]), found.log_prob(found.mode)
+    assert float(own.mean()) != pytest.approx(float((own - at_mode).mean()), rel=0.1)
+    screen = (own, at_mode) if given else None
+    report = run_step(policy, batch, advantages, gate=gate, screen=screen)
+    assert report.diagnostics["entropy"] == pytest.approx(float(-own.mean()), rel=1e-5)
+
+
+def test_log_probs_that_are_given_alone_have_the_entropy_of_discrete_actions():
+    model, batch, advantages = gaussian_problem()
+    gate, policy = kondo.Gate(rate=0.2), kondo.DistributionPolicy(model)
     known = torch.full((ROWS,), -0.5)
     report = run_step(policy, batch, advantages, gate=gate, screen=known)
     assert report.diagnostics["entropy"] == pytest.approx(0.5)

@@ -152,11 +152,49 @@ def test_a_trend_is_not_noise():
         flat.observe(5 + noise)
         rising.observe(5 + 0.1 * step + noise)
         falling.observe(5 - 0.1 * step + noise)
-    assert rising.rose
-    assert not flat.rose
-    assert not falling.rose
+    assert rising.rose()
+    assert not flat.rose()
+    assert not falling.rose()
+    assert rising.stayed
+    assert not falling.stayed
+    assert falling.fell
+    assert not rising.fell
     flat.observe(math.nan)
     assert flat.steps == 300
+
+
+def stay(entropies, units, **options):
+    """Return the messages of a run with these entropies."""
+    gate = kondo.Gate(rate=0.1)
+    rewards = options.pop("rewards", [math.nan] * len(entropies))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for entropy, reward in zip(entropies, rewards, strict=True):
+            seen = counts(entropy)._replace(units=units)
+            watch(gate, seen, reward=reward, **options)
+    return [str(each.message) for each in caught]
+
+
+def test_an_entropy_that_stays_where_it_began_is_named_once():
+    (said,) = stay([0.69 - 0.0005 * step for step in range(60)], 3200)
+    assert "entropy stayed at 0.679 nats, where it began, in 32 steps of 102,400 units" in said
+
+
+def test_an_entropy_that_stays_is_not_named_without_a_reason():
+    flat, falling = [0.69] * 60, [0.69 * 0.99**step for step in range(60)]
+    assert stay(falling, 3200) == []
+    assert stay(flat, 1600) == []  # too few units to tell
+    assert stay(flat[:29], 10_000) == []  # too few steps
+    assert stay(flat, 3200, rewards=range(60)) == []  # it learns
+    assert stay(flat, 3200, density=True) == []  # its deviation may be fixed
+    assert len(stay(flat, 3200, rewards=[0] * 60)) == 1
+
+
+def test_the_entropy_of_a_density_has_no_share_by_which_it_rises():
+    up = [0.05 + 0.01 * step for step in range(40)]
+    assert stay(up, 100, density=True) == []
+    assert "entropy rose" in stay(up, 100)[0]
+    assert "entropy rose" in stay([4 * entropy for entropy in up], 100, density=True)[0]
 
 
 # Advantages without a baseline.

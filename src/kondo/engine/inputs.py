@@ -56,10 +56,15 @@ class Inputs:
     """Whether the mask is the policy's."""
     masks_rows: bool
     """Whether the mask has one value per row, [N] or [N, 1], on every rank."""
-    density: bool
-    """Whether the screen that was given is densities, measured from the mode."""
+    at_mode: Tensor | None
+    """Log-densities at the mode, if the screen that was given is measured from them."""
     device: torch.device
     """Where the work happens: CUDA if any row or parameter lives there."""
+
+    @property
+    def density(self) -> bool:
+        """Whether the screen that was given is densities, measured from the mode."""
+        return self.at_mode is not None
 
     @property
     def screen_chunk(self) -> int | None:
@@ -110,7 +115,7 @@ def prepare(
         narrower = mask is not None  # the policy's own mask bounds what can count
         mask = _both(given.mask, mask) if narrower else given.mask
     mask = mask.to(device) if isinstance(mask, Tensor) else mask
-    screen, density = from_mode(given.screen)
+    screen, at_mode = from_mode(given.screen)
     if not (screen is None or isinstance(screen, Tensor)):
         draft = policy_of(screen, "screen")
         screen = draft.screen or draft.log_prob
@@ -131,7 +136,7 @@ def prepare(
         options=options,
         own_mask=own_mask,
         masks_rows=mask is not None and (mask.ndim == 1 or mask.shape[1] == 1),
-        density=density,
+        at_mode=at_mode,
         device=device,
     )
 

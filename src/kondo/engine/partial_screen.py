@@ -42,12 +42,18 @@ class Screened(NamedTuple):
     """[N] bool: screened rows; None for all."""
     num_rows: int
     """Rows that entered a forward."""
-    density: bool
-    """Whether log_probs are densities, measured from the mode."""
+    at_mode: Tensor | None
+    """Log-densities at the mode that log_probs are measured from, of the screened rows; None for
+    log-probs of discrete actions."""
     known: bool = True
     """Whether these are log-probs, rather than stand-ins that nobody looks at."""
     elements: int | None = None
     """Elements that count in the screened rows; None for all."""
+
+    @property
+    def density(self) -> bool:
+        """Whether log_probs are densities, measured from the mode."""
+        return self.at_mode is not None
 
 
 class ScreenPeers(Protocol):
@@ -73,14 +79,14 @@ def screen(inputs: Inputs, peers: ScreenPeers) -> Screened:
         log_probs = known
         if inputs.rows.size:
             log_probs = screen_log_probs(inputs.policy.log_prob, batch, screen=known)
-        return Screened(log_probs.to(inputs.device), None, 0, inputs.density, known=given)
+        return Screened(log_probs.to(inputs.device), None, 0, inputs.at_mode, known=given)
     run = _Forward(inputs)
     if inputs.screens_promising:
         found = _screen_some(inputs, peers, run)
         if found is not None:
             return found
     log_probs = _required(peers.forwards(run, batch, run.calls(batch)))
-    return Screened(log_probs.to(inputs.device), None, run.rows, run.density)
+    return Screened(log_probs.to(inputs.device), None, run.rows, run.at_mode)
 
 
 def _screen_some(inputs: Inputs, peers: ScreenPeers, run: "_Forward") -> Screened | None:
@@ -111,14 +117,14 @@ def _screen_some(inputs: Inputs, peers: ScreenPeers, run: "_Forward") -> Screene
             log_probs.to(inputs.device),
             promising if by_sign else None,
             run.rows,
-            run.density,
+            run.at_mode,
             elements=_num_counted(inputs.rows.mask, log_probs, promising),
         )
     others = (~promising).nonzero().squeeze(1)
     rest = rows.take(batch, others)
     missing = _required(peers.forwards(run, rest, run.calls(rest)))
     log_probs = log_probs.index_copy(0, others.to(missing.device), missing)
-    return Screened(log_probs.to(inputs.device), None, run.rows, run.density)
+    return Screened(log_probs.to(inputs.device), None, run.rows, run.at_mode)
 
 
 def _nothing(inputs: Inputs, peers: ScreenPeers) -> Screened | None:
@@ -127,7 +133,7 @@ def _nothing(inputs: Inputs, peers: ScreenPeers) -> Screened | None:
     if peers.total(int(unseen is None))[0]:
         return None
     assert unseen is not None
-    return Screened(unseen.to(inputs.device), None, 0, density=False, known=False)
+    return Screened(unseen.to(inputs.device), None, 0, at_mode=None, known=False)
 
 
 def _num_counted(mask: Tensor | None, log_probs: Tensor, some: Tensor) -> int:
@@ -149,18 +155,34 @@ class _Forward:
         self._policy = inputs.policy if given is None else policy_of(given, "screen")
         self._chunk = inputs.screen_chunk
         self.rows = 0
-        self.density = False
+        self._modes: list[Tensor] = []  # of each forward; without values where it was a filler
 
     def __call__(self, some: Any, *, count: bool = True) -> Tensor:
         self.rows += rows.num_rows(some) if count else 0
-        return screen_log_probs(self._log_prob, some, screen=self._draft, chunk=self._chunk)
+        before = len(self._modes)
+        found = screen_log_probs(self._log_prob, some, screen=self._draft, chunk=self._chunk)
+        if not count:
+            self._modes[before:] = [modes[:0] for modes in self._modes[before:]]
+        return found
+
+    @property
+    def density(self) -> bool:
+        """Whether these are densities."""
+        return bool(self._modes)
+
+    @property
+    def at_mode(self) -> Tensor | None:
+        """Log-densities at the mode of all rows that were screened."""
+        return torch.cat(self._modes) if self._modes else None
 
     def calls(self, some: Any) -> int:
         """Return how many forwards these rows take."""
         return self._policy.screen_calls(some, rows.leaves(some)[0].shape[0], self._chunk)
 
     def _checked(self, draft: Screen, policy: Policy, some: Any) -> Any:
-        log_probs, self.density = from_mode(draft(some), "screen(rows)")
+        log_probs, at_mode = from_mode(draft(some), "screen(rows)")
+        if at_mode is not None:
+            self._modes.append(at_mode)
         if isinstance(log_probs, Tensor):  # anything else is refused by the screen
             policy.check_log_probs(log_probs, some)
         return log_probs

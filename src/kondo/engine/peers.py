@@ -135,9 +135,13 @@ def own_counts(chosen: Selection, screened: Screened | None) -> Counts:
     counts = chosen.counts._replace(rows_screened=screened.num_rows)
     if screened.elements is not None:
         counts = counts._replace(surprised=screened.elements)
-    # Measured from the mode, mean surprisal is no entropy.
-    tells = screened.known and not screened.density
-    return counts if tells else counts._replace(surprisal=math.nan)
+    if not screened.known:
+        return counts._replace(surprisal=math.nan)
+    if screened.at_mode is None or not screened.at_mode.numel():
+        return counts
+    # -log pi(a) = (log pi(mode) - log pi(a)) - log pi(mode): the first is the surprisal of a gate.
+    mean = float(screened.at_mode.mean(dtype=torch.float64))
+    return counts._replace(surprisal=counts.surprisal - mean * counts.surprised)
 
 
 def _late(trained: Trained, clock: StageClock) -> Late:

@@ -244,7 +244,8 @@ def _unit_worth(
     def shown(some: Any) -> Any:
         nonlocal density
         assert known.screen is not None
-        log_probs, density = from_mode(known.screen(some), "screen(rows)")
+        log_probs, at_mode = from_mode(known.screen(some), "screen(rows)")
+        density = at_mode is not None
         return log_probs
 
     model = known.log_prob if known.screen is None else shown

@@ -63,15 +63,15 @@ def screen_log_probs(
     return without_trace(forwards, model)
 
 
-def from_mode(given: Any, name: str = "screen") -> tuple[Any, bool]:
-    """Return log-probs, and whether they are densities measured from the mode, at most 0.
+def from_mode(given: Any, name: str = "screen") -> tuple[Any, Tensor | None]:
+    """Return log-probs, and the log-densities at the mode that they are measured from, if any.
 
     Args:
         given: log-probs, or a pair (log_probs, mode_log_probs) of one shape.
         name: of the argument, for messages.
     """
     if not isinstance(given, tuple | list):
-        return given, False
+        return given, None
     if len(given) != 2 or not all(isinstance(part, Tensor) for part in given):
         kinds = [type(part).__name__ for part in given]
         raise ValueError(
@@ -84,7 +84,8 @@ def from_mode(given: Any, name: str = "screen") -> tuple[Any, bool]:
             f"{list(log_probs.shape)} and {list(modes.shape)}; give the mode's log-density for "
             f"every taken action."
         )
-    return log_probs - modes.to(log_probs.device), True
+    modes = modes.to(log_probs.device)
+    return log_probs - modes, modes
 
 
 def _check_log_probs(name: str, log_probs: Tensor, size: int) -> Tensor:

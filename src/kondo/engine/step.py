@@ -151,7 +151,7 @@ def _step(peers: Alone, policy: Any, gate: Any, given: Rows, **settings: Any) ->
             chosen = chosen._replace(host_rows=None)
         counts = peers.count(chosen, screened, clock)
         if peers.first:
-            watch(inputs.gate, counts)
+            watch(inputs.gate, counts, density=screened is not None and screened.density)
         trained = peers.train(inputs, chosen, counts, clock)
         return peers.report(inputs, chosen, screened, counts, trained, clock)
 
