@@ -155,7 +155,7 @@ def test_a_trend_is_not_noise():
     assert rising.rose()
     assert not flat.rose()
     assert not falling.rose()
-    assert rising.stayed
+    assert not rising.stayed
     assert not falling.stayed
     assert falling.fell
     assert not rising.fell
@@ -185,13 +185,14 @@ def test_an_entropy_that_stays_is_not_named_without_a_reason():
     assert stay(falling, 3200) == []
     assert stay(flat, 1600) == []  # too few units to tell
     assert stay(flat[:29], 10_000) == []  # too few steps
+    assert stay([0.3] * 5 + [0.4] * 15 + [0.3] * 40, 3200) == []  # it made a discovery
     assert stay(flat, 3200, rewards=range(60)) == []  # it learns
     assert stay(flat, 3200, density=True) == []  # its deviation may be fixed
     assert len(stay(flat, 3200, rewards=[0] * 60)) == 1
 
 
 def test_the_entropy_of_a_density_has_no_share_by_which_it_rises():
-    up = [0.05 + 0.01 * step for step in range(40)]
+    up = [0.05 + 0.005 * step for step in range(80)]
     assert stay(up, 100, density=True) == []
     assert "entropy rose" in stay(up, 100)[0]
     assert "entropy rose" in stay([4 * entropy for entropy in up], 100, density=True)[0]
