@@ -55,6 +55,9 @@ class CheckError(ValueError):
         numbered = [f"{number}. {text}" for number, text in enumerate(findings, 1)]
         super().__init__("\n".join([f"kondo.check found {count}:", *numbered]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.findings,), vars(self)  # else its text would count as findings
+
 
 class CheckWarning(UserWarning):
     """What `kondo.check` found and may be meant, such as a screen that is stale."""
