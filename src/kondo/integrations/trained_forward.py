@@ -1,17 +1,25 @@
 """A framework's forward of rows of tokens, as `kondo.check` sees it.
 
-rows of tokens -> the forward that the framework trains with -> log-probs   tried like any policy
-the same rows, cut after half of their tokens -> the same ones      no token sees later ones
+    rows of tokens -> the framework's own forward -> log-probs      tried like any policy
+    the same rows, cut after half of their tokens -> the same ones  no token sees later ones
+
+Each integration brings its forward as a function of its model and rows.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+import kondo
+from kondo.engine import findings, rows
+from kondo.engine.check import in_words
 from kondo.engine.findings import Precision
 from kondo.engine.policy import Policy
+from kondo.engine.preserved import preserved
+from kondo.engine.trial import Answers, Trial
 from kondo.engine.untraced import without_trace
 from kondo.lm.rows import TokenRows
 
@@ -76,3 +84,56 @@ class TrainedForward(Policy):
                 f"row is cut after it, as a gated step cuts rows after their last kept token. Use "
                 f"a causal model: is_decoder=True, no attention in both directions."
             )
+
+
+def check_forwards(policy: TrainedForward, batch: TokenRows) -> None:
+    """Try a forward in evaluation mode and without a graph, where gradients cannot be compared.
+
+    Every rank makes the same nine forwards: of all rows, twice, in the opposite order, with others
+    beside them, of half of the rows and of one, and those of `TrainedForward.faults`.
+
+    Args:
+        policy: the forward.
+        batch: N >= 1 rows by length, of which as many are tried as the forward holds.
+
+    Raises:
+        kondo.CheckError: what makes the model one that rows cannot be dropped from.
+    """
+    size, device = len(batch.input_ids), batch.device
+    places = torch.linspace(0, size - 1, min(size, policy.most)).round().long()
+    some, order = rows.take(batch, places), torch.arange(len(places))
+    cuda = [device] if device.type == "cuda" else []
+    with preserved(list(policy.log_prob.modules()), cuda, None, None):
+        try:
+            found = list(_findings(policy, some, order))
+        except Exception as error:  # as in `kondo.check`, whatever a model raises is a finding
+            found = [in_words(error)]
+    if found:
+        raise kondo.CheckError(found)
+
+
+def _findings(policy: TrainedForward, some: TokenRows, order: Tensor) -> Iterator[str]:
+    """Run a few rows in several ways, and judge what the forward answers."""
+    whole, again, backwards, beside, half, alone = (
+        without_trace(partial(policy.log_prob, rows.take(some, which)), policy.log_prob)
+        for which in (order, order, order.flip(0), order - order % 2, order[::2], order[-1:])
+    )
+    answers = Answers(
+        given=whole,
+        again=whole,
+        other_draws=again,
+        calm=whole,
+        calm_again=again,
+        beside_others=beside,
+        screened=whole,
+        screened_again=again,
+        backwards=backwards.flip(0),
+        half=half,
+        alone=alone,
+    )
+    trial = Trial(answers, edited=[], changed=[], moved=[], leaves=[])
+    precision = Precision(whole, list(policy.log_prob.parameters()))
+    yield from findings.of_state(trial, precision, some.completion_mask)
+    yield from findings.of_rows(trial, precision, some.completion_mask)
+    yield from findings.of_underflow(whole, some.completion_mask)
+    yield from policy.faults(some)
