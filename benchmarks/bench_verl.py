@@ -143,6 +143,20 @@ class Bench:
             tu.assign_non_tensor_data(data, PLAN, {"steps": plan.steps})
         self.worker.train_mini_batch(data)
 
+    def check(self) -> float:
+        """Return the seconds of the check of the first batch."""
+        from verl.utils import tensordict_utils as tu
+
+        from kondo.integrations.verl.first_batch import rows_to_try
+
+        mask = self.rows["response_mask"].to_padded_tensor(0).bool()
+        data = tu.index_select_tensor_dict(self.rows, rows_to_try(mask, self.sizes, 1))
+        tu.assign_non_tensor(data, temperature=1.0)
+        found = tu.get(self.worker.check_policy(data), "found")
+        if found["findings"]:
+            raise SystemExit(f"kondo.check found {found['findings']}; nothing was timed.")
+        return float(found["seconds"])
+
     def gradient(self, rate: float | None, rows: Any = None) -> Tensor:
         """Return the gradient of an update; the optimizer does not move."""
         engine, found = self.worker.engine, list[Tensor]()
@@ -186,6 +200,8 @@ def run(options: argparse.Namespace, folder: str) -> list[VerlRow]:
         bench.seen = [0, 0]
         bench.update(rate)
         counts[rate] = tuple(bench.seen)
+    checks = [bench.check() for _ in range(options.repeats)]
+    print(f"check of the first batch: {1e3 * percentile(checks, 0.5):.0f} ms", flush=True)
     seconds: dict[float | None, list[float]] = {rate: [] for rate in contenders}
     shuffle = random.Random(0).shuffle
     for _ in range(options.repeats):

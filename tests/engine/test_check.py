@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import pickle
 import random
 import warnings
 
@@ -690,3 +691,12 @@ def test_every_answer_takes_one_forward():
     policy, (states, actions) = Crowded(policy_of(mlp())), batch_of(4)
     passes(policy, (states, actions, torch.tensor([6, 2, 6, 2])), ADVANTAGES[:4])
     assert max(policy.tokens) <= 16
+
+
+def test_what_was_found_travels_between_processes():
+    error = kondo.CheckError(["rows depend on each other", "log-probs are above 0"])
+    error.add_note("check=False trains without it.")
+    copied = pickle.loads(pickle.dumps(error))
+    assert copied.findings == error.findings
+    assert str(copied) == str(error)
+    assert copied.__notes__ == error.__notes__

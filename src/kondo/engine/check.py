@@ -65,6 +65,9 @@ class CheckError(ValueError):
         numbered = [f"{number}. {text}" for number, text in enumerate(findings, 1)]
         super().__init__("\n".join([f"kondo.check found {count}:", *numbered]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.findings,), vars(self)  # else its text would count as findings
+
 
 class CheckWarning(UserWarning):
     """What `kondo.check` found and may be meant, such as a screen that is stale.
@@ -226,7 +229,7 @@ class _Check:
         except _OtherRankError:
             return False
         except Exception as error:  # whatever a foreign policy raises is a finding
-            self._found.append(_in_words(error))
+            self._found.append(in_words(error))
             failed = 1
         return self._peers.total(failed)[0] == 0
 
@@ -256,7 +259,7 @@ class _Check:
             try:
                 self._select(shown, inputs.gate)
             except ValueError as error:
-                yield _in_words(error)
+                yield in_words(error)
         known = self._some.screen
         if callable(known):
             draft = known
@@ -343,7 +346,7 @@ class _Check:
         return summed(parts)
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     """Return what an error says, with the notes that say when it came."""
     said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return " ".join([said, *getattr(error, "__notes__", ())])

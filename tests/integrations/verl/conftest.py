@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 # They import verl, and are run by processes that tests start.
-collect_ignore = ["cpu_rollout.py", "on_cpu.py", "worker_process.py"]
+collect_ignore = ["cpu_rollout.py", "on_cpu.py", "placed_rows.py", "worker_process.py"]
 
 NEEDS_VERL = pytest.mark.skipif(
     importlib.util.find_spec("verl") is None,

@@ -117,13 +117,17 @@ class CpuPlatform(PlatformBase):
 
 
 def register_engine():
-    from torch.distributed.fsdp import OffloadPolicy
+    from torch.distributed.fsdp import OffloadPolicy, _init_utils
     from verl.workers.engine.base import EngineRegistry
     from verl.workers.engine.fsdp import transformer_impl
 
-    EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(
+    EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(
         transformer_impl.FSDPEngineWithLMHead
     )
+
+    _init_utils._check_module_states_for_sync_module_states = lambda states: None
+    # FSDP1 wants to broadcast from an accelerator; gloo broadcasts from the CPU.
+    _init_utils._check_module_states_for_sync_module_states = lambda states: None
     # verl offloads the reference to pinned memory, which only accelerators have.
     transformer_impl.CPUOffloadPolicy = lambda pin_memory: OffloadPolicy()
 

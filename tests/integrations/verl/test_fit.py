@@ -57,6 +57,8 @@ def test_fit_trains_on_kept_rows_saves_and_resumes(tmp_path):
     code, steps, printed = fit(tmp_path, *options)
     assert code == 0, printed[-3000:]
     assert len(steps) == 2
+    assert steps[0]["kondo/seconds_check"] > 0
+    assert "kondo/seconds_check" not in steps[1]
     for step in steps:
         assert step["kondo/rows_seen"] == ROWS
         assert 0 < step["kondo/rows_kept"] < ROWS
@@ -102,6 +104,23 @@ def test_fit_with_a_free_screen_a_kl_epochs_and_dynamic_batches(tmp_path):
         assert step["kondo/steps"] + step["kondo/empty_steps"] == 4
         assert "actor/kl_loss" in step
         assert "timing_s/ref" in step
+
+
+def test_a_model_whose_rows_depend_on_each_other_is_refused_unless_the_check_is_off(tmp_path):
+    options = (
+        "+trainer.v1.kondo.gate=unbiased:0.3",
+        "actor_rollout_ref.model.external_lib=integrations.verl.placed_rows",
+    )
+    code, steps, printed = fit(tmp_path, *options)
+    assert code != 0
+    assert steps == []
+    assert "CheckError: kondo.check found" in printed
+    assert "Log-probs of a row depend on the other rows" in printed
+    assert "+trainer.v1.kondo.check=False trains without this check" in printed
+    code, steps, printed = fit(tmp_path, *options, "+trainer.v1.kondo.check=False")
+    assert code == 0, printed[-3000:]
+    assert len(steps) == 2
+    assert "kondo/seconds_check" not in steps[0]
 
 
 def test_a_refused_option_ends_the_run_at_its_start(tmp_path):

@@ -39,11 +39,19 @@ def test_a_gate_and_a_seed_are_read():
     options = read_options(config(trainer__v1__kondo__seed=7))
     assert repr(options.gate) == "UnbiasedGate(rate=0.1)"
     assert options.seed == 7
+    assert options.check
 
 
 def test_dense_refuses_nothing():
     options = read_options(config("dense", distillation__enabled=True))
     assert options.gate is None
+
+
+def test_the_check_can_be_left_out_and_has_nothing_to_do_without_a_gate():
+    assert not read_options(config(trainer__v1__kondo__check=False)).check
+    assert not read_options(config("dense")).check
+    with pytest.raises(ValueError, match=r"kondo\.check must be True or False, got 'no'"):
+        read_options(config(trainer__v1__kondo__check="no"))
 
 
 @pytest.mark.parametrize("section", [{}, None, {"seed": 1}])
@@ -53,7 +61,7 @@ def test_a_missing_gate_is_named(section):
 
 
 def test_unknown_options_are_named():
-    with pytest.raises(ValueError, match=r"takes gate and seed, got \['rate'\]"):
+    with pytest.raises(ValueError, match=r"takes gate, seed and check, got \['rate'\]"):
         read_options(config(trainer__v1__kondo__rate=0.1))
 
 

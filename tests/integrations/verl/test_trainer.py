@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 
+import kondo
 from tolerances import assert_close
 
 pytestmark = pytest.mark.verl
@@ -31,6 +32,13 @@ class Queue:
 
 class Group:
     _dispatch_info = {"actor": [0, 1]}  # noqa: RUF012
+
+    def __init__(self):
+        self.tried, self.findings = [], []
+
+    def check_policy(self, batch):
+        self.tried.append(batch)
+        return {"found": {"findings": self.findings, "seconds": 0.5}}
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +182,42 @@ def test_the_full_mini_batches_tokens_are_sent_along(made):
     steps = sent[0].extra_info["kondo_plan"]["steps"]
     members = ([0, 1, 4, 5], [2, 3, 6, 7])  # of two mini-batches on two ranks
     assert [step.num_tokens for step in steps] == [sum(counts[r] for r in own) for own in members]
+
+
+def test_the_first_batch_is_tried_once_before_its_update(made):
+    make, _, _ = made
+    trainer, batch = make("price:0", padding=(0,))
+    group, trainer._to_check = trainer.actor_rollout_wg, True
+    first, second = {}, {}
+    trainer._update_actor(batch, first)
+    trainer._update_actor(batch, second)
+    assert first["kondo/seconds_check"] == 0.5
+    assert "kondo/seconds_check" not in second
+    (tried,) = group.tried
+    assert len(tried.keys) == 6  # of two ranks; one row is padding
+    assert KEYS[0] not in tried.keys
+    assert tried.fields == ["input_ids", "response_mask"]
+    assert tried.extra_info == {"temperature": 1.0}
+    assert batch.fields != tried.fields
+
+
+def test_what_any_rank_found_ends_the_run_before_the_update(made):
+    make, _, sent = made
+    trainer, batch = make("noise:1.0")
+    trainer._to_check, trainer.actor_rollout_wg.findings = True, ["rows depend", "tokens see"]
+    with pytest.raises(kondo.CheckError, match=r"found 2 faults:\n1\. rows depend\n2\.") as caught:
+        trainer._update_actor(batch, {})
+    assert "+trainer.v1.kondo.check=False" in caught.value.__notes__[0]
+    assert sent == []
+
+
+def test_a_batch_in_which_nothing_counts_leaves_the_check_to_the_next(made):
+    make, _, _ = made
+    trainer, batch = make("price:0", padding=range(ROWS))
+    trainer._to_check = True
+    trainer._update_actor(batch, {})
+    assert trainer._to_check
+    assert trainer.actor_rollout_wg.tried == []
 
 
 def test_dense_is_verls_own_update_and_worker(made, modules, monkeypatch):

@@ -21,6 +21,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from integrations.verl.tiny import make_rows, save_model
 from integrations.verl.worker_runs import ROWS
+from kondo.integrations.verl.first_batch import rows_to_try
 from kondo.integrations.verl.update_plan import make_plan, mini_batches
 from kondo.integrations.verl.worker import PLAN, KondoTrainingWorker
 
@@ -30,15 +31,19 @@ def build(cls, path, options):
     model = HFModelConfig(
         path=path,
         use_remove_padding=options["packed"],
-        enable_gradient_checkpointing=False,
+        enable_gradient_checkpointing=options["checkpointing"],
         override_config={"attn_implementation": "sdpa"},
         lora_rank=options["lora"],
         lora_alpha=8,
         target_modules="all-linear",
     )
     engine = FSDPEngineConfig(
-        strategy="fsdp2",
-        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        strategy=options["strategy"],
+        mixed_precision={
+            "param_dtype": options["dtype"],
+            "reduce_dtype": "fp32",
+            "buffer_dtype": "fp32",
+        },
         use_torch_compile=False,
         use_dynamic_bsz=options["max_tokens"] is not None,
         max_token_len_per_gpu=options["max_tokens"],
@@ -68,7 +73,7 @@ def build(cls, path, options):
     if "policy_loss" in further:
         further["policy_loss"] = PolicyLossConfig(**further["policy_loss"])
     actor = FSDPActorConfig(
-        strategy="fsdp2",
+        strategy=options["strategy"],
         rollout_n=1,
         ppo_mini_batch_size=options["mini"],
         ppo_micro_batch_size_per_gpu=options["micro"],
@@ -80,6 +85,59 @@ def build(cls, path, options):
 
     worker.set_loss_fn(loss)
     return worker
+
+
+def broken(module, change):
+    """Let the last hidden states, [n, S, D], go through a function."""
+    (norm,) = (part for name, part in module.named_modules() if name.endswith("model.norm"))
+    norm.register_forward_hook(lambda part, args, output: change(output))
+
+
+def _fails(states):
+    raise FloatingPointError("this rank fails")
+
+
+FAULTS = {
+    "rows": lambda x: x + x.mean(0, keepdim=True),
+    "ahead": lambda x: x + x.mean(1, keepdim=True),
+    "random": lambda x: torch.nn.functional.dropout(x, 0.3),
+    "raises": _fails,
+}
+
+
+def state(engine):
+    """Return what a check must leave alone: this rank's parts of tensors, and all else as text."""
+    parameters = {
+        name: (values.to_local() if hasattr(values, "to_local") else values).detach().clone()
+        for name, values in engine.module.named_parameters()
+    }
+    optimizer = engine.optimizer.state_dict(), engine.lr_scheduler.state_dict()
+    grads = [p.grad is None for p in engine.module.parameters()]
+    flags = [p.requires_grad for p in engine.module.parameters()]
+    return parameters | {"draws": torch.get_rng_state()}, repr((optimizer, grads, flags))
+
+
+def check(worker, options, log_probs):
+    """Try the worker as the trainer does; return what it said, whether all ranks ran alike, and
+    whether it left everything as it was."""
+    engine, ranks = worker.engine, worker.engine.get_data_parallel_size()
+    data, calls = rows_of(options, log_probs), []
+    sizes = data["input_ids"].offsets().diff().tolist()
+    mask = data["response_mask"].to_padded_tensor(0).bool()
+    chosen = rows_to_try(mask, sizes, ranks)
+    part = len(chosen) // ranks
+    own = chosen[engine.get_data_parallel_rank() * part :][:part]
+    data = tu.index_select_tensor_dict(data, own)
+    tu.assign_non_tensor(data, temperature=1.0)
+    hook = engine.module.register_forward_pre_hook(lambda module, args: calls.append(1))
+    before, before_text = state(engine)
+    found = tu.get(worker.check_policy(data), "found")
+    after, after_text = state(engine)
+    hook.remove()
+    same = before_text == after_text and all(before[n].equal(after[n]) for n in before)
+    every = [None] * ranks
+    torch.distributed.all_gather_object(every, (len(calls), same, found["findings"]))
+    return found | {"ranks": every}
 
 
 def full(tensor):
@@ -190,6 +248,11 @@ def run(path, options, log_probs):
     torch.manual_seed(0)  # of adapters
     worker = build(cls, path, options)
     gradients, engine = [], worker.engine
+    last = engine.get_data_parallel_rank() == engine.get_data_parallel_size() - 1
+    # Inside of a forward with collectives, ranks would wait for one that raises alone.
+    if options["fault"] and (last or options["fault"] == "raises"):
+        broken(engine.module, FAULTS[options["fault"]])
+    checked = check(worker, options, log_probs) if options["check"] else None
     step = engine.optimizer_step
 
     def recorded():
@@ -199,6 +262,7 @@ def run(path, options, log_probs):
     engine.optimizer_step = recorded
     metrics = [update(worker, options, log_probs, n) for n in range(options["updates"])]
     return {
+        "checked": checked,
         "gradients": gradients,
         "weights": {n: full(p) for n, p in trained(engine.module)},
         "metrics": [None if m is None else {k: str(v) for k, v in m.items()} for m in metrics],

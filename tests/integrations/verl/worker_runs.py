@@ -41,7 +41,12 @@ DEFAULTS = {
     "keeps": None,  # `keep` of each update
     "factors": None,  # `advantages` of each update
     "lora": 0,  # rank of adapters
+    "strategy": "fsdp2",
     "packed": False,  # verl's use_remove_padding
+    "dtype": "fp32",  # that the engine computes in
+    "checkpointing": False,  # of activations
+    "check": False,  # whether `kondo.check` runs before the first update
+    "fault": None,  # of `worker_process.FAULTS`, planted on the last rank
 }
 
 

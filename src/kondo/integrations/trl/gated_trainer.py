@@ -13,7 +13,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 import kondo
 from kondo.core.contract import as_gate
 from kondo.integrations import gate_state
-from kondo.integrations.trl.first_batch import Run, check_forward
+from kondo.integrations.trained_forward import Run
+from kondo.integrations.trl.first_batch import check_forward
 from kondo.lm.rows import TokenRows
 
 # To mypy, what the Trainer returns is Any.

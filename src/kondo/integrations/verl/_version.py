@@ -17,3 +17,8 @@ WORKER_SEAMS = {
     "train_batch": ("self", "data"),
     "train_mini_batch": ("self", "data"),
 }
+ENGINE_SEAMS = {
+    "eval_mode": ("self", "kwargs"),
+    "forward_step": ("self", "micro_batch", "loss_function", "forward_only"),
+    "train_mode": ("self", "kwargs"),
+}

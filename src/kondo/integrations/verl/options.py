@@ -29,6 +29,8 @@ class Options:
     """None: dense, verl's own update."""
     seed: int
     """Of the gate's draws."""
+    check: bool
+    """Whether `kondo.check` tries the model on the first batch."""
 
 
 def look_up(config: Any, path: str, default: Any = None) -> Any:
@@ -58,16 +60,22 @@ def read_options(config: Any) -> Options:
             f"{SECTION}.gate must say which rows to train, got none; add "
             f"+{SECTION}.gate=unbiased:0.1, or another spec of kondo.parse_gate."
         )
-    unknown = sorted(set(section) - {"gate", "seed"})
+    unknown = sorted(set(section) - {"gate", "seed", "check"})
     if unknown:
-        raise ValueError(f"{SECTION} takes gate and seed, got {unknown}.")
+        raise ValueError(f"{SECTION} takes gate, seed and check, got {unknown}.")
+    check = section.get("check", True)
+    if not isinstance(check, bool):
+        raise ValueError(
+            f"{SECTION}.check must be True or False, got {check!r}; False leaves out the check of "
+            f"the first batch."
+        )
     try:
         gate = kondo.parse_gate(spec)
     except ValueError as error:
         raise ValueError(f"{SECTION}.gate: {error}") from error
     if gate is not None:
         check_fit(config, gate)
-    return Options(gate=gate, seed=int(section.get("seed") or 0))
+    return Options(gate=gate, seed=int(section.get("seed") or 0), check=check and gate is not None)
 
 
 def check_fit(config: Any, gate: kondo.BaseGate) -> None:

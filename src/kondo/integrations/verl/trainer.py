@@ -2,7 +2,8 @@
 
     _step_once (verl)      generate, score, balance, old log-probs, advantages
     _update_actor          read what the gate needs -> select -> plan -> verl's own, on the rows of
-                           the plan. The returned batch is the whole one.
+                           the plan. The returned batch is the whole one. The first time,
+                           `kondo.check` tries the actor's forward after the reading.
 
 One gate decides in the controller, for all ranks. N rows of the batch, T tokens of a response.
 """
@@ -27,6 +28,7 @@ from kondo.engine.select import Selection, select
 from kondo.engine.watch import watch
 from kondo.integrations import gate_state
 from kondo.integrations.verl._version import TRAINER_SEAMS, VERL
+from kondo.integrations.verl.first_batch import rows_to_try
 from kondo.integrations.verl.gate_inputs import GateRows, gate_advantages
 from kondo.integrations.verl.options import SECTION, kl_in_loss, read_options
 from kondo.integrations.verl.update_plan import Plan, make_plan, mini_batches
@@ -55,8 +57,11 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         ValueError: options that cannot be right together with a gate, naming them.
     """
 
+    _to_check = False
+
     def __init__(self, config: Any):
         options = read_options(config)
+        self._to_check = options.check
         self.gate = options.gate
         self.empty_updates = 0
         self._draws = torch.Generator().manual_seed(options.seed)
@@ -92,9 +97,11 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         spent: dict[str, float] = {}
         with _timed(spent, "read"):
             rows, counted = self._read(batch)
+        sizes = [tag["seq_len"] for tag in batch.tags]
+        if self._to_check:
+            self._check(batch, rows, sizes, spent)
         with _timed(spent, "select"):
             chosen = self._select(batch, rows)
-            sizes = [tag["seq_len"] for tag in batch.tags]
             plan = self._plan(chosen, sizes, counted)
         with _timed(spent, "update"):
             if plan.steps:
@@ -106,6 +113,25 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._log(metrics, rows, chosen, plan, sizes)
         metrics.update({f"kondo/seconds_{stage}": spent[stage] for stage in spent})
         return batch
+
+    def _check(self, batch: Any, rows: GateRows, sizes: list[int], spent: dict[str, float]) -> None:
+        """Run `kondo.check` on a few rows of the first batch in which any token counts."""
+        some = rows_to_try(rows.mask, sizes, self._ranks())
+        if not some:
+            return
+        few = batch.select_keys([batch.keys[row] for row in some])
+        few.fields = ["input_ids", "response_mask"]
+        few.extra_info = {"temperature": self.config.actor_rollout_ref.rollout.temperature}
+        found = self.actor_rollout_wg.check_policy(few)["found"]
+        if found["findings"]:
+            error = kondo.CheckError(found["findings"])
+            error.add_note(f"+{SECTION}.check=False trains without this check.")
+            raise error
+        self._to_check, spent["check"] = False, found["seconds"]
+
+    def _ranks(self) -> int:
+        """Return the data-parallel size of the actor."""
+        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
 
     def _read(self, batch: Any) -> tuple[GateRows, list[int]]:
         """Return what the gate looks at, and the tokens of each row that verl's mean counts."""
@@ -158,7 +184,7 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _plan(self, chosen: Selection, sizes: list[int], counted: list[int]) -> Plan:
         actor = self.config.actor_rollout_ref.actor
-        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        ranks = self._ranks()
         epochs = mini_batches(
             len(sizes),
             size=actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n,

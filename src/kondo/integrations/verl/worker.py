@@ -3,21 +3,29 @@
     update_actor (verl) -> train_mini_batch, per step of the plan: take rows -> train_batch (verl)
                                                         -> the loss: verl's own, weighed
 
+    check_policy -> `kondo.check` of the engine's forward, once before the first update
+
 Without a plan, a worker is verl's.
 """
 
 import functools
+import time
 from itertools import chain
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, TensorDict
+from torch.distributed.fsdp import FullyShardedDataParallel
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.utils.metric import Metric
 from verl.utils.py_functional import append_to_dict
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from kondo.integrations.verl._version import VERL, WORKER_SEAMS
+import kondo
+from kondo.integrations.verl._version import ENGINE_SEAMS, VERL, WORKER_SEAMS
+from kondo.integrations.verl.first_batch import check_engine, token_rows
 from kondo.integrations.verl.gradient_weights import weigh_outputs
 from kondo.integrations.verl.update_plan import Step
 
@@ -96,11 +104,59 @@ class KondoTrainingWorker(TrainingWorker):  # type: ignore[misc]
         self.profiler.step()
         return output
 
+    def check_policy(self, data: Any) -> TensorDict:
+        """Try the engine's forward with `kondo.check`; return findings of all ranks and seconds."""
+        engine, config = self.engine, self.engine_config
+        VERL.check_seams(type(engine), ENGINE_SEAMS)
+        ids = data["input_ids"].to(get_device_id()).unbind()
+        tokens = max(map(len, ids)) * (config.micro_batch_size_per_gpu or 1)
+        if config.use_dynamic_bsz:
+            tokens = config.max_token_len_per_gpu * engine.ulysses_sequence_parallel_size
+        # Two rows at least, in the memory of a micro-batch: of a single row, halves of two.
+        masks = data["response_mask"].to(get_device_id()).unbind()
+        rows = token_rows(ids, masks, max(2, tokens // 2))
+        settings = {
+            "temperature": tu.get(data, "temperature"),
+            "use_remove_padding": self.model_config.get("use_remove_padding", False),
+            "use_fused_kernels": config.use_fused_kernels,
+        }
+        gradients = not isinstance(engine.module, FullyShardedDataParallel)
+        mode = engine.train_mode(zero_grad_on_exit=False) if gradients else engine.eval_mode()
+        error, start = None, time.perf_counter()
+        with mode:
+            try:
+                check_engine(
+                    engine,
+                    rows,
+                    settings,
+                    most=max(2, tokens // rows.input_ids.shape[1]),
+                    dtype=engine._autocast_dtype,
+                    gradients=gradients,
+                )
+            except Exception as caught:  # an error of one rank is one of all, which meet below
+                error = caught
+        own = error.findings if isinstance(error, kondo.CheckError) else ()
+        every: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(every, own)
+        kinds: dict[str, str] = {}
+        for text in chain.from_iterable(every):  # ranks find the same with other numbers
+            kinds.setdefault(text[:32], text)
+        if error is not None and not kinds:
+            raise error
+        found = {"findings": list(kinds.values()), "seconds": time.perf_counter() - start}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"found": found})
+
 
 class KondoActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     """verl's worker process, with an actor that runs plans."""
 
     actor_worker_cls = KondoTrainingWorker
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
+    def check_policy(self, data: Any) -> TensorDict:
+        """Try the actor; see `KondoTrainingWorker.check_policy`."""
+        found: TensorDict = self.actor.check_policy(data)
+        return found
 
 
 def _without(advantages: Any, skipped: Any) -> Any:
