@@ -5,7 +5,7 @@ Every message says what was expected, what came, and what to do.
 
 import math
 from collections.abc import Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -75,6 +75,40 @@ def first_unit(where: Tensor) -> str:
     """Name the first True position of `where`, for error messages."""
     position = where.nonzero()[0].tolist()
     return f"unit {position[0] if len(position) == 1 else tuple(position)}"
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return an option that is a number, as an int or a float of Python; True would count as 1."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(
+            f"{name} must be a number, got {value!r} of type {type(value).__name__}; write it as "
+            f"one, such as 1 or 0.1."
+        )
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def check_optional(name: str, value: Any) -> float | None:
+    """Return an option that is a number or None."""
+    return None if value is None else check_number(name, value)
+
+
+def check_whole(name: str, value: Any) -> int:
+    """Return an option that counts something; a float does not, not even 3.0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(
+            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}; write "
+            f"it without a decimal point, such as 3."
+        )
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return an option that is True or False: text such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise ValueError(
+            f"{name} must be True or False, got {value!r} of type {type(value).__name__}."
+        )
+    return value
 
 
 def check_state(name: str, state: Any, keys: set[str]) -> None:
