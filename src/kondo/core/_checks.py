@@ -12,6 +12,31 @@ import torch
 from torch import Tensor
 
 
+def check_dense(name: str, value: Tensor, *, coo: bool = False) -> None:
+    """Refuse a tensor whose rows cannot be taken by their places: nested, sparse or without data.
+
+    Args:
+        name: of the argument, or a path in it.
+        value: a tensor.
+        coo: whether the coordinate format, whose rows can be taken, is fine.
+    """
+    if value.is_nested:
+        raise ValueError(
+            f"{name} must be a dense tensor, got a nested one, whose rows differ in length; pad it "
+            f"with torch.nested.to_padded_tensor(tensor, 0.0), and give a mask, or the lengths "
+            f"beside it."
+        )
+    if value.layout != torch.strided and not (coo and value.layout == torch.sparse_coo):
+        raise ValueError(
+            f"{name} must be a dense tensor, got the layout {value.layout}; convert it with "
+            f".to_dense()."
+        )
+    if value.is_meta:
+        raise ValueError(
+            f"{name} must be a tensor with data, got one on the meta device; make it on a real one."
+        )
+
+
 def check_float(name: str, value: object) -> Tensor:
     """Return `value` if it is a floating-point tensor."""
     if not isinstance(value, Tensor):
@@ -23,6 +48,7 @@ def check_float(name: str, value: object) -> Tensor:
         raise ValueError(
             f"{name} must be floating point, got {value.dtype}; convert it with {name}.float()."
         )
+    check_dense(name, value)
     return value
 
 
@@ -36,6 +62,7 @@ def check_mask(mask: Tensor | None, shape: torch.Size) -> Tensor | None:
             f"mask must be a bool tensor where True means 'counts', got {got}; "
             f"convert it with mask.bool()."
         )
+    check_dense("mask", mask)
     return expand_rows("mask", mask, shape)
 
 
