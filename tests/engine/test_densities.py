@@ -102,7 +102,7 @@ def test_a_row_without_a_bound_is_named(kind, shapes):
 
 
 def test_a_mode_outside_the_support_is_named():
-    made = d.Wishart(torch.tensor([2.5, 2.5]), torch.eye(2).expand(2, 2, 2))
+    made = d.Wishart(torch.tensor([2.5] * 2), torch.eye(2).expand(2, 2, 2), validate_args=True)
     with pytest.raises(ValueError, match="mode inside its support, and that of Wishart is not"):
         at_mode(made, torch.eye(2).expand(2, 2, 2))
 
