@@ -321,6 +321,28 @@ class Named(Task):
         return made._replace(rows=made.rows | dict.fromkeys(self.names, made.rows["inputs"]))
 
 
+ANY_NAMES = [
+    ("file", "allow_pickle", "reason", "a/b", "self"),
+    ("detail", "actor", "kind", "", ".", "../up", "/top", "n" * 300, "ä ö"),
+    ("reason", "field reason", "field field reason"),
+    ("nul\0", "nul\0a", "nul\0b", "\0"),
+    ("n" * 70_000, "\ud800"),
+]
+
+
+@pytest.mark.parametrize("names", ANY_NAMES, ids=lambda names: repr(names[-1])[:20])
+def test_a_learner_takes_fields_of_any_name(tmp_path, names):
+    setup = dataclasses.replace(toy(), make_task=partial(Named, names=names))
+    options, task = settings(at_source=False), Named(4, names=names)
+    made = Learner(setup, options, tmp_path)
+    feed(made, task, options, 1, spoil="absurd_reward")
+    with np.load(tmp_path / QUARANTINE / "0.npz", allow_pickle=False) as kept:
+        assert str(kept["reason"]) == "reward"
+        same = {name for name in kept if np.array_equal(kept[name], kept["inputs"])}
+        assert len(same) == len(names) + 1
+    assert feed(made, task, options, 2).trained > 0
+
+
 def test_a_copy_has_fields_of_any_name(tmp_path):
     names = ("file", "allow_pickle", "reason", "a/b", "self")
     setup = dataclasses.replace(toy(), make_task=partial(Named, names=names))
@@ -593,6 +615,12 @@ def test_a_checkpoint_of_another_setup_or_format_is_refused(tmp_path):
         ({"actors": 0}, "actors must be >= 1"),
         ({"queue": 1, "actors": 1, "rollouts_per_step": 2}, "rollouts_per_step must be at most"),
         ({"sketch_size": 5}, "sketch_size"),
+        ({"sketch_size": 4.0}, "sketch_size must be a whole number"),
+        ({"window": 2.5}, "window must be a whole number"),
+        ({"steps": True}, "steps must be a whole number"),
+        ({"rate": "0.1"}, "rate must be a number"),
+        ({"step_timeout": "60"}, "step_timeout must be a number"),
+        ({"at_source": "no"}, "at_source must be True or False"),
         ({"rollout_timeout": 0.0}, "rollout_timeout"),
         ({"seed": 2**31}, "seed must be at most 2147483647, got 2147483648"),
         ({"seed": -1}, "seed must be >= 0"),

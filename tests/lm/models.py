@@ -107,6 +107,36 @@ def recurrent_gemma(**options):
     return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**_SIZES | sizes | options))
 
 
+def llama4(**options):
+    """Experts, a chunk that ends within a row, and one layer without rotary embeddings."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    sizes = {
+        "head_dim": 4, "intermediate_size_mlp": 24, "num_local_experts": 2,
+        "num_experts_per_tok": 1, "attention_chunk_size": 5, "no_rope_layers": [1, 0],
+    }  # fmt: skip
+    return Llama4ForCausalLM(Llama4TextConfig(**_SIZES | sizes | options))
+
+
+def decoder_of(name):
+    """The decoder of an encoder-decoder model, as a causal LM of its own."""
+
+    def make(**options):
+        import transformers
+
+        sizes = {
+            "vocab_size": VOCAB, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2,
+            "decoder_ffn_dim": 24, "encoder_layers": 1, "max_position_embeddings": 64,
+            "init_std": 0.4, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
+            "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "decoder_start_token_id": 0,
+        }  # fmt: skip
+        model = getattr(transformers, name)
+        return model(model.config_class(**sizes | options))
+
+    make.__name__ = name
+    return make
+
+
 def build(make, *, dtype=torch.float64, device="cpu", **options):
     """Return the model with seeded weights."""
     with torch.random.fork_rng(devices=[]):

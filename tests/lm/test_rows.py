@@ -187,3 +187,12 @@ def test_a_copy_forgets_what_was_read_of_its_original():
     other = copy.deepcopy(rows)
     assert other.measures is None
     assert torch.equal(other.input_ids, rows.input_ids)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "completion_mask"])
+@pytest.mark.parametrize("change", [torch.Tensor.to_sparse, lambda tensor: tensor.to("meta")])
+def test_tensors_that_are_not_dense_are_refused(name, change):
+    given = {"input_ids": torch.ones(2, 3).long(), "attention_mask": torch.ones(2, 3).bool()}
+    given["completion_mask"] = torch.tensor([[False, True, True]] * 2)
+    with pytest.raises(ValueError, match=f"{name} must be a .*tensor"):
+        TokenRows(**given | {name: change(given[name])})

@@ -41,8 +41,8 @@ def dense_gated_loss(log_probs, advantages, keep, denominator, weight=None):
 
 
 def gradients(module, loss):
-    """Return the gradient of every parameter, by name; zeros where there is none."""
-    parameters = dict(module.named_parameters())
+    """Return the gradient of every trained parameter, by name; zeros where there is none."""
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     pairs = zip(parameters.items(), found, strict=True)
     return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}

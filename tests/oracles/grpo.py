@@ -4,7 +4,8 @@ A micro-batch is a dict: prompt_ids, prompt_mask [b, P], completion_ids, complet
 advantages [b], keep [b, T]; weight (of the advantage), gate_weight (of all terms), tool_mask, old,
 ref [b, T] and correction, the sampler's importance ratio, [b, T] or [b, 1], where there are any;
 sampling, the sampler's log-probs, [b, T], NaN for tokens that it did not score.
-`tokens`: all that count in an optimizer step, for the losses that divide by them.
+`tokens`: all that count in an optimizer step, for the losses that divide by them. `micro_tokens`,
+[b]: those of the micro-batch that each row is counted in, where that is another than this.
 """
 
 import math
@@ -107,21 +108,22 @@ def gated_loss(
         loss = token_losses(kind, log_probs, micro, **options) * weight
         loss = torch.where(kept > 0, loss, 0.0)
         rows = mask.shape[0] * len(micros)
+        tokens = micro.get("micro_tokens", mask.sum()).clamp(min=1)
         if kind in ("grpo", "sapo"):
             total = total + (loss.sum(1) / mask.sum(1).clamp(min=1)).sum() / rows
         elif kind == "bnpo":
-            total = total + loss.sum() / mask.sum().clamp(min=1) / len(micros)
+            total = total + (loss.sum(1) / tokens).sum() / len(micros)
         elif kind == "dr_grpo":
             total = total + loss.sum() / (rows * max_length)
         elif kind == "luspo":
             total = total + loss.sum() / rows
         else:
             total = total + loss.sum() / micro["tokens"]
-        bonus = entropy_coef * (entropy * kept * weight).sum()
+        bonus = entropy_coef * (entropy * kept * weight).sum(1)
         if one_entropy or kind not in ("cispo", "dapo", "vespo"):
-            total = total - bonus / mask.sum().clamp(min=1) / len(micros)
+            total = total - (bonus / tokens).sum() / len(micros)
         else:
-            total = total - bonus / micro["tokens"]
+            total = total - bonus.sum() / micro["tokens"]
     return total
 
 

@@ -25,6 +25,7 @@ from kondo.actors.source_price import Price, rule_for
 from kondo.actors.update import Outcome, Updater
 from kondo.run_files import WriteError, atomically
 
+_LONGEST_NAME = 1000
 QUARANTINE = "quarantine"
 """Folder of quarantined messages kept for inspection."""
 MAX_KEPT = 8
@@ -288,9 +289,20 @@ class Learner:
             if type(array) is np.ndarray and not array.dtype.hasobject
         }
         facts = {**found._asdict(), "actor": order.actor}
-        # A field may have the name of a fact; the copy has both.
-        clear = {f"field {k}" if k in facts else k: array for k, array in arrays.items()}
+        clear = {_entry(place, k, facts): array for place, (k, array) in enumerate(arrays.items())}
         _write_copy(self._folder / QUARANTINE / f"{order.number}.npz", clear | facts)
+
+
+def _entry(place: int, name: str, facts: Mapping[str, Any]) -> str:
+    """Return the name of a field in the copy of a message: its own where the archive takes it.
+
+    Its place stands for control characters, lone surrogates and names that are too long; a field
+    may have the name of a fact, and the copy has both.
+    """
+    if name in facts:
+        return f"field {name}"
+    plain = name.isprintable() and len(name) <= _LONGEST_NAME and not name.startswith("field ")
+    return name if plain else f"field {place}"
 
 
 def _write_copy(path: Path, values: Mapping[str, Any]) -> None:

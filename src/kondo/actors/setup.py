@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kondo.core import losses
+from kondo.core._checks import check_flag, check_number, check_optional, check_whole
 from kondo.engine.differentiate import Loss
 from kondo.engine.select import Unit
 
@@ -113,6 +114,7 @@ _AT_LEAST_ONE = (
     *("actors", "steps", "rollouts_per_step", "queue"),
     *("publish_every", "window", "checkpoint_every", "max_failures"),
 )
+_TIMEOUTS = ("rollout_timeout", "step_timeout", "start_timeout")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,12 +184,17 @@ class Settings:
         at_least("spares", self.spares, 0)
         for name in _AT_LEAST_ONE:
             at_least(name, getattr(self, name), 1)
-        if not 4 <= self.sketch_size <= 1024 or self.sketch_size % 2:
+        for name in ("rate", "noise", "price"):
+            check_optional(name, getattr(self, name))
+        for name in ("learning_rate", "actor_cpus", *_TIMEOUTS):
+            check_number(name, getattr(self, name))
+        check_flag("at_source", self.at_source)
+        if not 4 <= check_whole("sketch_size", self.sketch_size) <= 1024 or self.sketch_size % 2:
             raise ValueError(f"sketch_size must be even, from 4 to 1024, got {self.sketch_size}.")
         self._check_gate()
         if not self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be finite, got {self.learning_rate}.")
-        for name in ("rollout_timeout", "step_timeout", "start_timeout", "learning_rate"):
+        for name in (*_TIMEOUTS, "learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         if self.queue * self.actors < self.rollouts_per_step:
@@ -235,6 +242,6 @@ def incarnation_of(seed: int) -> int:
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Raise unless value >= least."""
-    if value < least:
+    """Raise unless it is a whole number >= least."""
+    if check_whole(name, value) < least:
         raise ValueError(f"{name} must be >= {least}, got {value}.")

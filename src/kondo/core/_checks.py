@@ -5,11 +5,36 @@ Every message says what was expected, what came, and what to do.
 
 import math
 from collections.abc import Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def check_dense(name: str, value: Tensor, *, coo: bool = False) -> None:
+    """Refuse a tensor whose rows cannot be taken by their places: nested, sparse or without data.
+
+    Args:
+        name: of the argument, or a path in it.
+        value: a tensor.
+        coo: whether the coordinate format, whose rows can be taken, is fine.
+    """
+    if value.is_nested:
+        raise ValueError(
+            f"{name} must be a dense tensor, got a nested one, whose rows differ in length; pad it "
+            f"with torch.nested.to_padded_tensor(tensor, 0.0), and give a mask, or the lengths "
+            f"beside it."
+        )
+    if value.layout != torch.strided and not (coo and value.layout == torch.sparse_coo):
+        raise ValueError(
+            f"{name} must be a dense tensor, got the layout {value.layout}; convert it with "
+            f".to_dense()."
+        )
+    if value.is_meta:
+        raise ValueError(
+            f"{name} must be a tensor with data, got one on the meta device; make it on a real one."
+        )
 
 
 def check_float(name: str, value: object) -> Tensor:
@@ -23,6 +48,7 @@ def check_float(name: str, value: object) -> Tensor:
         raise ValueError(
             f"{name} must be floating point, got {value.dtype}; convert it with {name}.float()."
         )
+    check_dense(name, value)
     return value
 
 
@@ -36,6 +62,7 @@ def check_mask(mask: Tensor | None, shape: torch.Size) -> Tensor | None:
             f"mask must be a bool tensor where True means 'counts', got {got}; "
             f"convert it with mask.bool()."
         )
+    check_dense("mask", mask)
     return expand_rows("mask", mask, shape)
 
 
@@ -75,6 +102,40 @@ def first_unit(where: Tensor) -> str:
     """Name the first True position of `where`, for error messages."""
     position = where.nonzero()[0].tolist()
     return f"unit {position[0] if len(position) == 1 else tuple(position)}"
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return an option that is a number, as an int or a float of Python; True would count as 1."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(
+            f"{name} must be a number, got {value!r} of type {type(value).__name__}; write it as "
+            f"one, such as 1 or 0.1."
+        )
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def check_optional(name: str, value: Any) -> float | None:
+    """Return an option that is a number or None."""
+    return None if value is None else check_number(name, value)
+
+
+def check_whole(name: str, value: Any) -> int:
+    """Return an option that counts something; a float does not, not even 3.0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(
+            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}; write "
+            f"it without a decimal point, such as 3."
+        )
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return an option that is True or False: text such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise ValueError(
+            f"{name} must be True or False, got {value!r} of type {type(value).__name__}."
+        )
+    return value
 
 
 def check_state(name: str, state: Any, keys: set[str]) -> None:

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from kondo.core import rules, signals
-from kondo.core._checks import check_state, check_state_count, check_state_tensor
+from kondo.core._checks import (
+    check_flag,
+    check_number,
+    check_optional,
+    check_state,
+    check_state_count,
+    check_state_tensor,
+    check_whole,
+)
 from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 from kondo.core.delight import delight
 from kondo.core.rolling_price import RollingPrice, check_past
@@ -88,20 +96,25 @@ class Gate(BaseGate):
         warmup: int | None = None,
         signal: Signal = delight,
     ):
-        self.rate, self.price, self.temperature = rate, price, temperature
-        self.soft, self.reserve, self.negative_quota = soft, reserve, negative_quota
-        self.inverse_propensity, self.normalise = inverse_propensity, normalise
-        self.scale_decay, self.window = scale_decay, window
-        self.warmup = max(1, window // 4) if warmup is None else warmup
-        self.signal = signal
+        self.rate, self.price = check_optional("rate", rate), check_optional("price", price)
+        self.temperature = check_number("temperature", temperature)
+        self.soft = check_flag("soft", soft)
+        self.reserve = check_number("reserve", reserve)
+        self.negative_quota = check_number("negative_quota", negative_quota)
+        self.inverse_propensity = check_flag("inverse_propensity", inverse_propensity)
+        self.normalise, self.signal = normalise, signal
+        self.scale_decay = check_number("scale_decay", scale_decay)
+        self.window = check_whole("window", window)
+        default = max(1, self.window // 4)
+        self.warmup = default if warmup is None else check_whole("warmup", warmup)
         self._check_options()
-        if warmup is not None and not 1 <= warmup <= window:
+        if warmup is not None and not 1 <= self.warmup <= self.window:
             raise ValueError(
                 f"warmup must lie between 1 and window ({window}), got {warmup}; it counts past "
                 f"calls of the window."
             )
-        self._past = RollingPrice(window)
-        self._scale = _RunningScale(scale_decay)
+        self._past = RollingPrice(self.window)
+        self._scale = _RunningScale(self.scale_decay)
         self._calls = 0
 
     def _check_options(self) -> None:
@@ -122,7 +135,7 @@ class Gate(BaseGate):
         for name in ("reserve", "negative_quota"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}.")
-        if self.normalise not in (False, True, "temperature"):
+        if not isinstance(self.normalise, bool) and self.normalise != "temperature":
             raise ValueError(
                 f'normalise must be True, False or "temperature", got {self.normalise!r}.'
             )

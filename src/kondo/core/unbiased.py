@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kondo.core import rules, signals
+from kondo.core._checks import check_optional
 from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
 
 # The largest value, and a price that nothing reaches. Squares of both are finite.
@@ -89,6 +90,8 @@ class UnbiasedGate(BaseGate):
         signal: Signal = signals.gradient_norm,
         max_weight: float | None = None,
     ):
+        rate, noise = check_optional("rate", rate), check_optional("noise", noise)
+        max_weight = check_optional("max_weight", max_weight)
         if (rate is None) == (noise is None):
             raise ValueError(
                 f"give exactly one of rate and noise, got rate={rate}, noise={noise}; rate=0.1 "

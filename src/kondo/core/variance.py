@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kondo.core import rules, signals
-from kondo.core._checks import first_unit
+from kondo.core._checks import check_number, first_unit
 from kondo.core.contract import BaseGate, Choice, Randomness, Signal, check_units, name_of
 
 
@@ -58,6 +58,7 @@ class VarianceGate(BaseGate):
     """
 
     def __init__(self, *, rate: float, signal: Signal = signals.unit_advantage):
+        rate = check_number("rate", rate)
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.1 keeps 10%.")
         self.rate, self.signal = rate, signal

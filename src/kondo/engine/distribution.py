@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from kondo.engine.densities import log_prob_at_mode
 from kondo.engine.policy import Policy
 from kondo.engine.select import Unit
 
@@ -61,12 +62,15 @@ class DistributionPolicy(Policy):
         log_probs = _one_per_row(found.log_prob(actions), actions)
         if _is_discrete(found):
             return log_probs
-        at_mode = found.log_prob(_mode(found))
-        if not bool(at_mode.isfinite().all()):
+        at_mode = log_prob_at_mode(found)
+        unbounded = ~at_mode.isfinite()
+        if bool(unbounded.any()):
             raise ValueError(
                 f"distribution(observations) must have a finite density at its mode, and "
-                f"{type(found).__name__} has none; give kondo.backward "
-                f"screen=(log_probs, mode_log_probs) with another reference."
+                f"{type(found).__name__} has none in row {int(unbounded.nonzero()[0])} "
+                f"({int(unbounded.sum())} in all) of the {len(at_mode)} rows of this forward; "
+                f"bound its parameters, as in concentration = 1 + softplus(...), or give "
+                f"kondo.backward screen=(log_probs, mode_log_probs) with another reference."
             )
         return log_probs, at_mode
 
@@ -140,15 +144,3 @@ def _is_discrete(distribution: Distribution) -> bool:
     except NotImplementedError:  # a distribution that does not say: its log-probs may exceed 0
         return False
     return bool(getattr(support, "is_discrete", False))
-
-
-def _mode(distribution: Distribution) -> Tensor:
-    try:
-        return distribution.mode
-    except NotImplementedError:
-        raise ValueError(
-            f"distribution(observations) must have a mode where actions are continuous, and "
-            f"{type(distribution).__name__} has none; give kondo.backward "
-            f"screen=(log_probs, mode_log_probs), for example those of the distribution before its "
-            f"transform."
-        ) from None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kondo.core._checks import check_float, check_mask, expand_rows
+from kondo.core._checks import check_dense, check_float, check_mask, expand_rows
 from kondo.core.contract import BaseGate, as_gate
 from kondo.engine import rows
 from kondo.engine.differentiate import Loss
@@ -114,6 +114,8 @@ def prepare(
     if not own_mask:
         narrower = mask is not None  # the policy's own mask bounds what can count
         mask = _both(given.mask, mask) if narrower else given.mask
+    if isinstance(mask, Tensor):
+        check_dense("mask", mask)
     mask = mask.to(device) if isinstance(mask, Tensor) else mask
     screen, at_mode = from_mode(given.screen)
     if not (screen is None or isinstance(screen, Tensor)):
@@ -159,6 +161,7 @@ def _check_loss_inputs(given: Any) -> dict[str, Tensor]:
                 f"{type(value).__name__} for {name!r}; wrap it with torch.as_tensor(...), or bind "
                 f"a number with functools.partial(loss, {name}=...)."
             )
+        check_dense(f"loss_inputs[{name!r}]", value)
     return {name: value.detach() for name, value in given.items()}
 
 
@@ -182,6 +185,8 @@ def main_device(log_prob: Any, batch: Any) -> torch.device:
 
 def _check_rows(given: Rows, size: int) -> None:
     """Raise a ValueError unless everything has as many rows as the batch."""
+    if isinstance(given.screen, Tensor):
+        check_float("screen", given.screen)
     for name, value in given._asdict().items():
         if isinstance(value, Tensor) and name != "batch" and value.shape[:1] != (size,):
             raise ValueError(
@@ -194,8 +199,6 @@ def _check_rows(given: Rows, size: int) -> None:
                 f"loss_inputs must have {size} rows like batch, got shape {list(value.shape)} for "
                 f"{name!r}."
             )
-    if isinstance(given.screen, Tensor):
-        check_float("screen", given.screen)
 
 
 def _check_unit(unit: str, given: Rows) -> None:

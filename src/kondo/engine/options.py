@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from kondo.core._checks import check_flag, check_whole
 from kondo.engine.compact import Compact
 from kondo.engine.differentiate import BackwardFn
 
@@ -63,6 +64,10 @@ class Options:
         """Raise a ValueError for options that cannot be right; a step calls it, on every rank."""
         _check_denominator(self.denominator)
         check_size("screen_chunk", self.screen_chunk)
+        check_whole("exact_units", self.exact_units)
+        check_flag("rebalance", self.rebalance)
+        if self.all_reduce is not None:
+            check_flag("all_reduce", self.all_reduce)
         if self.screen_rows not in ("all", "promising", None):
             raise ValueError(f'screen_rows must be "all" or "promising", got {self.screen_rows!r}.')
 

@@ -1,6 +1,7 @@
 """A batch is a nest of fields with one entry per row; rows are its slices.
 
-nest      dict-like, dataclass, named tuple, or a list or tuple that holds a tensor somewhere
+nest      dict-like, dataclass, class of attrs, named tuple, or a list or tuple that holds a tensor
+          somewhere
 field     a tensor, a TensorDict, or a list or tuple that holds no tensor: N entries
 constant  whatever else stands in a nest, such as a string or a number: passed on as it is
 """
@@ -13,6 +14,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+
+from kondo.core._checks import check_dense
 
 _TEXT = (str, bytes, bytearray, memoryview)
 _NO_NEST = {str, bytes, int, float, bool, complex, type(None)}
@@ -30,8 +33,9 @@ def num_rows(batch: Any, name: str = "batch", *, may_be_empty: bool = False) -> 
     sizes = {path: _leading(path, leaf) for path, leaf in found.items() if not is_sequence(leaf)}
     if not sizes:
         raise ValueError(
-            f"{name} must hold at least one tensor, got {type(batch).__name__} without any; "
-            f"rows are slices of tensors along their first dimension."
+            f"{name} must hold at least one tensor, got {type(batch).__name__} without any; rows "
+            f"are slices of tensors along their first dimension, in dicts, dataclasses, classes of "
+            f"attrs, named tuples, lists and tuples."
         )
     (first, size), *others = sizes.items()
     for path, other in others:
@@ -83,6 +87,12 @@ def _take_leaf(leaf: Any, index: Tensor | slice) -> Any:
 
 
 def _leading(path: str, leaf: Any) -> int:
+    if isinstance(leaf, Tensor):
+        check_dense(path, leaf, coo=True)
+    else:
+        for key, inner in leaf.items(True, True):
+            if isinstance(inner, Tensor):
+                check_dense(f"{path}[{key!r}]", inner)
     if len(leaf.shape) == 0:
         raise ValueError(
             f"{path} must have a leading row dimension, got a 0-d tensor; "
@@ -103,9 +113,9 @@ def _map(node: Any, leaf_fn: Callable[[Any], Any], size: int | None) -> Any:
     if isinstance(node, Mapping):
         items = {key: _map(value, leaf_fn, size) for key, value in node.items()}
         return _mapping_like(node, items, found)
-    if _is_dataclass(node):
+    if _is_record(node):
         held = _declared(node).items()
-        return _dataclass_like(node, found | {k: _map(v, leaf_fn, size) for k, v in held})
+        return _record_like(node, found | {k: _map(v, leaf_fn, size) for k, v in held})
     if is_sequence(node):
         return sequence_like(node, [_map(value, leaf_fn, size) for value in node])
     return node
@@ -134,7 +144,7 @@ def _fields(node: Any, path: str, size: int | None) -> Iterator[tuple[str, Any]]
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield from _fields(value, f"{path}[{key!r}]", size)
-    elif _is_dataclass(node):
+    elif _is_record(node):
         for name, value in _declared(node).items():
             yield from _fields(value, f"{path}.{name}", size)
     elif is_sequence(node):
@@ -177,7 +187,7 @@ def _holding(node: Any, path: str, size: int) -> Iterator[tuple[str, Any]]:
     inside: dict[str, Any] = {}
     if isinstance(node, Mapping):
         inside = {f"[{key!r}]": value for key, value in node.items()}
-    elif _is_dataclass(node):
+    elif _is_record(node):
         inside = {f".{name}": value for name, value in _declared(node).items()}
     elif is_sequence(node):
         inside = {f"[{place}]": value for place, value in enumerate(node)}
@@ -216,7 +226,7 @@ def _is_field(node: Any) -> bool:
     """Whether this has one entry per row; a named tuple is a record, as a dataclass is."""
     if _is_leaf(node) or not is_sequence(node):
         return _is_leaf(node)
-    record = hasattr(node, "_fields") or _is_dataclass(node)
+    record = hasattr(node, "_fields") or _is_record(node)
     return not record and not _holds_tensors(node)
 
 
@@ -226,7 +236,7 @@ def _holds_tensors(node: Any) -> bool:
         return True
     if isinstance(node, Mapping):
         return any(map(_holds_tensors, node.values()))
-    if _is_dataclass(node):
+    if _is_record(node):
         return any(map(_holds_tensors, _declared(node).values()))
     # Long lists of strings and numbers are settled by their types, without a look at each.
     if not is_sequence(node) or set(map(type, node)) <= _NO_NEST:
@@ -241,7 +251,7 @@ def sequence_like(node: Sequence[Any], entries: list[Any]) -> Any:
     return type(node)(entries) if isinstance(node, list | tuple) else entries
 
 
-def _dataclass_like(node: Any, changed: dict[str, Any]) -> Any:
+def _record_like(node: Any, changed: dict[str, Any]) -> Any:
     """Return a copy with other attributes: `dataclasses.replace` would compute from kept rows."""
     made = object.__new__(type(node))
     for name, value in (_attributes(node) | changed).items():
@@ -302,19 +312,23 @@ def _is_array(node: Any) -> bool:
     return hasattr(node, "__array_interface__") and getattr(node, "ndim", 0) > 0
 
 
-def _is_dataclass(node: Any) -> bool:
-    return dataclasses.is_dataclass(node) and not isinstance(node, type)
+def _is_record(node: Any) -> bool:
+    """Whether this is of a dataclass, or of a class of attrs, which is recognised without it."""
+    made = dataclasses.is_dataclass(node) or hasattr(type(node), "__attrs_attrs__")
+    return made and not isinstance(node, type)
 
 
 def _declared(node: Any) -> dict[str, Any]:
-    """Return the fields that a dataclass holds, by name."""
+    """Return the fields that a record holds, by name."""
     held = _attributes(node)
-    return {f.name: held[f.name] for f in dataclasses.fields(node) if f.name in held}
+    plain = dataclasses.is_dataclass(node)
+    declared = dataclasses.fields(node) if plain else type(node).__attrs_attrs__
+    return {field.name: held[field.name] for field in declared if field.name in held}
 
 
 def _row_attributes(node: Any, size: int | None) -> dict[str, Any]:
-    """Return what a dataclass or mapping holds beside its fields and items, if it has N rows."""
-    if size is None or not (_is_dataclass(node) or isinstance(node, Mapping)) or _is_leaf(node):
+    """Return what a record or mapping holds beside its fields and items, if it has N rows."""
+    if size is None or not (_is_record(node) or isinstance(node, Mapping)) or _is_leaf(node):
         return {}
     known = node.values() if isinstance(node, Mapping) else _declared(node).values()
     seen = set(map(id, known))

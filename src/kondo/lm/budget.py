@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kondo.core._checks import check_float, check_mask, first_unit
+from kondo.core._checks import check_flag, check_float, check_mask, check_number, first_unit
 from kondo.core.contract import BaseGate, Choice, Randomness
 from kondo.core.rules import lottery
 
@@ -127,6 +127,8 @@ class BudgetGate(BaseGate):
     """
 
     def __init__(self, *, budget: float, price: float = 0.0, whole: bool = False):
+        budget, price = check_number("budget", budget), check_number("price", price)
+        whole = check_flag("whole", whole)
         if not 0.0 < budget <= 1.0:
             raise ValueError(f"budget must lie in (0, 1], got {budget}; 0.03 trains 3% of tokens.")
         if not 0.0 <= price < float("inf"):

@@ -33,6 +33,7 @@ from kondo.lm.parts import (
     check_plain,
     check_positions,
     check_whole,
+    input_embeddings,
     is_here,
     output_layer,
     without_adapters,
@@ -157,7 +158,7 @@ class CausalLM:
     @property
     def vocab_size(self) -> int:
         """Ids below this have an embedding, where it can be found, and a logit."""
-        embedding = getattr(self.backbone, "get_input_embeddings", lambda: None)()
+        embedding = input_embeddings(self.backbone, self._base)
         num_logits = self.head.weight.shape[0]
         return int(min(getattr(embedding, "num_embeddings", num_logits), num_logits))
 

@@ -1,5 +1,6 @@
 """The parts of a causal LM: backbone, output layer, and what bends its logits."""
 
+import contextlib
 import sys
 from typing import Any, cast
 
@@ -56,12 +57,29 @@ def backbone_of(model: nn.Module) -> nn.Module:
         )
     layer = getattr(model, "get_output_embeddings", lambda: None)()
     backbone: nn.Module = getattr(model, "base_model", model)
+    if backbone is model:  # the name that it gives its backbone may be another's, as in Llama 4
+        others = [
+            part for part in model.children() if part is not layer and hasattr(part, "config")
+        ]
+        backbone = others[0] if len(others) == 1 else model
     if layer is None or backbone is model:
         raise ValueError(
             f"model must have a separable head, got {type(model).__name__} without an output layer "
             f"after its backbone; give them as CausalLM(backbone, head=linear_layer)."
         )
     return backbone
+
+
+def input_embeddings(*modules: nn.Module) -> nn.Module | None:
+    """Return the input embeddings of the first module that finds its own.
+
+    Wrappers around the decoder of Bart and its relatives do not; the models around them do.
+    """
+    for module in modules:
+        with contextlib.suppress(NotImplementedError):
+            found: nn.Module | None = getattr(module, "get_input_embeddings", lambda: None)()
+            return found
+    return None
 
 
 def output_layer(model: nn.Module) -> nn.Module:

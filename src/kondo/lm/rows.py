@@ -9,6 +9,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from kondo.core._checks import check_dense
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenRows:
@@ -212,6 +214,7 @@ def _check_integers(name: str, value: object, wanted: str = "integers") -> Tenso
         raise ValueError(
             f"{name} must hold {wanted}, got {value.dtype}; convert it with {name}.long()."
         )
+    check_dense(name, value)
     return value
 
 

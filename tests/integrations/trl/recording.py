@@ -4,6 +4,8 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from oracles.grpo import counted
+
 RAW = {
     "old": "old_per_token_logps",
     "ref": "ref_per_token_logps",
@@ -13,9 +15,12 @@ RAW = {
 
 
 def number_rows(monkeypatch, change=None):
-    """Make TRL number the rows it generates; return the list its untouched outputs go to."""
+    """Make TRL number the rows it generates; return the list its untouched outputs go to.
+
+    Each row also notes the tokens of the micro-step that TRL puts it into.
+    """
     outputs = []
-    generate = GRPOTrainer._generate_and_score_completions
+    generate, prepare = GRPOTrainer._generate_and_score_completions, GRPOTrainer._prepare_inputs
 
     def numbered(self, inputs):
         output = generate(self, inputs)
@@ -27,7 +32,17 @@ def number_rows(monkeypatch, change=None):
             outputs.append({k: v.clone() if torch.is_tensor(v) else v for k, v in output.items()})
         return output
 
+    def sliced(self, generation_batch):
+        before = self._buffered_inputs
+        inputs = prepare(self, generation_batch)
+        if self._buffered_inputs is not before:
+            for part in self._buffered_inputs:
+                tokens = counted(part).sum()
+                part["micro_tokens"] = tokens.expand(len(part["row_id"]))
+        return inputs
+
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", numbered)
+    monkeypatch.setattr(GRPOTrainer, "_prepare_inputs", sliced)
     return outputs
 
 
@@ -104,9 +119,9 @@ def raw_micro(slice_, raw, share):
 
     `share`: optimizer steps' part of a generation batch.
     """
-    rows = slice_["row_id"]
+    rows, tokens = slice_["row_id"], {"micro_tokens": slice_["micro_tokens"]}
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
-    micro = {name: raw[name][rows] for name in names}
+    micro = tokens | {name: raw[name][rows] for name in names}
     if "kondo_keep" in slice_:
         micro |= {"keep": slice_["kondo_keep"].float(), "gate_weight": slice_["kondo_weight"]}
     else:  # no gate

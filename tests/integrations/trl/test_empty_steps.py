@@ -94,3 +94,13 @@ def test_an_empty_generation_batch_leaves_the_other_half_s_gradient_alone(tmp_pa
         gated, *_ = run(tmp_path / str(number), empty={1}, **(options | base_options))
         norms.append(gated.state.log_history[0]["grad_norm"])
     assert norms[0] == norms[1] > 0
+
+
+def test_a_metric_without_a_number_is_left_out_of_the_log(tmp_path):
+    """TRL would write None, which TensorBoard and MLflow warn about at every log."""
+    gated, *_ = run(tmp_path, empty={1, 2}, kondo_by="variance", beta=0.0)
+    logs = [log for log in gated.state.log_history if "loss" in log]
+    assert all(None not in log.values() for log in logs)
+    assert [("entropy" in log, "kondo/rate" in log) for log in logs] == [
+        *((True, True), (False, True), (False, True), (True, True))
+    ]

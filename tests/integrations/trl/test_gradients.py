@@ -95,8 +95,9 @@ def check_step(gated, step, micros, loss_type, value):
         "beta": args.beta,
         "cap": None if args.kondo_correction == "none" else args.kondo_correction_cap,
     }
-    # Weights of the gate multiply gradients; the logged loss is without them.
-    plain = [{k: v for k, v in micro.items() if k != "gate_weight"} for micro in micros]
+    # What multiplies gradients alone is not in the logged loss.
+    factors = ("gate_weight", "micro_tokens")
+    plain = [{k: v for k, v in micro.items() if k not in factors} for micro in micros]
     with parameters(gated, step["before"]) as model:
         loss = gated_loss(loss_type, model, micros, **options)
         with torch.no_grad():
@@ -152,6 +153,7 @@ def test_options_of_trl_keep_their_meaning_by_variance(tmp_path, monkeypatch, op
         {"gradient_checkpointing": True},
         {"temperature": 0.7},
         {"entropy_coef": 0.05, "kondo_by": "delight"},
+        {"entropy_coef": 0.05, "kondo_by": "delight", "loss_type": "bnpo"},
         {"mask_truncated_completions": True},
         {"kondo_rate": None, "kondo_price": 2.0, "kondo_by": "delight"},
         {"kondo_rate": None, "kondo_noise": 2.0},

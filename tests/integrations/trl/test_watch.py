@@ -47,6 +47,5 @@ def test_other_gates_are_not_warned_about(tmp_path, by):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*under .*Gate")
         logs = train(tmp_path, kondo_rate=0.3, kondo_by=by)
-    # By variance there are no log-probs: TRL's log shows a NaN as None.
-    assert (logs[0]["kondo/entropy"] is None) == (by == "variance")
+    assert ("kondo/entropy" in logs[0]) == (by != "variance")  # which asks for no log-probs
     assert logs[0]["kondo/noise"] > 0

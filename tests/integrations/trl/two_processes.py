@@ -67,6 +67,7 @@ SCENARIOS = {
     "only_one_process": ({"loss_type": "grpo"}, rows_of([0, 1, 2, 3, 4, 5, 6], [9])),
     "one_row_or_none": ({"loss_type": "dr_grpo"}, rows_of([15], [], [3])),
     "unequal": ({"loss_type": "bnpo"}, rows_of([0, *range(8, 16)])),
+    "entropy": ({"entropy_coef": 0.1, "kondo_by": "delight", "max_completion_length": 12}, None),
     "two_steps_per_batch": ({"steps_per_generation": 4, "kondo_rate": 0.1}, None),
     "reused": ({"num_iterations": 2, "max_steps": 4}, rows_of([2, 8, 9, 10, 11], [0, 1])),
     "corrected": (
@@ -110,7 +111,7 @@ def run(name, folder, outputs):
         move_reference(gated)
     recorder = Recorder(gated)
     gated.train()
-    keep = ("row_id", "kondo_keep", "kondo_weight", "generation")
+    keep = ("row_id", "kondo_keep", "kondo_weight", "generation", "micro_tokens")
     steps = [
         {
             "before": step["before"],
@@ -128,6 +129,7 @@ def run(name, folder, outputs):
         "logs": [log for log in gated.state.log_history if "loss" in log],
         "kind": gated.args.loss_type,
         "beta": gated.beta,
+        "entropy_coef": gated.args.entropy_coef,
         "cap": None if gated.args.kondo_correction == "none" else gated.args.kondo_correction_cap,
         "share": share_of(gated.args),
         "distributed_type": gated.accelerator.distributed_type.value,

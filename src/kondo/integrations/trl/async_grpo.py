@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import kondo
+from kondo.core._checks import check_flag, check_whole
 from kondo.core.contract import as_gate, value_name
 from kondo.engine.select import select
 from kondo.integrations.trl import _version
@@ -100,7 +101,8 @@ class KondoAsyncGRPOConfig(AsyncGRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
-        if self.kondo_window < 1:
+        check_flag("kondo_check", self.kondo_check)
+        if check_whole("kondo_window", self.kondo_window) < 1:
             raise ValueError(
                 f"kondo_window must be at least 1 micro-batch, got {self.kondo_window}."
             )

@@ -55,6 +55,11 @@ def check_trainer(trainer: Any) -> None:
             )
 
 
+def mean_entropy(trainer: Any) -> bool:
+    """Return whether TRL's entropy bonus is a mean over the tokens of a micro-step."""
+    return not older_than(1, 10) or trainer.loss_type not in ("cispo", "dapo", "vespo")
+
+
 def any_trainer(trainer: Any) -> dict[str, bool]:
     """Return why an option fits no trainer with a gate -> whether it is in use."""
     return {

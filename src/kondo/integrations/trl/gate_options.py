@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import kondo
+from kondo.core._checks import check_flag, check_optional, check_whole
 from kondo.core.contract import Signal, needs_log_probs
 from kondo.integrations.trl import correction
 
@@ -38,6 +39,11 @@ _BELONGS_TO: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "kondo_negative_quota": (0.0, ("delight",), "negative advantages are kept anyway"),
     "kondo_window": (0, ("delight",), "past batches set a price of delight only"),
 }
+
+_NUMBERS = (
+    *("kondo_rate", "kondo_noise", "kondo_price", "kondo_temperature", "kondo_reserve"),
+    *("kondo_negative_quota", "delight_eta", "kondo_correction_cap"),
+)
 
 # The long form, which kondo_gate replaces.
 _LONG_FORM = {"kondo_rate": None, "kondo_by": "unbiased"} | {
@@ -75,6 +81,10 @@ def check_options(args: Any) -> None:
     for name, allowed in _ALLOWED.items():
         if getattr(args, name) not in allowed:
             raise ValueError(f"{name} must be one of {allowed}, got {getattr(args, name)!r}.")
+    for name in _NUMBERS:
+        check_optional(name, getattr(args, name))
+    check_whole("kondo_window", args.kondo_window)
+    check_flag("kondo_check", args.kondo_check)
     if args.kondo_gate is None:
         _check_long_form(args)
     else:

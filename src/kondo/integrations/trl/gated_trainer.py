@@ -1,6 +1,7 @@
 """What TRL's trainers with a gate share: the gate, checked whenever one is put in; checkpoints."""
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -72,6 +73,14 @@ class GatedTrainer(_Base):  # type: ignore[misc]
         if seconds is not None:
             self._metrics["train"]["kondo/seconds_check"].append(seconds)
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, without the metrics that have no number since the last log: TRL would write None."""
+        if self._gated:
+            metrics = self._metrics["train" if self.model.training else "eval"]
+            for name in [name for name, values in metrics.items() if all(map(_is_nan, values))]:
+                del metrics[name]
+        super().log(logs, start_time)
+
     # Checkpoints
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -86,3 +95,8 @@ class GatedTrainer(_Base):  # type: ignore[misc]
         if checkpoint is not None and self._gated:
             found = gate_state.load(checkpoint, self.gate, self._draws)
             self.empty_steps = found.get("empty_steps", self.empty_steps)
+
+
+def _is_nan(value: Any) -> bool:
+    """Return whether a metric has no number; some of TRL's are tuples of sums."""
+    return isinstance(value, float) and math.isnan(value)

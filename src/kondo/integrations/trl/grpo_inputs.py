@@ -2,6 +2,7 @@
 
 n rows of a generation batch, b of a micro-step, T completion tokens. Ours among them: `kondo_keep`,
 bool [n, T]; `kondo_weight`, [n, T], factor of a token's gradient; `kondo_part`, a `Part`;
+`kondo_counted`, [n], the tokens that count in the micro-step that TRL put a row into;
 `kondo_seen`, the micro-step's tokens before rows were moved.
 """
 

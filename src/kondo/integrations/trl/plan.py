@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kondo.integrations.trl.grpo_inputs import joined, planned
+from kondo.integrations.trl.grpo_inputs import joined, loss_mask, planned
 from kondo.integrations.trl.micro_steps import steps_needed, widths_of
 from kondo.integrations.trl.row_exchange import exchange
 from kondo.ranks.communicator import Ranks
@@ -30,7 +30,8 @@ def plan(trainer: Any, slices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     steps = min(trainer.args.gradient_accumulation_steps, len(slices))
     size = slices[0]["kondo_keep"].shape[0]
     block = steps * size
-    batch = joined(slices)
+    counted = [loss_mask(part).sum().expand(size) for part in slices]
+    batch = joined(slices) | {"kondo_counted": torch.cat(counted)}
     mine = torch.tensor(widths_of(batch["kondo_keep"]), device=accelerator.device)
     widths = accelerator.gather(mine).view(-1, mine.numel()).tolist()
     deals = accelerator.num_processes > 1 and _may_deal(trainer)
@@ -62,8 +63,7 @@ def _active_steps(accelerator: Any, most: int, size: int, steps: int) -> int:
 def _may_deal(trainer: Any) -> bool:
     """Return whether rows may change processes.
 
-    Not where a denominator counts all tokens of a process, and not where positions are absolute:
-    TRL counts them from the left padding, and processes pad differently.
+    Not where positions are absolute: TRL counts them from the left padding, and processes pad
+    differently.
     """
-    rotary = getattr(trainer.model.config.get_text_config(), "rope_parameters", None) is not None
-    return rotary and trainer.loss_type != "bnpo" and trainer.args.entropy_coef == 0.0
+    return getattr(trainer.model.config.get_text_config(), "rope_parameters", None) is not None

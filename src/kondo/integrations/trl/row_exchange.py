@@ -2,8 +2,8 @@
 
 Only kept rows travel. A process that gives more than it gets keeps a skipped copy, and one that
 gets more than it gives drops a skipped row of its own: each holds as many rows as before, and
-skipped rows matter to a loss by their number alone. (Not to `bnpo`, nor to an entropy bonus, which
-divide by the tokens of a process: see `KondoGRPOTrainer`.)
+skipped rows matter to a loss by their number alone. (`bnpo` and an entropy bonus divide by the
+tokens of a micro-step. `KondoGRPOTrainer` makes up for the ones that moved.)
 """
 
 from collections.abc import Collection, Sequence

@@ -12,7 +12,9 @@
 n rows of this process's generation batch, N of all processes, b of a micro-step, T completion
 tokens. A skipped token has advantage, log-ratio and KL exactly 0, so it adds nothing to any term.
 The gate's weights multiply the gradients of the log-probs, so they count in every term. A
-correction multiplies the advantages as soon as the forward has the log-probs for it.
+correction multiplies the advantages as soon as the forward has the log-probs for it. `bnpo` and the
+entropy bonus divide by the tokens of a micro-step: gradients of rows that moved are scaled to those
+of the micro-step that TRL put them into.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ import kondo
 from kondo.engine.report import StageClock
 from kondo.integrations.trl import selection
 from kondo.integrations.trl._version import check_seams
-from kondo.integrations.trl.checks import check_trainer, turn_off_router_loss
+from kondo.integrations.trl.checks import check_trainer, mean_entropy, turn_off_router_loss
 from kondo.integrations.trl.config import OPTIONS, KondoGRPOConfig
 from kondo.integrations.trl.correction import at_ratio_one, check_effect, weighted_advantages
 from kondo.integrations.trl.gate_options import check_gate, check_options, gate_of
@@ -316,13 +318,15 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         """Run the kept rows, cut after their last kept token; constants for everything else."""
         assert self._part is not None
         keep, weight = self._inputs["kondo_keep"], self._inputs["kondo_weight"]
+        moved = self._moved()
         width = self._part.width
         index = torch.tensor(self._part.rows, device=input_ids.device)
         stop = input_ids.shape[1] - logits_to_keep + width
         compact = (values[index, :stop] for values in (input_ids, attention_mask))
         log_probs, entropies, aux_loss = forward(model, *compact, width, *args, **kwargs)
 
-        def spread(values: Tensor) -> Tensor:  # [kept rows, width] -> [b, T], 0 where not kept
+        # [kept rows, width] -> [b, T], 0 where not kept
+        def spread(values: Tensor, weight: Tensor) -> Tensor:
             wide = nn.functional.pad(values, (0, logits_to_keep - width))
             whole = torch.where(keep, wide.new_zeros(keep.shape).index_copy(0, index, wide), 0.0)
             if whole.requires_grad:
@@ -332,7 +336,14 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
                 )
             return whole
 
-        return spread(log_probs), None if entropies is None else spread(entropies), aux_loss
+        log_probs = spread(log_probs, weight * moved if self.loss_type == "bnpo" else weight)
+        if entropies is not None:
+            entropies = spread(entropies, weight * moved if mean_entropy(self) else weight)
+        return log_probs, entropies, aux_loss
+
+    def _moved(self) -> Tensor:
+        """Return the tokens of this micro-step over those of the one TRL put each row into."""
+        return (loss_mask(self._inputs).sum() / self._inputs["kondo_counted"].clamp(min=1))[:, None]
 
     # Counting, and steps that keep nothing
 

@@ -1,0 +1,55 @@
+"""Options of the step that are no numbers, whole numbers or flags are refused by it."""
+
+import math
+
+import numpy
+import pytest
+import torch
+
+import kondo
+
+
+def step(**options):
+    weight = torch.ones(3, requires_grad=True)
+    return kondo.backward(
+        lambda rows: (rows * weight).sum(1).clamp(max=0),
+        -torch.rand(4, 3),
+        torch.ones(4),
+        options=kondo.Options(**options),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exact_units": 2.5}, "exact_units must be a whole number, got 2.5"),
+        ({"exact_units": "many"}, "exact_units must be a whole number, got 'many'"),
+        ({"exact_units": True}, "exact_units must be a whole number, got True"),
+        ({"rebalance": "no"}, "rebalance must be True or False, got 'no'"),
+        ({"all_reduce": "no"}, "all_reduce must be True or False, got 'no'"),
+        ({"all_reduce": 1}, "all_reduce must be True or False, got 1"),
+        ({"screen_chunk": 2.5}, "screen_chunk must be a whole number of rows, got 2.5"),
+        ({"screen_chunk": math.nan}, "screen_chunk must be a whole number of rows, got nan"),
+        ({"denominator": math.nan}, "denominator must be .* got nan"),
+        ({"denominator": True}, "denominator must be .* got True"),
+        ({"denominator": "3"}, "denominator must be .* got '3'"),
+    ],
+    ids=str,
+)
+def test_what_an_option_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        step(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exact_units": numpy.int64(3)},
+        {"screen_chunk": numpy.int64(3)},
+        {"denominator": numpy.float32(3)},
+        {"denominator": numpy.int64(3)},
+    ],
+    ids=str,
+)
+def test_numbers_of_numpy_are_numbers(options):
+    assert step(**options).kept == 4
