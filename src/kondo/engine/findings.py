@@ -9,7 +9,8 @@ from torch import Tensor
 from kondo.engine import rows
 from kondo.engine.trial import Gradient, Trial, taken_otherwise
 
-_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+# Norms and scans inside a float64 policy may compute in float32.
+_ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _TF32 = 5e-3
 # Rounding of a gradient, in units of that of log-probs; and the share of the largest gradient below
 # which a parameter's own is not judged by itself.
