@@ -12,6 +12,9 @@ from kondo.engine.trial import Gradient, Trial, taken_otherwise
 # Norms and scans inside a float64 policy may compute in float32.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _TF32 = 5e-3
+# Share of rounding that two forwards of the same rows may differ by without random numbers: dropout
+# may move log-probs by less than half precision rounds, and gradients by much.
+_DRAWN = 1e-3
 # Rounding of a gradient, in units of that of log-probs; and the share of the largest gradient below
 # which a parameter's own is not judged by itself.
 _GRADIENT, _SMALL = 10.0, 0.01
@@ -168,7 +171,7 @@ def of_rows(trial: Trial, precision: Precision, mask: Tensor | None) -> Iterator
 def is_calm(trial: Trial, precision: Precision, mask: Tensor | None) -> bool:
     """Return whether a policy answers the same again with its dropout layers off."""
     answers = trial.answers
-    return precision.apart(answers.calm_again, answers.calm, mask) is None
+    return precision.apart(answers.calm_again, answers.calm, mask, share=_DRAWN) is None
 
 
 def of_underflow(log_probs: Tensor, mask: Tensor | None) -> Iterator[str]:
