@@ -13,14 +13,13 @@ import torch
 
 import kondo
 from attack import random_gates
+from attack.gradients import assert_gradients
 from attack.odd_models import NAMED, ODD, OF_THE_HEAD, REFUSED, SOUND, Parts
 from attack.random_language import _language, freeze
 from kondo.lm import CausalLM, TokenLogProb
 from lm import models
 from oracles import causal
 
-# As far as the check lets log-probs and gradients differ, and some more: other rows are kept here.
-LIMIT, SMALL = 1e-2, 0.01
 _BASES = (("llama", 0), ("llama", 1), ("gpt2", 0), ("gpt2", 1), ("qwen2", 0), ("qwen3", 1))
 
 
@@ -83,16 +82,7 @@ class Trial:
         log_probs = causal.padded(model, *models.inside(self.rows), self.temperature)
         terms = -self.advantages[:, None] * log_probs * weight
         loss = torch.where(keep, terms, 0.0).sum() / lengths.sum()
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        pairs = zip(found, named.values(), strict=True)
-        wanted = [torch.zeros_like(p) if g is None else g for g, p in pairs]
-        largest = max(float(g.norm()) for g in wanted)
-        for (name, parameter), expected in zip(named.items(), wanted, strict=True):
-            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            error = float((grad - expected).norm())
-            limit = LIMIT * max(float(expected.norm()), SMALL * largest)
-            assert error <= limit, f"silently wrong in {name}: {error} of {float(expected.norm())}"
+        assert_gradients(model, loss)
 
 
 def case(draw, counts):
