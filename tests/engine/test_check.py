@@ -552,6 +552,13 @@ def test_sound_policies_pass(name):
     passes(SOUND[name]())
 
 
+def test_a_gradient_of_rounding_alone_passes():
+    """A bias of all logits changes no log-prob."""
+    net, bias = mlp(), nn.Parameter(torch.zeros(()))
+    net.requires_grad_(False)
+    passes(lambda rows: taken(net(rows[0]) + bias, rows[1]))
+
+
 def test_dropout_that_moves_log_probs_by_less_than_half_precision_rounds_passes():
     net = mlp(AttentionDropout()).bfloat16()
     passes(lambda rows: taken(0.1 * net(rows[0].bfloat16()).float(), rows[1]))
