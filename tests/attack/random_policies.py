@@ -185,7 +185,7 @@ class OverRows(torch.autograd.Function):
 
 def _over_rows(hidden):
     flat = hidden.flatten(1)
-    return hidden + ((flat @ flat.T).softmax(-1) @ flat).view_as(hidden)
+    return hidden + ((flat @ flat.T).tanh().softmax(-1) @ flat).view_as(hidden)
 
 
 def _more(hidden, amount):
