@@ -2,13 +2,14 @@
 
 import torch
 
-LIMIT, SMALL, NOTHING = 1e-2, 0.01, 1e-6
+LIMIT, SMALL, NOTHING = 1e-2, 0.01, 1e-4
 
 
 def assert_gradients(module, loss, limit=LIMIT):
     """Fail unless `.grad` of every parameter is the gradient of the loss.
 
-    Norms are compared; the limit is a share of a parameter's own, or of `SMALL` of the largest.
+    Norms are compared; the limit is a share of a parameter's own, of `SMALL` of the largest, or of
+    `NOTHING`, which is rounding.
     """
     named = {name: each for name, each in module.named_parameters() if each.requires_grad}
     found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
