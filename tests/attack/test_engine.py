@@ -4,36 +4,24 @@ The oracle knows nothing of screens, compaction, micro-batches or chunks. What w
 the gate, and held to the oracle of its kind.
 """
 
-import dataclasses
+import copy
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import kondo
 from attack import random_gates
+from attack.random_batches import contents, draw_batch, numbers
 from tolerances import assert_close
 
 # Log-probs, values and gradients in float64: no unit changes sides by rounding.
 DTYPE = torch.float64
 ACTIONS = 5
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
-@dataclasses.dataclass
-class Batch:
-    states: torch.Tensor
-    actions: torch.Tensor
-    name: str = "a leaf that is no tensor"
-
-
-NESTS = {
-    "tuple": (lambda s, a: (s, a), lambda rows: (rows[0], rows[1])),
-    "dict": (lambda s, a: {"s": s, "more": [a]}, lambda rows: (rows["s"], rows["more"][0])),
-    "dataclass": (Batch, lambda rows: (rows.states, rows.actions)),
-}
 
 
 class Problem:
@@ -71,15 +59,20 @@ class Problem:
         )
         if self.draw.random() < 0.2:
             self.net[0].weight.requires_grad_(False)
-        wrap, unwrap = NESTS[self.draw.choice(list(NESTS))]
         actions = torch.randint(ACTIONS, self.shape, generator=self.seed).to(self.device)
-        self.batch = wrap(self.random(*self.shape, 3), actions)
+        tensors = {"states": self.random(*self.shape, 3), "actions": actions}
+        self.batch, self.read = draw_batch(self.draw, tensors, self.size)
+        self.fields = copy.deepcopy(self.read(self.batch))
 
-        def log_prob(rows):
-            states, taken = unwrap(rows)
-            return self.net(states).log_softmax(-1).gather(-1, taken[..., None]).squeeze(-1)
+    def log_prob(self, rows):
+        return self._log_probs(self.read(rows))
 
-        self.log_prob = log_prob
+    def _log_probs(self, fields):
+        """Every entry of every list has a say in all actions of its row."""
+        states, taken = fields["states"], fields["actions"]
+        beside = numbers(fields).to(self.device).view(-1, *[1] * (states.ndim - 1))
+        logits = self.net(states + beside)
+        return logits.log_softmax(-1).gather(-1, taken[..., None]).squeeze(-1)
 
     def _advantages(self):
         wide = self.length is not None and self.draw.random() < 0.4
@@ -116,7 +109,8 @@ class Problem:
         return (given[:, None] if given.ndim < len(self.shape) else given).expand(self.shape)
 
     def dense(self):
-        return self.log_prob(self.batch)
+        """Log-probs of all rows, from what the fields were before any step."""
+        return self._log_probs(self.fields)
 
 
 # Losses: how the step is told, and what they are. The formula of each is written once more here.
@@ -200,6 +194,7 @@ def case(draw, counts):
     for parameter, gradient in zip(problem.net.parameters(), before, strict=True):
         if parameter.requires_grad:
             parameter.grad = None if gradient is None else gradient.clone()
+    held = contents(problem.batch)
     report = kondo.backward(
         problem.log_prob,
         problem.batch,
@@ -212,6 +207,7 @@ def case(draw, counts):
         options=options,
         **told,
     )
+    assert contents(problem.batch) == held, "the batch was written to"
     counts["steps"] += 1
     counts["empty"] += report.empty
     keep, weight = kept(problem, spec, seen, shown)
@@ -295,6 +291,9 @@ def bad_case(draw, problem):
         found[where] = value
         return found
 
+    def beside(wrong):
+        return draw.choice([(problem.batch, wrong), {"rows": problem.batch, "wrong": wrong}])
+
     old = problem.dense().detach()
     inputs = {"loss": kondo.losses.ppo}
     return draw.choice(
@@ -331,6 +330,12 @@ def bad_case(draw, problem):
                 "log.prob",
             ),
             ({"policy": None}, "policy"),
+            ({"batch": beside(["a"] * draw.choice([size - 1, size + 1]))}, "one entry per row"),
+            ({"batch": beside((None,) * (size + 1))}, "one entry per row"),
+            ({"batch": beside(np.zeros(size))}, "must be a tensor"),
+            ({"batch": beside([np.zeros(size)])}, "must be a tensor"),
+            ({"batch": beside(torch.ones(size + 1))}, "one leading dimension"),
+            ({"batch": beside(torch.ones(()))}, "leading row dimension"),
         ]
     )
 
@@ -348,10 +353,12 @@ def fault_case(draw, counts):
         "gate": kondo.Gate(rate=1.0),
         "unit": problem.unit,
     }
+    held = contents(problem.batch)
     with pytest.raises(ValueError, match=name):
         kondo.backward(**good | wrong)
     assert all(bool((p.grad == 3.0).all()) for p in problem.net.parameters())
     assert all(part.training for part in problem.net.modules())
+    assert contents(problem.batch) == held
     counts["faults"] += 1
 
 

@@ -515,6 +515,13 @@ def with_adapters():
     return lambda states: checkpoint(net[1:], net[0](states), use_reentrant=False)
 
 
+class AttentionDropout(nn.Module):
+    """Dropout by a function, off in evaluation mode, as in attention."""
+
+    def forward(self, hidden):
+        return nn.functional.dropout(hidden, 0.2, self.training)
+
+
 def cast(dtype):
     net = mlp().to(dtype)
     return lambda rows: taken(net(rows[0].to(dtype)).float(), rows[1])
@@ -544,6 +551,19 @@ SOUND = {
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_policies_pass(name):
     passes(SOUND[name]())
+
+
+def test_a_gradient_of_rounding_alone_passes():
+    """A bias of all logits changes no log-prob."""
+    net, bias = mlp(), nn.Parameter(torch.zeros(()))
+    net.requires_grad_(False)
+    passes(lambda rows: taken(net(rows[0]) + bias, rows[1]))
+
+
+def test_dropout_that_moves_log_probs_by_less_than_half_precision_rounds_passes():
+    net = mlp(AttentionDropout()).bfloat16()
+    passes(lambda rows: taken(0.1 * net(rows[0].bfloat16()).float(), rows[1]))
+    assert net.training
 
 
 def test_few_rows_whose_advantages_have_one_sign_are_no_mistake():

@@ -12,13 +12,15 @@ from transformers.modeling_outputs import CausalLMOutput
 import kondo
 from kondo.lm import CausalLM, Head, TokenLogProb, TokenRows
 from lm import models
+from lm.test_causality import gemma3
 
 ADVANTAGES = torch.randn(6, generator=torch.Generator().manual_seed(2))
 
 
 def found(policy, rows=None, **options):
+    rows = rows or models.rows("both")
     with pytest.raises(kondo.CheckError) as caught:
-        kondo.check(policy, rows or models.rows("both"), ADVANTAGES, **options)
+        kondo.check(policy, rows, ADVANTAGES[: len(rows.input_ids)], **options)
     return " ".join(caught.value.findings)
 
 
@@ -86,6 +88,13 @@ def llama(kind=LlamaForCausalLM, **options):
 def test_padding_that_matters_is_found():
     assert "padded on the left" in found(CausalLM(llama(MaskUnused)), models.rows("left"))
     assert "padded on the right" in found(CausalLM(llama(PaddingAdded)), models.rows("right"))
+
+
+def test_padding_that_matters_is_found_where_cut_rows_have_one_length():
+    real = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
+    wanted = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 0, 1]])
+    rows = TokenRows(input_ids=real + wanted, attention_mask=real, completion_mask=wanted)
+    assert "padded on the left" in found(CausalLM(llama(MaskUnused)), rows)
 
 
 def test_a_side_on_which_the_rows_have_no_padding_is_not_judged():
@@ -222,6 +231,10 @@ def test_models_of_many_makes_pass(make):
     # Gemma 2's own masks of padding make NaN in float64.
     dtype = torch.float32 if make is models.gemma2 else torch.float64
     passes(CausalLM(models.build(make, dtype=dtype)), models.rows("left"))
+
+
+def test_norms_that_sum_in_float32_pass_in_float64():
+    passes(CausalLM(models.build(gemma3)), models.rows("left", seed=5), unit="token")
 
 
 def test_a_recurrence_passes_and_what_it_reads_in_padding_on_the_left_is_found():

@@ -16,6 +16,7 @@ AREAS = {
     "core-engine-lm": (("src/kondo/core/", "src/kondo/engine/", "src/kondo/lm/"), 15),
     "ranks-and-actors": (("src/kondo/ranks/", "src/kondo/actors/"), 12),
     "integrations": (("src/kondo/integrations/",), 12),
+    "attack": (("src/kondo/",), 31),
     "lab": (("lab/src/kondo_lab/",), 22),
 }
 LEAST = 70

@@ -9,11 +9,16 @@ from torch import Tensor
 from kondo.engine import rows
 from kondo.engine.trial import Gradient, Trial, taken_otherwise
 
-_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+# Norms and scans inside a float64 policy may compute in float32.
+_ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _TF32 = 5e-3
-# Rounding of a gradient, in units of that of log-probs; and the share of the largest gradient below
-# which a parameter's own is not judged by itself.
-_GRADIENT, _SMALL = 10.0, 0.01
+# Share of rounding that two forwards of the same rows may differ by without random numbers: dropout
+# may move log-probs by less than half precision rounds, and gradients by much.
+_DRAWN = 1e-3
+# Rounding of a gradient, in units of that of log-probs; the share of the largest gradient below
+# which a parameter's own is not judged by itself; and what is no gradient but rounding, such as
+# that of a bias of all logits, in units of that of log-probs.
+_GRADIENT, _SMALL, _NOTHING = 10.0, 0.01, 0.01
 # A screen is told of if it is further away than this share of the mean surprisal.
 _FAR = 0.05
 # A mistake is named if it leaves less than this share of the difference.
@@ -167,7 +172,7 @@ def of_rows(trial: Trial, precision: Precision, mask: Tensor | None) -> Iterator
 def is_calm(trial: Trial, precision: Precision, mask: Tensor | None) -> bool:
     """Return whether a policy answers the same again with its dropout layers off."""
     answers = trial.answers
-    return precision.apart(answers.calm_again, answers.calm, mask) is None
+    return precision.apart(answers.calm_again, answers.calm, mask, share=_DRAWN) is None
 
 
 def of_underflow(log_probs: Tensor, mask: Tensor | None) -> Iterator[str]:
@@ -226,7 +231,8 @@ def different_gradients(
         zeros = torch.zeros_like(some.numbers)
         wanted, got = (zeros if each is None else each.numbers for each in (theirs, ours))
         error = float((got - wanted).norm())
-        if error > limit * max(float(wanted.norm()), _SMALL * largest) or error != error:
+        judged = max(float(wanted.norm()), _SMALL * largest)
+        if error > max(limit * judged, _NOTHING * precision.limit) or error != error:
             name = names.get(key, f"a parameter of shape {list(some.leaf.shape)}")
             alone = called[1] if theirs is None else called[0] if ours is None else None
             how = f"it is in {alone} one alone" if alone else f"error {error:.2g}"

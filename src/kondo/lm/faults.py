@@ -137,8 +137,8 @@ class _Trial:
         alone = int(real[::2].sum(1).argmax()) * 2
         one = torch.tensor([alone], device=real.device)
         right, other, single = (
-            _laid(two, left=False, padding=0),
-            _laid(two, left=left, padding=last),
+            _laid(two, left=False, padding=0, spare=1),
+            _laid(two, left=left, padding=last, spare=1),
             _laid(_taken(two, one), left=False, padding=0),
         )
         with torch.enable_grad():
@@ -229,18 +229,20 @@ def _taken(rows: TokenRows, index: Tensor) -> TokenRows:
     return some
 
 
-def _laid(rows: TokenRows, *, left: bool, padding: int) -> TokenRows:
+def _laid(rows: TokenRows, *, left: bool, padding: int, spare: int = 0) -> TokenRows:
     """Return rows cut after their last wanted token, padded on one side.
 
     Args:
         rows: padded anyhow.
         left: pad on the left, and count positions from the first real token, as generate does.
         padding: the id that stands there.
+        spare: columns of padding for the longest row too, where the rows have as many: rows that
+            were cut may all be as long as each other.
     """
     wanted, ids = rows.completion_mask, rows.input_ids
     real = rows.attention_mask & wanted.flip(1).cummax(1).values.flip(1)
-    width = int(real.sum(1).max())
     columns = real.shape[1]
+    width = min(int(real.sum(1).max()) + spare, columns)
     order = (real if left else ~real).byte().argsort(dim=1, stable=True)
     order = order[:, columns - width :] if left else order[:, :width]
     there = real.gather(1, order)
