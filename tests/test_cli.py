@@ -1,6 +1,9 @@
 import builtins
+import contextlib
 import errno
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -214,13 +217,104 @@ def test_an_error_of_the_program_has_its_traceback(error, monkeypatch):
         run_as(monkeypatch, error)
 
 
-def test_a_closed_pipe_ends_the_command_quietly():
-    command = f"{sys.executable} -m kondo --help | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert "Traceback" not in done.stderr
-    listed = f"{sys.executable} -m kondo completion bash | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", listed], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+def shell(line, **environment):
+    """Run a line of bash in which KONDO is the command; return what came of it."""
+    kondo = f"{shlex.quote(sys.executable)} -m kondo"
+    return subprocess.run(
+        ["bash", "-c", line.replace("KONDO", kondo)],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.parametrize("command", ["--help", "completion bash", "list", "list --json"])
+def test_a_closed_pipe_ends_the_command_quietly_and_not_as_if_it_were_done(command):
+    done = shell(f"KONDO {command} | true; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["--help", "--version", "", "list", "completion bash"])
+def test_output_that_cannot_be_written_is_an_error_in_one_line(command, unbuffered):
+    done = shell(f"KONDO {command} > /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 1
+    told = r"kondo( \w+)?: cannot write standard output: No space left on device\.\n"
+    assert re.fullmatch(told, done.stderr)
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "list", "run mnist-kondo --small"])
+def test_a_closed_output_is_refused_before_anything_is_done(command, tmp_path):
+    done = shell(f"cd {tmp_path} && KONDO {command} >&-")
+    assert done.returncode == 1
+    assert done.stderr == ("kondo: standard output is closed. Send it to a file or to /dev/null.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("columns", ["0", "5", "-5", "abc", "²", "999999999", "9" * 5000])
+@pytest.mark.parametrize("arguments", [["list"], ["--help"]])
+def test_odd_columns_are_no_columns(columns, arguments, capsys, monkeypatch):
+    def output():
+        with contextlib.suppress(SystemExit):
+            cli.main(arguments)
+        return capsys.readouterr().out
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    usual = output()
+    monkeypatch.setenv("COLUMNS", columns)
+    assert output() == usual
+    monkeypatch.setenv("COLUMNS", "66")
+    assert output() != usual
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", LONG], f"no study is called '{LONG}'"),
+        (["plot", LONG], f"no study is called '{LONG}'"),
+        (["run", "demo", "--out", LONG], "File name too long. Mend that, or name another"),
+        (["run", "demo", "--mnist", LONG], "File name too long"),
+        (["demo", "--quick", "--out", LONG], "File name too long"),
+        (["plot", "demo", "--from", LONG], "File name too long"),
+        (["report", LONG], "File name too long"),
+        (["plan", LONG], "File name too long"),
+        (["plan", f"{LONG}:make"], "no module"),
+        (["plan", ".here:make"], "MODEL must be MODULE:FUNCTION, got .here:make"),
+        (["actors", "run", ".here:make"], "TASK must be MODULE:FUNCTION, got .here:make"),
+    ],
+)
+def test_names_that_cannot_be_are_told_in_one_line(
+    arguments, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 1
+    text = capsys.readouterr().err
+    assert text.startswith(f"kondo {arguments[0]}: ")
+    assert message in text
+    assert text.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "demo", "--out", ""],
+        ["run", "demo", "--mnist", ""],
+        ["demo", "--out", ""],
+        ["plot", "demo", "--from", ""],
+        ["report", ""],
+        ["report", "--out", ""],
+        ["actors", "run", "digits", "--checkpoint", ""],
+    ],
+)
+def test_an_empty_name_is_not_the_current_folder(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert "must name a file or a folder, got an empty text" in capsys.readouterr().err
 
 
 class Installed:

@@ -1,13 +1,16 @@
 # ruff: noqa: F811 (pytest finds the fixture by its name)
 import gzip
 import json
+import math
 import os
 import re
 import signal
+import zlib
 from pathlib import Path
 
 import pytest
 
+from attack.test_run_folders import contents
 from cli_studies import studies  # noqa: F401
 from kondo import cli
 from test_run_files import file_limit
@@ -49,6 +52,290 @@ def test_a_damaged_file_is_named_in_one_line(command, name, how, capsys, studies
 def rewritten(path, change):
     """Change the text of a compressed table; its checksum is right."""
     path.write_bytes(gzip.compress(change(gzip.decompress(path.read_bytes()))))
+
+
+def refused(arguments, folder, capsys):
+    """Run a command that must fail, and leave the folder as it is; return its one line."""
+    before = contents(folder)
+    capsys.readouterr()
+    assert cli.main(arguments) == 1
+    text = capsys.readouterr().err
+    assert text.startswith(f"kondo {arguments[0]}: ")
+    assert text.count("\n") == 1
+    assert contents(folder) == before
+    assert not Path("report.html").exists()
+    return text
+
+
+def replaced(path, how):
+    path.unlink()
+    {
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "loop": lambda: path.symlink_to(path.name),
+    }[how]()
+
+
+@pytest.mark.timeout(60)  # a pipe must not be waited for
+@pytest.mark.parametrize("how", ["folder", "pipe"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("plot", "manifest.json"),
+        ("plot", "records.csv.gz"),
+        *(("report", f"{name}.csv") for name in ("headline", "claims", "frontier")),
+        ("report", "error.png"),
+        ("run", "manifest.json"),
+        ("run", "claims.csv"),
+    ],
+)
+def test_what_is_no_file_is_named_and_not_waited_for(command, name, how, capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    replaced(folder / name, how)
+    arguments = [command] if command == "report" else [command, "toy"]
+    assert str(folder / name) in refused(arguments, folder, capsys)
+
+
+def stopped(studies):
+    """Make a run that was stopped in its second part."""
+    from lab.studies import toy
+
+    def stop(name, step, context):
+        if (name, step) == ("second", 4):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    studies(toy.study(stop))
+    assert cli.main(["run", "toy"]) == cli.INTERRUPTED
+    studies(toy.study())
+    return Path("kondo-runs/toy")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["folder", "pipe"])
+@pytest.mark.parametrize("command", ["plot", "run"])
+def test_a_part_that_is_no_file_is_named(command, how, capsys, studies):
+    folder = stopped(studies)
+    path = folder / "parts/first.csv.gz"
+    replaced(path, how)
+    assert f"{path} is damaged (a folder, a pipe" in refused([command, "toy"], folder, capsys)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["folder", "pipe"])
+def test_a_checkpoint_that_is_no_file_is_set_aside(how, capsys, studies):
+    folder = stopped(studies)
+    path = folder / "parts/second.checkpoint"
+    assert path.exists()
+    replaced(path, how)
+    capsys.readouterr()
+    assert cli.main(["run", "toy"]) == 0
+    assert f"{path} is damaged (a folder, a pipe" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", [["plot", "toy"], ["report"]])
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "not JSON: maximum recursion depth"),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", "not a JSON object of at most 50 levels"),
+        ("[]", "not a JSON object"),
+        ("{}\0", "has NUL bytes"),
+    ],
+    ids=["deep", "less-deep", "list", "nul"],
+)
+def test_a_manifest_that_is_no_json_of_ours_is_named(command, content, told, capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    (folder / "manifest.json").write_text(content)
+    text = refused(command, folder, capsys)
+    assert f"{folder}/manifest.json is damaged ({told}" in text
+    assert "Put a good copy in its place" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("size", "large"),
+        ("num_seeds", 0),
+        ("num_seeds", 13),  # which the study refuses
+        ("first_seed", 3),  # which the study does not have
+        ("seconds", math.nan),
+        ("finished", "yes"),
+        ("captions", {"error": 3}),
+        ("figures", ["records.csv.gz"]),  # stale figures are deleted
+        ("figures", ["."]),
+        ("figures", ["a\0.png"]),
+        ("finished_parts", ["../first"]),
+        ("seeds", None),
+    ],
+)
+def test_a_manifest_with_other_values_is_named(key, value, capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    text = refused(["plot", "toy"], folder, capsys)
+    assert text.startswith(f"kondo plot: {path} is damaged ({key} ")
+
+
+def lines_of(change):
+    """Return a change of a table's text that changes the list of its lines."""
+    return lambda text: b"".join(change(text.splitlines(keepends=True)))
+
+
+def with_seed(seed):
+    return lines_of(lambda lines: [*lines[:5], lines[5].replace(b",0,", seed, 1), *lines[6:]])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lines_of(lambda lines: [*lines[:5], lines[5][:-9] + b"\n", *lines[6:]]), "lines that are"),
+        (lines_of(lambda lines: [line[:-1] + b",\n" for line in lines]), "has columns|lines that"),
+        (
+            lines_of(lambda lines: [lines[0], *(x[:-1] + b",\n" for x in lines[1:])]),
+            "literal|lines that",
+        ),
+        (lambda text: text[:-3], "lines that are cut"),
+        (lambda text: text.replace(b"PG", b"P\0"), "has NUL bytes"),
+        (with_seed(b",,"), "literal|NA values"),
+        (with_seed(b",nan,"), "NA|invalid|nan"),
+        (with_seed(b",1e308,"), "cast|invalid|overflow"),
+        (with_seed(b"," + b"9" * 400 + b","), "Overflow|overflow|large|cast|invalid"),
+        (lines_of(lambda lines: [lines[0], *reversed(lines[1:])]), "not as manifest.json says"),
+        (lines_of(lambda lines: lines[:40] + lines[41:]), "not as manifest.json says"),
+        (lambda text: text.replace(b",error,1\n", b",error,inf\n"), "not as manifest.json says"),
+    ],
+)
+def test_records_that_were_changed_are_not_analysed(change, told, capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    before = (folder / "records.csv.gz").read_bytes()
+    rewritten(folder / "records.csv.gz", change)
+    text = refused(["plot", "toy"], folder, capsys)
+    assert re.match(rf"kondo plot: {folder}/records\.csv\.gz is damaged \(.*({told})", text)
+    (folder / "records.csv.gz").write_bytes(gzip.compress(gzip.decompress(before), 1))
+    assert cli.main(["plot", "toy"]) == 0  # packed in another way
+
+
+def test_a_finished_run_has_all_its_parts_and_seeds_whatever_its_manifest_lists(capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text()) | {"finished_parts": []}
+    del manifest["records_sha256"]  # as older versions wrote it
+    path.write_text(json.dumps(manifest))
+    rewritten(folder / "records.csv.gz", without_second)
+    assert "has no records of second, which" in refused(["plot", "toy"], folder, capsys)
+    without_seed = lines_of(lambda lines: [line for line in lines if b",,2," not in line])
+    rewritten(folder / "records.csv.gz", without_seed)
+    assert "has no records of second, seed 2, which" in refused(["plot", "toy"], folder, capsys)
+
+
+def test_older_records_without_a_series_are_named(capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    rewritten(folder / "records.csv.gz", lambda text: text.replace(b",PG,", b",DG,"))
+    del manifest["records_sha256"]
+    path.write_text(json.dumps(manifest))
+    told = "records.csv.gz lacks records (series must be one of ['DG'], got 'PG'.) Put a good copy"
+    assert told in refused(["plot", "toy"], folder, capsys)
+
+
+def test_a_part_does_not_bring_records_of_another(capsys, studies):
+    folder = stopped(studies)
+    first = folder / "parts/first.csv.gz"
+    table = gzip.decompress(first.read_bytes())
+    rewritten(first, lambda text: text.replace(b"first,", b"second,"))
+    for command in ("plot", "run"):
+        text = refused([command, "toy"], folder, capsys)
+        assert f"{first} is damaged (has records of second)" in text
+    first.write_bytes(gzip.compress(table))
+    (folder / "parts/first.partial.csv.gz").write_bytes(gzip.compress(table))
+    assert cli.main(["plot", "toy"]) == 0  # each part counts once
+
+
+def test_parts_beside_a_finished_run_do_not_replace_its_records(capsys, studies):
+    from kondo_lab.studies import part_files
+
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    before = (folder / "records.csv.gz").read_bytes()
+    (folder / "parts").mkdir()
+    part_files.restore(folder, ["first"])
+    assert cli.main(["plot", "toy"]) == 0
+    assert (folder / "records.csv.gz").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["headline.csv", "claims.csv", "error.png", "old.png"])
+def test_plot_writes_nothing_where_a_folder_is_in_its_way(name, capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"figures": ["error.png", "old.png"]}))
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    (folder / "curves.csv.gz").write_bytes(b"as it was")
+    told = f"cannot write {folder / name}: it is a folder. Move it away"
+    assert told in refused(["plot", "toy"], folder, capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("headline.csv", lambda text: text[:-4], "its last line is cut"),
+        ("headline.csv", lambda text: text.replace(b"PG", b"P\0"), "has NUL bytes"),
+        ("claims.csv", lambda text: text.replace(b"PG", b"\xff"), "invalid start byte"),
+        ("frontier.csv", lambda text: text[:-1], "its last line is cut"),
+    ],
+)
+def test_a_table_that_is_cut_or_no_text_is_named(name, change, told, capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    folder = Path("kondo-runs/toy")
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    text = refused(["report"], folder, capsys)
+    assert re.match(rf"kondo report: {folder}/{name} is damaged \(.*{told}", text)
+
+
+def test_a_figure_that_cannot_be_drawn_is_named_though_its_checksums_are_right(capsys, studies):
+    assert cli.main(["run", "toy"]) == 0
+    path = Path("kondo-runs/toy/error.png")
+    image = path.read_bytes()
+    at = image.index(b"IDAT")
+    end = at + 4 + int.from_bytes(image[at - 4 : at], "big")
+    chunk = image[at : at + 4] + bytes(end - at - 4)
+    path.write_bytes(image[:at] + chunk + zlib.crc32(chunk).to_bytes(4, "big") + image[end + 4 :])
+    text = refused(["report"], path.parent, capsys)
+    assert re.match(rf"kondo report: {path} is damaged \(.*\)\. Delete it, then", text)
+
+
+def test_an_expected_number_near_zero_has_no_percentage(studies):
+    assert cli.main(["run", "toy"]) == 0
+    path = Path("kondo-runs/toy/headline.csv")
+    path.write_text(path.read_text().replace(",0.03,", ",1e-320,"))
+    assert cli.main(["report"]) == 0
+
+
+def test_an_error_of_the_report_has_its_traceback(studies, monkeypatch):
+    from kondo_lab.studies import html_report
+
+    def fail(folders, out):
+        raise ValueError("as told")
+
+    assert cli.main(["run", "toy"]) == 0
+    monkeypatch.setattr(html_report, "write", fail)
+    with pytest.raises(ValueError, match="as told"):
+        cli.main(["report"])
+
+
+def test_bytes_of_a_name_that_are_no_text_can_be_shown(studies):
+    assert cli.main(["run", "toy", "--out", "a\udcff"]) == 0
+    assert cli.main(["report", "a\udcff"]) == 0
+    assert "a\\udcff" in Path("report.html").read_text()
 
 
 def doubled(text):
@@ -141,7 +428,10 @@ def test_a_manifest_cannot_name_files_elsewhere_to_be_deleted(capsys, studies):
     Path("mine.png").write_text("mine")
     path.write_text(json.dumps(content | {"figures": ["../../mine.png"]}))
     assert cli.main(["plot", "toy"]) == 1
-    assert f"{path} is damaged (figures are not names of files)" in capsys.readouterr().err
+    assert (
+        f"{path} is damaged (figures is ['../../mine.png']; expected names of"
+        in capsys.readouterr().err
+    )
     assert Path("mine.png").exists()
 
 

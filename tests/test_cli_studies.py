@@ -1,5 +1,6 @@
 # ruff: noqa: F811 (pytest finds the fixture by its name)
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import torch
 
 from cli_studies import studies  # noqa: F401
 from kondo import cli
+from kondo.cli import output
 from kondo_lab import cli as lab_cli
 
 
@@ -287,6 +289,25 @@ def test_a_device_that_is_not_there_is_refused(capsys, studies):
     assert "torch finds no CUDA device here. Use --device cpu" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("cause", "status"), [(BrokenPipeError(), cli.CLOSED_PIPE), (OSError(errno.ENOSPC, "full"), 1)]
+)
+def test_a_run_whose_output_is_lost_says_what_is_kept(cause, status, capsys, studies, monkeypatch):
+    from lab.studies import toy
+
+    def lose(name, step, context):
+        if (name, step) == ("second", 4):
+            raise output.OutputError("cannot write standard output: lost.") from cause
+
+    monkeypatch.setattr(cli, "drop_output", lambda: None)
+    studies(toy.study(lose))
+    assert cli.main(["run", "toy"]) == status
+    assert capsys.readouterr().err == (
+        "kondo run: cannot write standard output: lost. This was part 'second' of study 'toy'. "
+        "Finished parts are kept in kondo-runs/toy; the same command goes on from there.\n"
+    )
+
+
 def test_run_hands_the_mnist_folder_on(studies, tmp_path, monkeypatch):
     from lab.studies import toy
 
@@ -354,7 +375,7 @@ def test_plot_finds_a_run_that_was_killed(capsys, studies, tmp_path):
     for name in ("records.csv.gz", "headline.csv"):  # which it had not come to
         (folder / name).unlink()
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["finished_parts"] = []  # as it was when the run began
+    manifest |= {"finished": False, "finished_parts": ["first", "second"]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     capsys.readouterr()
     assert cli.main(["plot", "toy"]) == 0

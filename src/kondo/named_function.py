@@ -23,7 +23,7 @@ def find(name: str, argument: str) -> Any:
         3.0
     """
     module, _, function = name.partition(":")
-    if not (module and function):
+    if not (module and function) or module.startswith("."):
         raise ValueError(f"{argument} must be MODULE:FUNCTION, got {name}.")
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import socket
+import stat
 import weakref
 import zipfile
 from collections.abc import Iterator
@@ -111,6 +112,22 @@ def _close_in_children(file: io.FileIO) -> None:
     os.register_at_fork(after_in_child=close)
 
 
+def check_regular(path: Path) -> None:
+    """Raise a DamagedFileError unless `path` is a file: reading a pipe would wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DamagedFileError(f"{path} is damaged (a folder, a pipe or a device, not a file).")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        DamagedFileError: something else stands in its place.
+    """
+    check_regular(path)
+    return path.read_bytes()
+
+
 def set_aside(path: Path) -> Path:
     """Rename a damaged file so that it is not read again, and return its new name.
 
@@ -157,7 +174,7 @@ def load_state(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]
     Raises:
         DamagedFileError: a checksum is wrong, or it is no such file.
     """
-    content = io.BytesIO(path.read_bytes())  # read here: errors below are of the content alone
+    content = io.BytesIO(read_bytes(path))  # read here: errors below are of the content alone
     try:
         # torch.load ignores the checksums that torch.save writes.
         with zipfile.ZipFile(content) as archive:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from kondo.run_files import DamagedFileError
+from kondo.run_files import DamagedFileError, check_regular
 
 T = TypeVar("T")
 
@@ -74,6 +74,7 @@ class Context:
         if not self.checkpoint.exists():
             return None
         try:
+            check_regular(self.checkpoint)
             return read(self.checkpoint)
         except (OSError, MemoryError, torch.OutOfMemoryError):
             raise  # says nothing of what the file holds

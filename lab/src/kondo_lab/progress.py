@@ -1,6 +1,5 @@
 """Progress on the screen: live bars on a terminal, plain lines anywhere else."""
 
-import io
 import os
 import sys
 import time
@@ -26,8 +25,8 @@ def make_console(*, stderr: bool = False) -> Console:
             a program.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII log gets "?" for "±", no traceback
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="replace")  # an ASCII log gets "?" for "±", no traceback
     console = Console(stderr=stderr)
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console

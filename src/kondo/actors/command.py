@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kondo import named_function
 from kondo.json_output import add_json, print_json
+from kondo.path_argument import given_path
 
 if TYPE_CHECKING:
     from kondo.actors.processes import Summary
@@ -65,7 +65,7 @@ def add_parser(commands: "Commands") -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed (default: %(default)s)")
     joined = "address of a Ray cluster to join, or auto for the one on this machine; default: start"
     add("--address", metavar="HOST:PORT", help=f"{joined} a new one")
-    add("--checkpoint", type=Path, metavar="DIR", help="folder for checkpoints and the log")
+    add("--checkpoint", type=given_path, metavar="DIR", help="folder for checkpoints and the log")
     add("--resume", action="store_true", help="continue from the checkpoint in --checkpoint")
     add_json(parser)
     parser.set_defaults(run=run_command, at_source=True)

@@ -16,12 +16,22 @@ from importlib.metadata import entry_points
 
 import kondo
 from kondo.actors.command import add_parser as add_actors
-from kondo.cli.common import INTERRUPTED, CommandError, Commands, fail, whole
+from kondo.cli.common import (
+    CLOSED_PIPE,
+    FAILED,
+    INTERRUPTED,
+    CommandError,
+    Commands,
+    fail,
+    whole,
+)
 from kondo.cli.completion import add_completion
 from kondo.cli.install_hints import install_command
+from kondo.cli.output import OutputError, checked_output, drop_output, forget_odd_columns
 from kondo.cli.plan import add_plan
 
 __all__ = [
+    "CLOSED_PIPE",
     "INTERRUPTED",
     "CommandError",
     "Commands",
@@ -53,30 +63,48 @@ _ELSEWHERE = {
     "plot": "analyse a run again",
     "report": "make one page of runs",
 }
-# Errors of the file system that the user mends: no access, no room, a file in place of a folder.
-_FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+# Errors of the file system that the user mends: no access, no room, names that cannot be files.
+_FILE_ERRORS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = argparse.Namespace(command=None)
+    if sys.stdout is None:  # closed, as by `>&-`: print would lose everything without a word
+        return fail(options, "standard output is closed. Send it to a file or to /dev/null.")
+    forget_odd_columns()
+    try:
+        with checked_output():
+            try:
+                return _run(list(sys.argv[1:] if argv is None else argv), options)
+            finally:
+                sys.stdout.flush()  # what fails is noticed here, not at the interpreter's end
+    except OutputError as error:
+        drop_output()
+        left = isinstance(error.__cause__, BrokenPipeError)  # as of `kondo list | head -1`
+        notes = getattr(error, "__notes__", [])  # what a run that it stopped has kept
+        if notes or not left:
+            fail(options, " ".join([str(error), *notes]))
+        return CLOSED_PIPE if left else FAILED
+
+
+def _run(arguments: list[str], options: argparse.Namespace) -> int:
+    """Parse into `options`, run the command, and say expected errors in one line."""
     parser = make_parser()
-    options = parser.parse_args(arguments)
+    parser.parse_args(arguments, options)
     if options.command is None:
         parser.print_help()
         return 0
     options.typed = shlex.join(["kondo", *arguments])
     try:
-        status = int(options.run(options))
-        sys.stdout.flush()  # a closed pipe is noticed here, not at the interpreter's end
-        return status
+        return int(options.run(options))
     except KeyboardInterrupt:
         print(file=sys.stderr)
         fail(options, "interrupted.")
         return INTERRUPTED
-    except BrokenPipeError:  # as of `kondo list | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (CommandError, ImportError, OSError) as error:
         message = _told(error, options.command)
         if message is None or TRACEBACK in os.environ:
@@ -96,7 +124,8 @@ def _told(error: Exception, command: str) -> str | None:
         requirement = "kondo[ray]" if command == "actors" else _INSTALLS[package]
         return f"{package} is not installed. Run: {install_command(requirement)}"
     if isinstance(error, OSError) and error.errno in _FILE_ERRORS and error.filename is not None:
-        return f"cannot read or write {error.filename}: {error.strerror}."
+        why = f"cannot read or write {error.filename}: {error.strerror}"
+        return f"{why}. Mend that, or name another file or folder."
     return None
 
 

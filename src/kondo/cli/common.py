@@ -13,6 +13,8 @@ FAILED = 1
 """Exit status after an error that the message explains. Wrong usage has 2, as argparse gives it."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
+CLOSED_PIPE = 141
+"""Exit status where the reader of a pipe left before the end, as shells have it for SIGPIPE."""
 
 
 class CommandError(ValueError):
@@ -21,7 +23,8 @@ class CommandError(ValueError):
 
 def fail(options: argparse.Namespace, message: str) -> int:
     """Print in one line why a command failed and return the exit status for that."""
-    print(f"kondo {options.command}: {' '.join(message.split())}", file=sys.stderr)
+    name = f"kondo {options.command}" if options.command else "kondo"
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
     return FAILED
 
 

@@ -87,7 +87,7 @@ def test_a_damaged_benchmark_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"small\.csv, line 2: could not convert"):
         older_folders.read(folder)
     (folder / "large.manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"large\.manifest\.json is not JSON"):
+    with pytest.raises(ValueError, match=r"large\.manifest\.json is damaged \(not JSON: "):
         older_folders.read(folder)
 
 

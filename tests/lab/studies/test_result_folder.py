@@ -55,11 +55,11 @@ def test_a_file_and_an_empty_folder_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "manifest.json is not JSON"),
-        ("[]", "manifest.json lacks study, version"),
+        ("{", r"manifest.json is damaged \(not JSON: "),
+        ("[]", r"manifest.json is damaged \(not a JSON object"),
         (
             json.dumps({k: v for k, v in manifest().items() if k != "claim"}),
-            "lacks claim; expected",
+            r"manifest.json is damaged \(lacks claim\)",
         ),
     ],
 )
@@ -155,7 +155,9 @@ def test_a_line_that_is_cut_or_makes_no_sense_is_named(cells, message, tmp_path)
 @pytest.mark.parametrize(("key", "value"), [("findings", 3), ("settings", []), ("environment", "")])
 def test_a_manifest_with_other_types_is_named(key, value, tmp_path):
     folder = write_folder(tmp_path / "a", manifest(**{key: value}), MNIST_LINES)
-    with pytest.raises(ValueError, match=rf"manifest\.json: {key} is .*; expected a "):
+    with pytest.raises(
+        ValueError, match=rf"manifest\.json is damaged \({key} is .*; expected an? "
+    ):
         written([folder], tmp_path)
 
 

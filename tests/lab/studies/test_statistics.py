@@ -38,6 +38,20 @@ def test_estimate_is_mean_standard_error_and_count():
     assert math.isnan(alone.se)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e200])
+def test_a_seed_that_diverged_takes_the_standard_error_with_it(value):
+    found = statistics.estimate([1.0, value, 3.0])
+    assert repr(found.mean) == repr((1.0 + value + 3.0) / 3)
+    assert math.isnan(found.se)
+    assert found.seeds == 3
+
+
+def test_the_order_of_records_does_not_choose_between_two_steps_as_near():
+    rows = [("PG", NAN, 0, step, value) for step, value in ((0, 1.0), (95, 0.4), (105, 0.2))]
+    for ordered in (rows, rows[::-1]):
+        assert statistics.at(table(*ordered), "a", "PG", "error", 100).mean == 0.4
+
+
 @pytest.mark.parametrize("asked", [10, 9.5, 10.9])
 def test_at_takes_the_nearest_logged_step(asked):
     found = statistics.at(PG, "a", "PG", "error", asked)

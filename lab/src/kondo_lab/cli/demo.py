@@ -4,7 +4,8 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from kondo.cli import INTERRUPTED, CommandError, Commands, whole
+from kondo.cli import INTERRUPTED, Commands, whole
+from kondo.path_argument import given_path
 from kondo_lab.cli.output import add_full, expected_errors, say, say_written, show
 
 REPORT = "report.html"
@@ -30,7 +31,7 @@ def add_demo(commands: Commands) -> None:
     )
     demo.add_argument(
         "--out",
-        type=Path,
+        type=given_path,
         default=Path("kondo-demo"),
         metavar="DIR",
         help="folder for the results (default: %(default)s); if it already holds results, a "
@@ -70,10 +71,7 @@ def _demo(options: argparse.Namespace) -> int:
     with expected_errors():
         outcome = runner.run(order, console)
         if outcome.analysis is not None:
-            try:
-                html_report.write([order.out], order.out / REPORT)
-            except ValueError as error:
-                raise CommandError(str(error)) from error
+            html_report.write([order.out], order.out / REPORT)
             outcome.written.append(order.out / REPORT)
     if outcome.analysis is not None:
         show(console, outcome.analysis, full=options.full)

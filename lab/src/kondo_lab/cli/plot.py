@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kondo.cli import CommandError, Commands
 from kondo.json_output import add_json, print_json
+from kondo.path_argument import given_path
 from kondo_lab.cli.output import (
     RESULTS,
     RUNS,
@@ -33,7 +34,7 @@ def add_plot(commands: Commands) -> None:
     add_study(parser)
     places = f"{RUNS}/STUDY, {RUNS}/STUDY-small and {RESULTS}/STUDY-vN"
     text = f"folder of a run (default: the newest of {places})"
-    parser.add_argument("--from", dest="folder", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--from", dest="folder", type=given_path, metavar="DIR", help=text)
     add_full(parser, "print every claim, number and finding")
     add_json(parser)
     parser.set_defaults(run=_plot)
@@ -69,7 +70,7 @@ def _newest(study: "Study") -> Path:
     devices = ("", "-cpu", "-cuda")  # a study of speed has results of each
     kept = [RESULTS / f"{study.name}{device}-v{study.version}" for device in devices]
     written = {
-        path: max(file.stat().st_mtime for file in files)
+        path: max(file.lstat().st_mtime for file in files)
         for path in (*runs, *kept)
         if (files := [*path.glob(RECORDS), *path.glob(f"{PARTS}/*.csv.gz")])
     }

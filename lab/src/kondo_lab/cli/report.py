@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from kondo.cli import CommandError, Commands
+from kondo.path_argument import given_path
 from kondo_lab.cli.output import RESULTS, RUNS, expected_errors, say
 
 
@@ -19,12 +20,14 @@ def add_report(commands: Commands) -> None:
     parser.add_argument(
         "folders",
         nargs="*",
-        type=Path,
+        type=given_path,
         metavar="FOLDER",
         help=f"folders of runs (default: all under {RESULTS} and {RUNS})",
     )
     text = "page to write (default: %(default)s)"
-    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help=text)
+    parser.add_argument(
+        "--out", type=given_path, default=Path("report.html"), metavar="FILE", help=text
+    )
     parser.set_defaults(run=_report)
 
 
@@ -36,10 +39,7 @@ def _report(options: argparse.Namespace) -> int:
     if not folders:
         raise CommandError(f"no runs under {RESULTS} or {RUNS}. Run a study, or name folders.")
     with expected_errors():
-        try:
-            html_report.write(folders, options.out)
-        except ValueError as error:
-            raise CommandError(str(error)) from error
+        html_report.write(folders, options.out)
     say(progress.make_console(), f"wrote {options.out}")
     return 0
 

@@ -4,11 +4,11 @@ import argparse
 import dataclasses
 import os
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kondo.cli import INTERRUPTED, CommandError, Commands, whole
 from kondo.json_output import add_json, print_json
+from kondo.path_argument import given_path
 from kondo_lab.cli.output import (
     RUNS,
     add_full,
@@ -59,9 +59,9 @@ def add_run(commands: Commands) -> None:
     text = "start no part after N minutes; the same command continues later (default: no limit)"
     add("--minutes", type=number, metavar="N", help=text)
     text = f"folder for the results (default: {RUNS}/STUDY, or {RUNS}/STUDY-small)"
-    add("--out", type=Path, metavar="DIR", help=text)
+    add("--out", type=given_path, metavar="DIR", help=text)
     text = f"folder with the four MNIST files (default: ${MNIST}, then a cache, then a download)"
-    add("--mnist", type=Path, metavar="DIR", help=text)
+    add("--mnist", type=given_path, metavar="DIR", help=text)
     add_full(parser, "print every claim, number and finding")
     add_json(parser)
     parser.set_defaults(run=_run)
@@ -166,10 +166,8 @@ def _finished(
     from kondo_lab.studies import result_folder
     from kondo_lab.studies.study import Analysis
 
-    try:
+    with expected_errors():
         found = result_folder.read(order.out)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
     analysis = Analysis(
         headline=found.headline, claims=found.claims, findings=found.manifest["findings"]
     )

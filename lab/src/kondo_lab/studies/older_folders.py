@@ -7,14 +7,14 @@
 The last two state no claim, and none is made up for them.
 """
 
-import csv
-import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kondo.run_files import DamagedFileError
 from kondo_lab.studies import result_folder
 from kondo_lab.studies.result_folder import MANIFEST, Result
 from kondo_lab.studies.study import Estimate, Headline, headline
@@ -31,11 +31,12 @@ def read(folder: Path) -> Result:
     """Return what `folder` holds, whichever program of this project wrote it.
 
     Raises:
-        ValueError: it is no folder of results, or a file in it is damaged; the message says which.
+        FolderError: it is no folder of results.
+        DamagedFileError: a file in it is damaged; the message says which.
     """
     if (folder / MANIFEST).is_file():
         result_folder.check_files([folder / MANIFEST])
-        manifest = _json(folder / MANIFEST)
+        manifest = result_folder.read_json(folder / MANIFEST)
         if "study" not in manifest and ROWS in manifest:
             return _demo(folder, manifest)
     elif _benchmarks(folder):
@@ -45,19 +46,16 @@ def read(folder: Path) -> Result:
 
 def holds_results(folder: Path) -> bool:
     """Return whether `folder` looks like one that `read` can read, without reading all of it."""
-    if (folder / result_folder.HEADLINE).is_file() and (folder / MANIFEST).is_file():
+    if all(os.path.lexists(folder / name) for name in (MANIFEST, result_folder.HEADLINE)):
         return True
     if (folder / MANIFEST).is_file():
-        return (folder / "curves.csv").is_file() and ROWS in _json(folder / MANIFEST)
+        if not (folder / "curves.csv").is_file():
+            return False
+        try:
+            return ROWS in result_folder.read_json(folder / MANIFEST)
+        except DamagedFileError:
+            return True  # whoever reads the folder says what is wrong
     return bool(_benchmarks(folder))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return {}  # whoever reads the whole folder says what is wrong
-    return content if isinstance(content, dict) else {}
 
 
 def _benchmarks(folder: Path) -> list[Path]:
@@ -92,12 +90,13 @@ def _demo(folder: Path, manifest: Mapping[str, Any]) -> Result:
     try:
         lines = [line for row in manifest[ROWS] for line in _demo_lines(row)]
         facts = {key: manifest[key] for key in ("command", "seconds", "settings", "environment")}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
+        raise DamagedFileError(
             f"folders: {path} is of an older `kondo demo` and damaged ({reason}). Leave the "
             "folder out or run the demo again."
         ) from error
+    result_folder.check_manifest(path, facts, list(facts))
     return _result(
         folder,
         DEMO,
@@ -140,7 +139,9 @@ def _benchmark(folder: Path) -> Result:
     tables = _benchmarks(folder)
     manifests = [path.with_name(path.stem + _SUFFIX) for path in tables]
     result_folder.check_files([*tables, *manifests])
-    contents = [_checked_json(path) for path in manifests]
+    contents = [result_folder.read_json(path) for path in manifests]
+    for path, content in zip(manifests, contents, strict=True):
+        result_folder.check_manifest(path, content, ["settings", "environment"])
     lines = [line for path in tables for line in _step_lines(path)]
     return _result(
         folder,
@@ -171,31 +172,21 @@ def _fastest(lines: Sequence[Headline]) -> str:
     )
 
 
-def _checked_json(path: Path) -> dict[str, Any]:
-    content = _json(path)
-    if not content:
-        raise ValueError(f"folders: {path} is not JSON with a manifest; run the benchmark again.")
-    return content
-
-
 def _step_lines(path: Path) -> list[Headline]:
     """Return the speed-up over dense of every contender that is gated."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-        rows = list(reader)
-    if missing:
-        raise ValueError(
+    columns, rows = result_folder.csv_lines(path)
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise DamagedFileError(
             f"folders: {path} lacks the columns {', '.join(missing)}; expected a table that "
             f"{BENCHMARK} wrote. Run the benchmark again."
         )
     made = []
-    for number, row in enumerate(rows, 2):
+    for where, row in rows:
         try:
             rate, speed_up = float(row["rate"]), float(row["speedup_p50"])
             seeds = int(row["repeats"])
         except (TypeError, ValueError) as error:
-            raise ValueError(f"folders: {path}, line {number}: {error}.") from error
+            raise DamagedFileError(f"folders: {where}: {error}. {result_folder.MEND}") from error
         if rate < 1:
             series = f"{row['contender']}, rate {100 * rate:g}% by {row['unit']}"
             figure = f"{row['model']}, {str(row['config']).split(',')[0]}"

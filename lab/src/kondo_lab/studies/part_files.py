@@ -37,10 +37,25 @@ def all_files(out: Path, parts: Sequence[Part]) -> list[Path]:
 
 def gather(out: Path, files: Sequence[Path]) -> bool:
     """Write the records of the parts that are there as one table; return whether there are any."""
-    tables = [records.read(path) for path in files if path.exists()]
+    tables: dict[str, pd.DataFrame] = {}
+    for path in files:  # of a part that is finished and was stopped before, the whole one is first
+        if path.exists() and _part_of(path) not in tables:
+            tables[_part_of(path)] = _read(path)
     if tables:
-        records.write(out / RECORDS, pd.concat(tables, ignore_index=True))
+        records.write(out / RECORDS, pd.concat(tables.values(), ignore_index=True))
     return bool(tables)
+
+
+def _part_of(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """Return the records of a part's file, which are all of that part."""
+    table = records.read(path)
+    if others := sorted(set(table["part"]) - {_part_of(path)}):
+        raise DamagedFileError(f"{path} is damaged (has records of {', '.join(others)}).")
+    return table
 
 
 def check(files: Sequence[Path]) -> None:
@@ -48,11 +63,11 @@ def check(files: Sequence[Path]) -> None:
     for path in files:
         try:
             if path.exists():
-                records.read(path)
+                _read(path)
         except DamagedFileError as error:
             raise DamagedFileError(
-                f"{error} Delete it; the same command then takes that part from {RECORDS}, or "
-                f"makes it again."
+                f"{error} Delete it; `kondo run` then takes that part from {RECORDS}, or makes it "
+                f"again."
             ) from error
 
 
@@ -70,11 +85,10 @@ def restore(out: Path, names: Sequence[str]) -> None:
     if not missing or not (out / RECORDS).exists():
         return
     table = records.read(out / RECORDS)
+    for name in sorted(set(missing) - set(table["part"])):
+        raise DamagedFileError(
+            f"{out / RECORDS} has no records of part {name!r}, which the manifest calls "
+            f"finished. Put a good copy in its place, or run the study into another folder."
+        )
     for name in missing:
-        own = table[table["part"] == name]
-        if own.empty:
-            raise DamagedFileError(
-                f"{out / RECORDS} has no records of part {name!r}, which the manifest calls "
-                f"finished. Put a good copy in its place, or run the study into another folder."
-            )
-        records.write(path_of(out, name), own)
+        records.write(path_of(out, name), table[table["part"] == name])

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import hashlib
 import io
 import math
 import zlib
@@ -9,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from kondo.run_files import DamagedFileError, atomically
+from kondo.run_files import DamagedFileError, atomically, read_bytes
 from kondo_lab.part import Record
 from kondo_lab.studies.study import Claim, FrontierPoint, Headline
 
@@ -76,27 +78,48 @@ def read(path: Path) -> pd.DataFrame:
     """Return the records of a file as a table, one column per field of Record.
 
     Raises:
-        DamagedFileError: it is cut, its checksum is wrong, it is no table of records, it has
-            none, or two of them stand at the same place.
+        DamagedFileError: it is no file, it or a line of it is cut, its checksum is wrong, it is
+            no table of records, it has none, or two of them stand at the same place.
     """
+    content = read_bytes(path)
     try:
-        text = gzip.decompress(path.read_bytes())
-        table = pd.read_csv(
-            io.BytesIO(text),
-            dtype=DTYPES,
-            keep_default_na=False,  # a series may be called "None"
-            na_values={name: ["", "nan"] for name in _FLOATS},
-        )
+        text = gzip.decompress(content)
+        with np.errstate(invalid="raise"):  # a whole number that is none, or too large
+            table = pd.read_csv(
+                io.BytesIO(text),
+                dtype=DTYPES,
+                keep_default_na=False,  # a series may be called "None"
+                na_values={name: ["", "nan"] for name in _FLOATS},
+            )
         if list(table) != list(DTYPES):
             raise ValueError(f"has columns {', '.join(map(str, table))}")
         if table.empty:
             raise ValueError("has no records")
+        if _is_ragged(text, table):
+            raise ValueError("has NUL bytes, or lines that are cut or too long")
         if repeated := _repeated(table):  # else a mean over seeds would count a seed twice
             raise ValueError(f"has {repeated}")
-    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, ArithmeticError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise DamagedFileError(f"{path} is damaged ({reason}).") from error
     return table
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file's records, however they are compressed."""
+    return hashlib.sha256(gzip.decompress(read_bytes(path))).hexdigest()
+
+
+def _is_ragged(text: bytes, table: pd.DataFrame) -> bool:
+    """Return whether lines have too few or too many cells; pandas fills or moves them unasked."""
+    within = sum(
+        name.count(",") * count
+        for column, dtype in DTYPES.items()
+        if dtype is str
+        for name, count in table[column].value_counts().items()
+    )
+    commas = (len(DTYPES) - 1) * (len(table) + 1) + within
+    return b"\0" in text or (text.count(b","), text.count(b"\n")) != (commas, len(table) + 1)
 
 
 def write_rows(

@@ -4,7 +4,6 @@ A run resumes, or is analysed again, only where its manifest and the order agree
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,19 +13,19 @@ import pandas as pd
 import torch
 
 from kondo_lab import provenance
-from kondo_lab.studies.result_folder import MANIFEST
+from kondo_lab.studies.result_folder import MANIFEST, check_manifest, read_json
+from kondo_lab.studies.result_folder import FolderError as FolderError
 from kondo_lab.studies.study import Size, Study
 
 # What must be the same for a run to be resumed.
 _IDENTITY = ("study", "version", "size", "settings", "device")
 # What is read of a manifest that was found.
-_READ = (*_IDENTITY, "claim", "commits", "figures", "num_seeds", "resumed", "seconds_by_part")
+_READ = (
+    *(*_IDENTITY, "title", "paper", "claim", "command", "num_seeds", "seeds", "finished"),
+    *("commits", "figures", "resumed", "seconds", "seconds_by_part", "findings"),
+)
 
 Manifest = dict[str, Any]
-
-
-class FolderError(ValueError):
-    """The folder is not one to run in, or to read."""
 
 
 class FinishedError(FolderError):
@@ -55,8 +54,14 @@ class Order:
 
 
 def settings_of(study: Study, size: Size, num_seeds: int | None, first_seed: int) -> Any:
-    """Return a study's settings for a size, a number of seeds and a first seed."""
+    """Return a study's settings for a size, a number of seeds and a first seed.
+
+    Raises:
+        ValueError: the study has none for them.
+    """
     settings = study.settings(size, num_seeds)
+    if first_seed and not hasattr(settings, "first_seed"):
+        raise ValueError(f"first_seed must be 0 for {study.name}, got {first_seed}.")
     return dataclasses.replace(settings, first_seed=first_seed) if first_seed else settings
 
 
@@ -64,32 +69,12 @@ def read_manifest(folder: Path) -> Manifest:
     """Return what a folder's run was.
 
     Raises:
-        FolderError: the manifest is damaged or cannot be read.
+        DamagedFileError: the manifest is damaged.
     """
-    path = folder / MANIFEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FolderError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise _damaged(path, f"not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise _damaged(path, "not a JSON object")
-    # Older demos wrote manifests without these; callers tell them apart by "study".
-    lacking = [key for key in _READ if key not in content] if "study" in content else []
-    if lacking:
-        raise _damaged(path, f"lacks {', '.join(lacking)}")
-    names = content.get("figures", [])
-    if not isinstance(names, list) or any(Path(str(name)).name != name for name in names):
-        raise _damaged(path, "figures are not names of files")  # stale figures are deleted
+    content = read_json(folder / MANIFEST)
+    if "study" in content:  # older demos wrote manifests without it
+        check_manifest(folder / MANIFEST, content, _READ)
     return content
-
-
-def _damaged(path: Path, reason: str) -> FolderError:
-    return FolderError(
-        f"{path} is damaged ({reason}). Put a good copy in its place, or move {path.parent} away "
-        "and run the study again."
-    )
 
 
 def found(order: Order, fresh: Manifest) -> Manifest:
@@ -98,6 +83,7 @@ def found(order: Order, fresh: Manifest) -> Manifest:
     Raises:
         FinishedError: the folder holds this run, finished.
         FolderError: the folder holds another run.
+        DamagedFileError: its manifest is damaged.
     """
     if not (order.out / MANIFEST).exists():
         return fresh

@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 from rich.console import Console
 
-from kondo.run_files import LOCK, DamagedFileError, locked, set_aside
+from kondo.run_files import LOCK, DamagedFileError, WriteError, locked, set_aside
 from kondo_lab import progress, provenance
 from kondo_lab.part import Context, DamagedCheckpointError, Part, Stopped
 from kondo_lab.studies import part_files, plotting, records, statistics
 from kondo_lab.studies.part_files import PARTS, RECORDS, path_of
-from kondo_lab.studies.result_folder import CLAIMS, CURVES, FRONTIER, HEADLINE, MANIFEST
+from kondo_lab.studies.result_folder import CLAIMS, CURVES, FRONTIER, HEADLINE, MANIFEST, MEND
 from kondo_lab.studies.run_manifest import FinishedError as FinishedError
 from kondo_lab.studies.run_manifest import FolderError as FolderError
 from kondo_lab.studies.run_manifest import (
@@ -42,6 +42,9 @@ from kondo_lab.studies.run_manifest import Order as Order
 from kondo_lab.studies.run_manifest import read_manifest as read_manifest
 from kondo_lab.studies.study import Analysis, Claim, FrontierPoint, Headline, Study
 from kondo_lab.worker_pool import stop_on_interrupt
+
+_WRITTEN = (MANIFEST, RECORDS, CURVES, HEADLINE, CLAIMS, FRONTIER)
+"""What every run writes, or may write; names of figures are its own."""
 
 
 class Outcome(NamedTuple):
@@ -61,16 +64,14 @@ def run(order: Order, console: Console) -> Outcome:
         FinishedError: the folder holds this run, finished.
         FolderError: the folder holds another run, finished or not.
         FolderInUseError: another run uses it.
-        DamagedFileError: records of a finished part cannot be read.
+        DamagedFileError: the manifest or the records of a finished part cannot be read.
         WriteError: a file of it cannot be written.
     """
     settings = order.settings()
     parts = order.study.parts(settings)
     _check_names(parts)
     files = part_files.all_files(order.out, parts)
-    with _claimed(order, settings) as manifest:
-        part_files.restore(order.out, manifest["finished_parts"])
-        part_files.check(files)
+    with _claimed(order, settings, files) as manifest:
         stopped = _run_parts(order, parts, manifest, console)
         manifest |= {"finished": not stopped, "interrupted": stopped}
         if not part_files.gather(order.out, files):
@@ -104,7 +105,7 @@ def numbered(order: Order) -> Order:
         candidate = dataclasses.replace(order, out=out)
         try:
             found(candidate, fresh)
-        except FolderError:
+        except (FolderError, DamagedFileError):
             number += 1
         else:
             return candidate
@@ -135,9 +136,11 @@ def _reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
         )
     if manifest is None or not ((folder / RECORDS).exists() or (folder / PARTS).exists()):
         raise FolderError(f"{folder} holds no records of a run: no {MANIFEST} or no {RECORDS}.")
-    settings = settings_of(
-        study, manifest["size"], manifest["num_seeds"], manifest.get("first_seed", 0)
-    )
+    try:
+        size, num_seeds = manifest["size"], manifest["num_seeds"]
+        settings = settings_of(study, size, num_seeds, manifest.get("first_seed", 0))
+    except ValueError as error:
+        raise DamagedFileError(f"{folder / MANIFEST} is damaged ({error}) {MEND}") from error
     now = {"study": study.name, "version": study.version, "settings": plain(settings)}
     changed = differences(manifest, now, tuple(now))
     if changed:
@@ -145,12 +148,21 @@ def _reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
             f"{folder} was made by another version of this study: {', '.join(changed)} changed. "
             "Run it again, or use the commit in its manifest."
         )
-    if (folder / PARTS).exists():  # not finished: a run that was killed has not put them together
+    _check_places(folder, [*_WRITTEN, *manifest["figures"]])
+    whole = manifest["finished"] and (folder / RECORDS).exists()
+    if (folder / PARTS).exists() and not whole:  # a run that was killed has not put them together
+        files = part_files.all_files(folder, study.parts(settings))
+        part_files.check(files)
         part_files.restore(folder, manifest.get("finished_parts", []))
-        part_files.gather(folder, part_files.all_files(folder, study.parts(settings)))
+        part_files.gather(folder, files)
     if not (folder / RECORDS).exists():
         raise FolderError(f"{folder} holds no records of a run: no part of it was finished.")
-    return _analyse(study, settings, folder, manifest)
+    try:
+        return _analyse(study, settings, folder, manifest)
+    except statistics.RecordsError as error:
+        if "records_sha256" in manifest:  # they are as the run wrote them: the study is to blame
+            raise
+        raise DamagedFileError(f"{folder / RECORDS} lacks records ({error}) {MEND}") from error
 
 
 def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console: Console) -> bool:
@@ -227,19 +239,20 @@ def _analyse(
     path = folder / RECORDS
     try:
         table = records.read(path)
-        lost = sorted(set(manifest.get("finished_parts", [])) - set(table["part"]))
-        if lost:
+        if lost := _lost(study, settings, manifest, table):
             raise DamagedFileError(
                 f"{path} is damaged (has no records of {', '.join(lost)}, which {MANIFEST} calls "
                 "finished)."
             )
+        digest = records.digest(path)
+        if manifest["finished"] and manifest.get("records_sha256", digest) != digest:
+            raise DamagedFileError(f"{path} is damaged (not as {MANIFEST} says the run wrote it).")
     except DamagedFileError as error:
-        raise DamagedFileError(
-            f"{error} Put a good copy in its place, or run the study again into another folder."
-        ) from error
+        raise DamagedFileError(f"{error} {MEND}") from error
     with plotting.style():
         analysis = study.analyse(table, settings)
         pictures = {folder / f"{name}.png": figure for name, figure in analysis.figures.items()}
+        _check_places(folder, [*manifest["figures"], *(path.name for path in pictures)])
         for path, figure in pictures.items():
             plotting.save(figure, path)
     records.write(folder / CURVES, statistics.over_seeds(table))
@@ -257,6 +270,7 @@ def _analyse(
     manifest |= {
         "claim": study.claim,
         "seeds": sorted(int(seed) for seed in table["seed"].unique()),
+        "records_sha256": digest,
         "findings": analysis.findings,
         "figures": [path.name for path in pictures],
         "captions": analysis.captions,
@@ -266,8 +280,17 @@ def _analyse(
     return analysis, [*written, folder / MANIFEST]
 
 
+def _lost(study: Study, settings: Any, manifest: Manifest, table: pd.DataFrame) -> list[str]:
+    """Return the parts and seeds that the manifest calls finished and that have no records."""
+    parts, seeds = set(manifest.get("finished_parts", [])), set()
+    if manifest["finished"]:  # older manifests do not name their parts
+        parts |= {part.name for part in study.parts(settings)}
+        seeds = set(manifest["seeds"]) - set(table["seed"])
+    return [*sorted(parts - set(table["part"])), *(f"seed {seed}" for seed in sorted(seeds))]
+
+
 @contextmanager
-def _claimed(order: Order, settings: Any) -> Iterator[Manifest]:
+def _claimed(order: Order, settings: Any, files: Sequence[Path]) -> Iterator[Manifest]:
     """Give the manifest of this run, new or resumed; no other run may use the folder meanwhile."""
     fresh = new_manifest(order, settings)
     found(order, fresh)  # a refusal leaves the folder as it was
@@ -277,6 +300,9 @@ def _claimed(order: Order, settings: Any) -> Iterator[Manifest]:
         raise FolderError(f"cannot write to {order.out}: {error.strerror}.") from None
     with locked(order.out / PARTS / LOCK, order.out):
         manifest = found(order, fresh)  # again: another run may have ended since
+        _check_places(order.out, [*_WRITTEN, *manifest["figures"]])
+        part_files.check(files)
+        part_files.restore(order.out, manifest["finished_parts"])
         _save(order.out, manifest)
         yield manifest
 
@@ -290,6 +316,13 @@ def _add_seconds(folder: Path, manifest: Manifest, part: str, seconds: float) ->
 
 def _save(folder: Path, manifest: Manifest) -> None:
     provenance.write_manifest(folder / MANIFEST, manifest)
+
+
+def _check_places(folder: Path, names: Iterable[str]) -> None:
+    """Raise if a file cannot be written: now, and not after training or half of the files."""
+    for path in (folder / name for name in names):
+        if path.is_dir():
+            raise WriteError(f"cannot write {path}: it is a folder. Move it away and try again.")
 
 
 def _check_names(parts: Sequence[Part]) -> None:

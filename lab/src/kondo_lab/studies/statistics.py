@@ -17,7 +17,14 @@ from kondo_lab.studies.study import Estimate, FrontierPoint
 TOLERANCE = 0.1
 """How far, relatively, the nearest logged step may lie from the one asked for."""
 
+_HUGE = 1e150
+"""The square of a larger number is infinite."""
+
 _PLACE = ["part", "series", "setting", "step", "metric"]
+
+
+class RecordsError(ValueError):
+    """There are no records of what is asked for."""
 
 
 class Cost(NamedTuple):
@@ -50,8 +57,11 @@ class Reach(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of one number per seed, and its standard error."""
-    mean, count = statistics.fmean(values), len(values)
+    """Return the mean of one number per seed, and its standard error: NaN if a seed diverged."""
+    count = len(values)
+    if not all(abs(value) < _HUGE for value in values):  # not of NaN either
+        return Estimate(sum(values) / count, math.nan, count)
+    mean = statistics.fmean(values)
     se = statistics.stdev(values) / math.sqrt(count) if count > 1 else math.nan
     return Estimate(mean, se, count)
 
@@ -75,7 +85,7 @@ def select(
     """Return the records of one line of a figure.
 
     Raises:
-        ValueError: there are none, or `setting` is left out though the series has several.
+        RecordsError: there are none, or `setting` is left out though the series has several.
     """
     # Rows are copied once, at the end: analyses select thousands of lines from one table.
     same = np.ones(len(records), dtype=bool)
@@ -83,16 +93,18 @@ def select(
         before, same = same, same & (records[column] == name).to_numpy()
         if not same.any():
             known = sorted(records[column][before].unique())
-            raise ValueError(f"{column} must be one of {known}, got {name!r}.")
+            raise RecordsError(f"{column} must be one of {known}, got {name!r}.")
     settings = sorted(records["setting"][same].unique())
     if setting is None:
         if len(settings) > 1:
-            raise ValueError(f"setting must be given for series {series!r}: one of {settings}.")
+            raise RecordsError(f"setting must be given for series {series!r}: one of {settings}.")
         return records[same]
     # Files hold 6 digits.
     same &= np.isclose(records["setting"], setting, rtol=1e-5, atol=0, equal_nan=True)
     if not same.any():
-        raise ValueError(f"setting must be one of {settings} for series {series!r}, got {setting}.")
+        raise RecordsError(
+            f"setting must be one of {settings} for series {series!r}, got {setting}."
+        )
     return records[same]
 
 
@@ -111,15 +123,16 @@ def at(
     Of each seed the nearest logged step counts.
 
     Raises:
-        ValueError: a seed has no logged step within 10%.
+        RecordsError: a seed has no logged step within 10%.
     """
     chosen = select(records, part, series, metric, setting=setting)
+    chosen = chosen.sort_values([by, "step"])  # of two that are as near, the first
     values = []
     for seed, own in chosen.groupby("seed"):
         distance = (own[by] - step).abs()
         if distance.min() > TOLERANCE * abs(step):
             nearest = own[by][distance.idxmin()]
-            raise ValueError(
+            raise RecordsError(
                 f"{by} must lie within {TOLERANCE:.0%} of a logged one, got {step:g}; the nearest "
                 f"of {series!r}, seed {seed}, is {nearest}."
             )

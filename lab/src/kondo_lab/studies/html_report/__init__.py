@@ -28,4 +28,5 @@ def write(folders: Sequence[Path], out: Path) -> None:
     made = page([older_folders.read(Path(folder)) for folder in folders])
     with atomically(out) as partial:
         # As bytes: text mode would write other line ends elsewhere.
-        partial.write_bytes(made.encode())
+        # A command may have had bytes that are no text; Python keeps them as lone surrogates.
+        partial.write_bytes(made.encode(errors="backslashreplace"))

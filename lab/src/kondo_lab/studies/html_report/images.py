@@ -3,10 +3,14 @@
 import base64
 import dataclasses
 import io
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
+
+from kondo.run_files import DamagedFileError, read_bytes
 
 BUDGET = 1_500_000
 """Bytes of all images of a page, before base64 makes them a third larger."""
@@ -20,6 +24,10 @@ LARGE = 1000
 """Pixels of width from which a figure has panels side by side."""
 # From sharp to small: (pixels of width, WebP quality). The page shows at most 1,100 pixels.
 STEPS = ((1600, 80), (1200, 60), (1100, 45), (1000, 35), (900, 30), (800, 25), (700, 15))
+
+
+# What Pillow raises for a damaged file.
+_NO_IMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,13 +77,25 @@ def encode(figures: Sequence[tuple[Path, bool]], budget: int = BUDGET) -> dict[P
     return made
 
 
+def _opened(path: Path) -> Image.Image:
+    """Return a figure on white: transparent ones are drawn for a white page."""
+    content = io.BytesIO(read_bytes(path))  # read here: errors below are of the content alone
+    try:
+        with Image.open(content, formats=["PNG"]) as opened:
+            rgba = opened.convert("RGBA")
+    except (*_NO_IMAGE, Image.DecompressionBombError) as error:
+        raise DamagedFileError(
+            f"{path} is damaged ({error}). Delete it, then draw it again with `kondo plot STUDY "
+            f"--from {path.parent}`."
+        ) from error
+    whole = Image.new("RGB", rgba.size, "white")
+    whole.paste(rgba, mask=rgba.getchannel("A"))
+    return whole
+
+
 def _encode(path: Path, most: float, *, start: int) -> tuple[bytes, tuple[int, int], int, int]:
     """Return a WebP image of at most `most` bytes or the smallest; its size, width drawn, step."""
-    with Image.open(path) as opened:
-        # Transparent figures are drawn for a white page.
-        whole = Image.new("RGB", opened.size, "white")
-        rgba = opened.convert("RGBA")
-        whole.paste(rgba, mask=rgba.getchannel("A"))
+    whole = _opened(path)
     step = start
     while True:
         widest, quality = STEPS[step]

@@ -93,5 +93,7 @@ def relative(line: Headline) -> str:
     """Return how far ours is from what is expected, in percent."""
     if not line.expected or not math.isfinite(line.ours):
         return ""
-    percent = round(100 * (line.ours - line.expected) / abs(line.expected))
-    return f"{percent:+d}%" if percent else "0%"
+    percent = 100 * (line.ours - line.expected) / abs(line.expected)
+    if not math.isfinite(percent):
+        return ""
+    return f"{round(percent):+d}%" if round(percent) else "0%"
