@@ -17,7 +17,7 @@ AREAS = {
     "ranks-and-actors": (("src/kondo/ranks/", "src/kondo/actors/"), 12),
     "integrations": (("src/kondo/integrations/",), 12),
     "attack": (("src/kondo/",), 31),
-    "lab": (("lab/src/kondo_lab/",), 22),
+    "lab": (("lab/src/kondo_lab/", "src/kondo/cli/", "src/kondo/run_files.py"), 22),
 }
 LEAST = 70
 
