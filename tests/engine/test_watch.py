@@ -152,9 +152,9 @@ def test_a_trend_is_not_noise():
         flat.observe(5 + noise)
         rising.observe(5 + 0.1 * step + noise)
         falling.observe(5 - 0.1 * step + noise)
-    assert rising.rose()
-    assert not flat.rose()
-    assert not falling.rose()
+    assert rising.rose(20)
+    assert not flat.rose(20)
+    assert not falling.rose(20)
     assert not rising.stayed
     assert not falling.stayed
     assert falling.fell

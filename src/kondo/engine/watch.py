@@ -21,7 +21,7 @@ from kondo.engine.select import Counts
 
 # Steps before there is a mean to compare with, before a run is judged, and the weight of the past.
 _MEAN_STEPS = 5
-_FIRST_STEPS = 50
+_REWARD_STEPS, _ENTROPY_STEPS = 20, 50
 _DECAY = 0.9
 
 # A running mean has moved if it left its best value by this many standard deviations of one step,
@@ -82,13 +82,14 @@ class Trend:
         """Whether the mean was never lower."""
         return self.mean <= self.lowest < math.inf
 
-    def rose(self, least: float | None = None) -> bool:
+    def rose(self, steps: int, least: float | None = None) -> bool:
         """Return whether the mean is above its lowest value by more than the noise of steps.
 
         Args:
+            steps: before it is judged.
             least: by which it must be above; None for a share of the lowest value.
         """
-        if self.steps < _FIRST_STEPS:
+        if self.steps < steps:
             return False
         least = _SHARE * abs(self.lowest) if least is None else least
         return self.mean - self.lowest > max(self._noise, least)
@@ -155,14 +156,15 @@ def watch(
     run.loss_of_reward.observe(-reward)
     run.units += counts.units if math.isfinite(counts.entropy) else 0
     seen = ""
-    if run.entropy.rose(_NATS if density else None) and not run.loss_of_reward.at_lowest:
+    least = _NATS if density else None
+    if run.entropy.rose(_ENTROPY_STEPS, least) and not run.loss_of_reward.at_lowest:
         seen = f"entropy rose from {run.entropy.lowest:.3g} to {run.entropy.mean:.3g} nats"
     elif _stayed(run, density) and not run.loss_of_reward.fell:
         seen = (
             f"entropy stayed at {run.entropy.mean:.3g} nats, where it began, in "
             f"{run.entropy.steps} steps of {run.units:,} units"
         )
-    elif run.loss_of_reward.rose():
+    elif run.loss_of_reward.rose(_REWARD_STEPS):
         highest, now = -run.loss_of_reward.lowest, -run.loss_of_reward.mean
         seen = f"reward fell from {highest:.3g} to {now:.3g}"
     if seen:
