@@ -234,17 +234,24 @@ def test_a_plan_judges_the_noise_of_densities_from_their_mode():
     assert plan.rates[0].noise == pytest.approx(float(wanted))
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("given", [False, True])
-def test_the_entropy_of_a_density_is_that_of_its_own_log_probs(given):
+def test_the_entropy_of_a_density_is_that_of_its_own_log_probs(given, masked):
     model, batch, advantages = gaussian_problem()
-    gate, policy = kondo.Gate(rate=0.2), kondo.DistributionPolicy(model)
+
+    def wide(seen):  # by another factor in each row
+        return Independent(Normal(model.mean(seen), 1 + seen[:, :2].abs()), 1)
+
+    gate, policy = kondo.Gate(rate=0.2), kondo.DistributionPolicy(wide)
     with torch.no_grad():
-        found = model(batch[0])
+        found = wide(batch[0])
         own, at_mode = found.log_prob(batch[1]), found.log_prob(found.mode)
     assert float(own.mean()) != pytest.approx(float((own - at_mode).mean()), rel=0.1)
     screen = (own, at_mode) if given else None
-    report = run_step(policy, batch, advantages, gate=gate, screen=screen)
-    assert report.diagnostics["entropy"] == pytest.approx(float(-own.mean()), rel=1e-5)
+    mask = torch.arange(ROWS) % 3 > 0 if masked else None
+    seen = own if mask is None else own[mask]
+    report = run_step(policy, batch, advantages, gate=gate, screen=screen, mask=mask)
+    assert report.diagnostics["entropy"] == pytest.approx(float(-seen.mean()), rel=1e-5)
 
 
 def test_log_probs_that_are_given_alone_have_the_entropy_of_discrete_actions():
