@@ -73,11 +73,12 @@ def replaced(path, how):
         "folder": path.mkdir,
         "pipe": lambda: os.mkfifo(path),
         "loop": lambda: path.symlink_to(path.name),
+        "nowhere": lambda: path.symlink_to("nowhere"),
     }[how]()
 
 
 @pytest.mark.timeout(60)  # a pipe must not be waited for
-@pytest.mark.parametrize("how", ["folder", "pipe"])
+@pytest.mark.parametrize("how", ["folder", "pipe", "loop", "nowhere"])
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -95,6 +96,12 @@ def test_what_is_no_file_is_named_and_not_waited_for(command, name, how, capsys,
     replaced(folder / name, how)
     arguments = [command] if command == "report" else [command, "toy"]
     assert str(folder / name) in refused(arguments, folder, capsys)
+
+
+def test_a_run_that_cannot_write_leaves_the_folder_as_it_was(capsys, studies):
+    folder = Path("kondo-runs/toy")
+    (folder / "curves.csv.gz").mkdir(parents=True)
+    assert "curves.csv.gz: it is a folder" in refused(["run", "toy"], folder, capsys)
 
 
 def stopped(studies):

@@ -114,6 +114,8 @@ def _close_in_children(file: io.FileIO) -> None:
 
 def check_regular(path: Path) -> None:
     """Raise a DamagedFileError unless `path` is a file: reading a pipe would wait for ever."""
+    if path.is_symlink() and not path.exists():
+        raise DamagedFileError(f"{path} is damaged (a link that leads to no file).")
     if not stat.S_ISREG(path.stat().st_mode):
         raise DamagedFileError(f"{path} is damaged (a folder, a pipe or a device, not a file).")
 

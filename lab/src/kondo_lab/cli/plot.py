@@ -1,6 +1,7 @@
 """`kondo plot STUDY`: analyse the records of a run again."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ def _newest(study: "Study") -> Path:
     written = {
         path: max(file.lstat().st_mtime for file in files)
         for path in (*runs, *kept)
-        if (files := [*path.glob(RECORDS), *path.glob(f"{PARTS}/*.csv.gz")])
+        if (files := [*filter(os.path.lexists, [path / RECORDS]), *path.glob(f"{PARTS}/*.csv.gz")])
     }
     if not written:
         raise CommandError(

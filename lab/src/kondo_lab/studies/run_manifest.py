@@ -5,6 +5,7 @@ A run resumes, or is analysed again, only where its manifest and the order agree
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def found(order: Order, fresh: Manifest) -> Manifest:
         FolderError: the folder holds another run.
         DamagedFileError: its manifest is damaged.
     """
-    if not (order.out / MANIFEST).exists():
+    if not os.path.lexists(order.out / MANIFEST):
         return fresh
     old = read_manifest(order.out)
     finished = old.get("finished", True)

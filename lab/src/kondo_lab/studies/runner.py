@@ -128,13 +128,13 @@ def reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
 
 
 def _reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
-    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
+    manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
     if manifest is not None and "study" not in manifest:
         raise FolderError(
             f"{folder} is in the older format of `kondo demo`, which this version cannot read. "
             "Its manifest.json and figure.png can be read as they are; run the demo again for more."
         )
-    if manifest is None or not ((folder / RECORDS).exists() or (folder / PARTS).exists()):
+    if manifest is None or not (os.path.lexists(folder / RECORDS) or (folder / PARTS).exists()):
         raise FolderError(f"{folder} holds no records of a run: no {MANIFEST} or no {RECORDS}.")
     try:
         size, num_seeds = manifest["size"], manifest["num_seeds"]
@@ -149,13 +149,13 @@ def _reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
             "Run it again, or use the commit in its manifest."
         )
     _check_places(folder, [*_WRITTEN, *manifest["figures"]])
-    whole = manifest["finished"] and (folder / RECORDS).exists()
+    whole = manifest["finished"] and os.path.lexists(folder / RECORDS)
     if (folder / PARTS).exists() and not whole:  # a run that was killed has not put them together
         files = part_files.all_files(folder, study.parts(settings))
         part_files.check(files)
         part_files.restore(folder, manifest.get("finished_parts", []))
         part_files.gather(folder, files)
-    if not (folder / RECORDS).exists():
+    if not os.path.lexists(folder / RECORDS):
         raise FolderError(f"{folder} holds no records of a run: no part of it was finished.")
     try:
         return _analyse(study, settings, folder, manifest)
@@ -294,6 +294,7 @@ def _claimed(order: Order, settings: Any, files: Sequence[Path]) -> Iterator[Man
     """Give the manifest of this run, new or resumed; no other run may use the folder meanwhile."""
     fresh = new_manifest(order, settings)
     found(order, fresh)  # a refusal leaves the folder as it was
+    _check_places(order.out, _WRITTEN)
     try:
         (order.out / PARTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
