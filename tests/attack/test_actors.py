@@ -176,7 +176,7 @@ class Run:
         assert last["event"] == "finished", last
         assert last["balanced"], last
         assert last["duplicates"] == 0, last
-        assert last["step"] == load(self.home)["step"] == newest_step(self.home)
+        assert last["step"] == load(self.home)["step"] == last_step(self.home)
 
     def _check_gone(self, besides):
         """Check that no process of the run is left; a stopped learner must not wake up later."""
@@ -260,8 +260,9 @@ def lines(home):
     return [json.loads(line) for line in content.split(b"\n")[:-1]]
 
 
-def newest_step(home):
-    return max((line["step"] for line in lines(home) if "orders" in line), default=0)
+def last_step(home):
+    """Return the step that was logged last: a resumed run makes those since its checkpoint anew."""
+    return next((line["step"] for line in reversed(lines(home)) if "orders" in line), 0)
 
 
 def load(home):
