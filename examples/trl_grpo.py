@@ -3,8 +3,7 @@
 Install, in a checkout:  pip install '.[trl]'
 Run:                     python examples/trl_grpo.py [--gate unbiased:0.25] [--steps 30]
 
-It trains twice: with TRL's own trainer, and with a gate. Only `make_trainer` knows of kondo. The
-gated trainer runs kondo.check on its first batch by itself (`kondo_check=False` leaves it out).
+It trains twice: with TRL's own trainer, and with a gate, whose trainer runs `kondo.check` once.
 
 Expect TRL's log of every step, then two lines, after 12 s of CPU time (other CPUs give other
 digits). At equal steps the gated run learns less and differentiates a quarter of the tokens:
