@@ -89,6 +89,7 @@ def alone(model, optimizer, rows, gate, generator):
         (contexts, actions),
         advantages,
         gate=gate,
+        group="local",
         options=kondo.Options(generator=generator),
     )
     if not report.empty:
