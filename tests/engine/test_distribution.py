@@ -235,22 +235,32 @@ def test_a_plan_judges_the_noise_of_densities_from_their_mode():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("given", [False, True])
-def test_the_entropy_of_a_density_is_that_of_its_own_log_probs(given, masked):
+@pytest.mark.parametrize("rate", [0.2, 0.9])  # the promising rows are enough, or all are screened
+@pytest.mark.parametrize("how", ["given", "all", "promising"])
+def test_the_entropy_of_a_density_is_that_of_its_own_log_probs(how, rate, masked):
     model, batch, advantages = gaussian_problem()
 
     def wide(seen):  # by another factor in each row
         return Independent(Normal(model.mean(seen), 1 + seen[:, :2].abs()), 1)
 
-    gate, policy = kondo.Gate(rate=0.2), kondo.DistributionPolicy(wide)
+    gate, policy = kondo.Gate(rate=rate), kondo.DistributionPolicy(wide)
     with torch.no_grad():
         found = wide(batch[0])
         own, at_mode = found.log_prob(batch[1]), found.log_prob(found.mode)
     assert float(own.mean()) != pytest.approx(float((own - at_mode).mean()), rel=0.1)
-    screen = (own, at_mode) if given else None
-    mask = torch.arange(ROWS) % 3 > 0 if masked else None
-    seen = own if mask is None else own[mask]
-    report = run_step(policy, batch, advantages, gate=gate, screen=screen, mask=mask)
+    mask = torch.arange(ROWS) % 3 > 0 if masked else torch.ones(ROWS, dtype=torch.bool)
+    report = run_step(
+        policy,
+        batch,
+        advantages,
+        gate=gate,
+        mask=mask if masked else None,
+        screen=(own, at_mode) if how == "given" else None,
+        screen_rows="promising" if how == "promising" else None,
+    )
+    some = how == "promising" and rate == 0.2
+    seen = own[mask & (advantages > 0)] if some else own[mask]
+    assert (report.rows_screened < ROWS) == (some or how == "given")
     assert report.diagnostics["entropy"] == pytest.approx(float(-seen.mean()), rel=1e-5)
 
 

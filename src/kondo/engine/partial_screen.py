@@ -43,8 +43,8 @@ class Screened(NamedTuple):
     num_rows: int
     """Rows that entered a forward."""
     at_mode: Tensor | None
-    """Log-densities at the mode that log_probs are measured from, of the screened rows; None for
-    log-probs of discrete actions."""
+    """Log-densities at the mode that log_probs are measured from, in their shape and 0 where they
+    are 0; None for log-probs of discrete actions."""
     known: bool = True
     """Whether these are log-probs, rather than stand-ins that nobody looks at."""
     elements: int | None = None
@@ -109,22 +109,28 @@ def _screen_some(inputs: Inputs, peers: ScreenPeers, run: "_Forward") -> Screene
     batch = inputs.rows.batch
     some = rows.take(batch, index)
     found = _required(peers.forwards(run, some, run.calls(some)))
-    log_probs = found.new_zeros(promising.shape[0], *found.shape[1:])
-    log_probs = log_probs.index_copy(0, index.to(found.device), found)
+    log_probs = _placed(found, index, promising.shape[0])
     # Values of the rest are known, they are 0; or nobody needs them.
     if not by_sign or _settled(inputs, peers, log_probs, run.density):
         return Screened(
             log_probs.to(inputs.device),
             promising if by_sign else None,
             run.rows,
-            run.at_mode,
+            None if run.at_mode is None else _placed(run.at_mode, index, promising.shape[0]),
             elements=_num_counted(inputs.rows.mask, log_probs, promising),
         )
     others = (~promising).nonzero().squeeze(1)
     rest = rows.take(batch, others)
     missing = _required(peers.forwards(run, rest, run.calls(rest)))
     log_probs = log_probs.index_copy(0, others.to(missing.device), missing)
-    return Screened(log_probs.to(inputs.device), None, run.rows, run.at_mode)
+    order, at_mode = torch.cat([index, others]), run.at_mode
+    at_mode = None if at_mode is None else _placed(at_mode, order, len(order))
+    return Screened(log_probs.to(inputs.device), None, run.rows, at_mode)
+
+
+def _placed(values: Tensor, index: Tensor, size: int) -> Tensor:
+    """Return values of some rows at their places among all, 0 elsewhere."""
+    return values.new_zeros(size, *values.shape[1:]).index_copy(0, index.to(values.device), values)
 
 
 def _nothing(inputs: Inputs, peers: ScreenPeers) -> Screened | None:
@@ -172,7 +178,7 @@ class _Forward:
 
     @property
     def at_mode(self) -> Tensor | None:
-        """Log-densities at the mode of all rows that were screened."""
+        """Log-densities at the mode of all rows that were screened, in the order of forwards."""
         return torch.cat(self._modes) if self._modes else None
 
     def calls(self, some: Any) -> int:

@@ -137,16 +137,11 @@ def own_counts(chosen: Selection, screened: Screened | None) -> Counts:
         counts = counts._replace(surprised=screened.elements)
     if not screened.known:
         return counts._replace(surprisal=math.nan)
-    at_mode = screened.at_mode
-    if at_mode is None:
-        return counts
-    if at_mode.shape == chosen.mask.shape:  # all rows were screened: those that count
-        at_mode = at_mode[chosen.mask.to(at_mode.device)]
-    if not at_mode.numel():
+    if screened.at_mode is None:
         return counts
     # -log pi(a) = (log pi(mode) - log pi(a)) - log pi(mode): the first is the surprisal of a gate.
-    mean = float(at_mode.mean(dtype=torch.float64))
-    return counts._replace(surprisal=counts.surprisal - mean * counts.surprised)
+    counted = torch.where(chosen.mask, screened.at_mode.to(chosen.mask.device), 0.0)
+    return counts._replace(surprisal=counts.surprisal - float(counted.sum(dtype=torch.float64)))
 
 
 def _late(trained: Trained, clock: StageClock) -> Late:
