@@ -63,27 +63,6 @@ class Parts(nn.Module):
         return CausalLMOutput(logits=self.head(self.backbone(**inputs).last_hidden_state))
 
 
-class Wrapped(nn.Module):
-    """A module around a model, as with a value head: its parts are the model's."""
-
-    def __init__(self, model, edit):
-        super().__init__()
-        self.pretrained_model, self.edit = model, edit
-        self.value = nn.Linear(models.VOCAB, 1, dtype=model.dtype)
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.pretrained_model, name)
-
-    def forward(self, input_ids, attention_mask=None, position_ids=None, **options):
-        output = self.pretrained_model(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids, **options
-        )
-        return CausalLMOutput(logits=self.edit(output.logits))
-
-
 def _layers(model):
     """Return the layers of the backbone."""
     return next(part for part in model.base_model.modules() if isinstance(part, nn.ModuleList))
@@ -200,7 +179,7 @@ def adapted(draw, model, **options):
 
 
 def wrapped(draw, model, edits=("same",)):
-    return Wrapped(model, EDITS[draw.choice(edits)])
+    return models.Wrapped(model, EDITS[draw.choice(edits)])
 
 
 _NORMS = (

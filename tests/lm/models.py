@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from transformers.modeling_outputs import CausalLMOutput
 
 from kondo.lm import TokenRows, packed_attention
 
@@ -13,6 +14,27 @@ _SIZES = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
 }  # fmt: skip
+
+
+class Wrapped(nn.Module):
+    """A module around a model, as with a value head: its parts are the model's."""
+
+    def __init__(self, model, edit):
+        super().__init__()
+        self.pretrained_model, self.edit = model, edit
+        self.value = nn.Linear(VOCAB, 1, dtype=model.dtype)
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.pretrained_model, name)
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, **options):
+        output = self.pretrained_model(
+            input_ids, attention_mask=attention_mask, position_ids=position_ids, **options
+        )
+        return CausalLMOutput(logits=self.edit(output.logits))
 
 
 def llama(**options):
