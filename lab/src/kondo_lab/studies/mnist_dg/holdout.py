@@ -73,10 +73,10 @@ def runs(
     for arm in arms:
         for seed in seeds:
             own = [each for each in records if (each.series, each.seed) == (arm, seed)]
-            yield {**shared, "arm": arm, "seed": seed, "curve": _curve(own)}
+            yield {**shared, "arm": arm, "seed": seed, "curve": curve(own)}
 
 
-def _curve(records: Sequence[Record]) -> list[dict[str, float]]:
+def curve(records: Sequence[Record]) -> list[dict[str, float]]:
     """Return what one run measured, a row for each step."""
     rows: dict[int, dict[str, float]] = {}
     for each in sorted(records, key=lambda record: record.step):
