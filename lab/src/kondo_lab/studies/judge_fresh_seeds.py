@@ -10,8 +10,8 @@
     growth  other's median cost to 25% over one's is larger at the second x than at the first, by
             10,000 resamples of the seeds; a backward pass costs as much as `factor` samples
 
-p is one-sided, by Holm within family, role, test and factor. A rule is missed where the opposite is
-as sure. A run that never gets there costs infinity; in growth the bound that is harder to call.
+p is one-sided, by Holm within family, role, test and factor; missed: the opposite is as sure. A run
+that never gets there costs infinity, and in growth whichever bound makes it harder to call.
 """
 
 import gzip
@@ -20,6 +20,7 @@ import math
 import statistics
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,14 +33,8 @@ from kondo_lab.studies.reversals import longest_of
 Row: TypeAlias = dict[str, str]
 Curve: TypeAlias = list[dict[str, float]]
 Runs: TypeAlias = dict[tuple[str, str, float], dict[int, Curve]]
-ERROR, ONLINE, TARGET, SOLVED, PROMPTS, DRAWS = (
-    "learner error",
-    "online error",
-    0.25,
-    0.05,
-    500,
-    10_000,
-)
+ERROR, ONLINE = "learner error", "online error"
+TARGET, SOLVED, PROMPTS, DRAWS = 0.25, 0.05, 500, 10_000
 
 
 def _end(curve: Curve, tokens: float) -> float:
@@ -76,10 +71,8 @@ def _compared(rule: Row, one: list[float], other: list[float]) -> tuple[float, f
         small, large = float(rule["factor"]) * np.array(one), np.array(other)
         if rule["test"] == "length":
             small, large = float(rule["factor"]) * large, np.array(one)
-        both = [
-            mannwhitneyu(small, large, alternative=a, method="asymptotic")
-            for a in ("less", "greater")
-        ]
+        ranks = partial(mannwhitneyu, small, large, method="asymptotic")
+        both = [ranks(alternative=which) for which in ("less", "greater")]
     return float(both[0].pvalue), float(both[1].pvalue)
 
 
@@ -87,48 +80,36 @@ def _growth(runs: Runs, rule: Row) -> tuple[list[float], tuple[float, float]]:
     """Return the gains at both x, p of growth and of its opposite."""
     xs, arm = [float(x) for x in rule["x"].split()], rule["other"].partition(" | ")[0]
     cost = [[np.array(_numbers(runs, rule, rule[w], x)) for w in ("other", "one")] for x in xs]
-    last = [max(c[-1]["rollouts"] for c in runs[rule["part"], arm, x].values()) for x in xs]
+    share = 1 + float(rule["factor"])
+    most = [share * max(c[-1]["rollouts"] for c in runs[rule["part"], arm, x].values()) for x in xs]
     seeds = min(len(each) for pair in cost for each in pair)
     drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
 
     def gain(at: int, which: np.ndarray, least: bool) -> np.ndarray:
         theirs, ours = (np.median(each[which], axis=-1) for each in cost[at])
-        bound = (1 + float(rule["factor"])) * last[at] if least else math.inf
-        known = ours < math.inf
-        found = np.minimum(theirs, bound) / np.where(known, ours, 1.0)
-        return np.where(known, found, 0.0 if least else math.inf)
+        found = np.minimum(theirs, most[at] if least else math.inf) / np.minimum(ours, 1e99)
+        return np.where(ours < math.inf, found, 0.0 if least else math.inf)
 
-    down = np.sum(gain(0, drawn, False) >= gain(1, drawn, True))
-    up = np.sum(gain(0, drawn, True) <= gain(1, drawn, False))
+    down = float(np.sum(gain(0, drawn, False) >= gain(1, drawn, True)))
+    up = float(np.sum(gain(0, drawn, True) <= gain(1, drawn, False)))
     gains = [float(gain(at, np.arange(seeds), True)) for at in (0, 1)]
-    return gains, (float(1 + down) / (DRAWS + 1), float(1 + up) / (DRAWS + 1))
+    return gains, ((1 + down) / (DRAWS + 1), (1 + up) / (DRAWS + 1))
 
 
 def judge(rules: list[Row], runs: Runs) -> pd.DataFrame:
     """Return the rules with n, medians (growth: gains at both x), counts, p and verdict."""
     found = pd.DataFrame(rules)
+    names = ["n", "n_other", "median", "median_other", "below", "below_other", "p", "p_opposite"]
     for place, rule in enumerate(rules):
-        one, other = (
-            _numbers(runs, rule, rule[w], float(rule["x"].split()[0])) for w in ("one", "other")
-        )
-        middle, p = [statistics.median(one), statistics.median(other)], (0.0, 0.0)
-        middle, p = (
-            _growth(runs, rule)
-            if rule["test"] == "growth"
-            else (middle, _compared(rule, one, other))
-        )
-        limit = SOLVED if rule["test"] in ("error", "solved") else math.inf
+        x, test = float(rule["x"].split()[0]), rule["test"]
+        one, other = (_numbers(runs, rule, rule[who], x) for who in ("one", "other"))
+        middle = [statistics.median(one), statistics.median(other)]
+        if test == "growth":
+            middle, p = _growth(runs, rule)
+        else:
+            p = _compared(rule, one, other)
+        limit = SOLVED if test in ("error", "solved") else math.inf
         below = [sum(value < limit for value in each) for each in (one, other)]
-        names = [
-            "n",
-            "n_other",
-            "median",
-            "median_other",
-            "below",
-            "below_other",
-            "p",
-            "p_opposite",
-        ]
         found.loc[place, names] = [len(one), len(other), *middle, *below, *p]
     for name in ("p", "p_opposite"):
         for _, family in found.groupby(["family", "role", "test", "factor"]):
@@ -137,8 +118,8 @@ def judge(rules: list[Row], runs: Runs) -> pd.DataFrame:
             found.loc[own.index, f"{name}_holm"] = by_holm
     sure = [found[name] < found["alpha"].astype(float) for name in ("p_holm", "p_opposite_holm")]
     enough = found[["n", "n_other"]].min(axis=1) >= found["least_seeds"].astype(int)
-    verdicts = np.select([~enough, sure[0], sure[1]], ["open", "met", "missed"], "open")
-    return found.assign(verdict=verdicts)
+    verdict = np.select([~enough, sure[0], sure[1]], ["open", "met", "missed"], "open")
+    return found.assign(verdict=verdict)
 
 
 if __name__ == "__main__":
@@ -146,8 +127,8 @@ if __name__ == "__main__":
     for path in map(Path, sys.argv[2:-1]):
         for line in gzip.decompress(path.read_bytes()).splitlines():
             run = json.loads(line)
-            records[run["part"], run["arm"], run["x"]][run["seed"]] = run["curve"]
+            part = run["part"].removesuffix("-pg")
+            records[part, run["arm"], run["x"]][run["seed"]] = run["curve"]
     given = pd.read_csv(sys.argv[1], dtype=str, keep_default_na=False).to_dict("records")
-    judge(given, records).to_csv(
-        sys.argv[-1], index=False, float_format="%.4g", lineterminator="\n"
-    )
+    verdicts = judge(given, records)
+    verdicts.to_csv(sys.argv[-1], index=False, float_format="%.4g", lineterminator="\n")
