@@ -1,11 +1,11 @@
-"""More runs of three studies, with seeds from 100 on, which no study has.
+"""More runs of three studies, with seeds from 100 on, which none of them reports.
 
     python -m kondo_lab.studies.fresh_seeds OUT staleness:100:125 own:100:110 --minutes 9 --commit C
 
 trains jobs (name:first:end of the seeds) in this order, and adds a JSON line per run to
 OUT/<job>.jsonl.gz: study, part, arm, k, learning rate, seed, task, device, commit, and a curve of
 (step, rollouts, passes, metrics by name). No job is begun that would end after the minutes.
-`<job>-rules.csv` in the study's folder of results/ was written before the runs and says how they
+`fresh-seeds-rules.csv` in a folder of results/ was written before the runs and says how they
 are judged, by `judge_fresh_seeds`.
 """
 
