@@ -31,15 +31,13 @@ from torch import Tensor
 import kondo
 import kondo.lm
 from harness import Row, environment, peak_bytes_cpu, peak_bytes_cuda, percentile, synchronise
-from kondo.core.prechosen import Prechosen
-from kondo.engine.screen import LogProb, screen_log_probs
-from kondo.lm import CausalLM, TokenRows, screens
-from kondo.lm.budget import BudgetGate
+from kondo.lm import BudgetGate, CausalLM, TokenRows, screens
 
 BUDGETS = (0.01, 0.03, 0.1, 0.3)
 SCREEN_RATE = 0.1
 MODELS = ("synthetic", "reversal", "qwen2-0.5b")
 DATA = Path(__file__).resolve().parent / "data"
+LogProb = Callable[[TokenRows], Tensor]
 GROUP = 8
 """Completions of one prompt."""
 
@@ -91,6 +89,12 @@ class Batch(NamedTuple):
 def batch_of(rows: TokenRows, advantages: Tensor, log_probs: Tensor) -> Batch:
     delight = kondo.delight(log_probs, advantages, mask=rows.completion_mask)
     return Batch(rows, advantages, log_probs, delight)
+
+
+@torch.no_grad()
+def log_probs_of(policy: LogProb, rows: TokenRows) -> Tensor:
+    """Return the log-probs of all rows, [N, S], without a graph."""
+    return policy(rows)
 
 
 class Choice(NamedTuple):
@@ -151,18 +155,20 @@ def choices(batch: Batch, budget: float) -> list[Choice]:
         found.append(Choice("top", "sequence", kondo.Gate(rate=count / size)))
     if count := most_within(random_rows, size, rows, capacity):
         chosen = random_rows(count).any(1)
-        found.append(Choice("random", "sequence", Prechosen(chosen)))
+        found.append(Choice("random", "sequence", kondo.Choice.of(chosen)))
     return found
 
 
 def keep_of(choice: Choice, batch: Batch) -> Tensor:
     """Return the tokens a choice keeps, bool [N, S]."""
-    delight, mask = batch.delight, batch.rows.completion_mask
-    if choice.unit == "token":
-        keep: Tensor = choice.gate(delight, mask, None).keep
-        return keep
-    rows: Tensor = choice.gate(delight.sum(1), mask.any(1), None).keep
-    return rows.unsqueeze(1) & mask
+    selection = kondo.select(
+        batch.log_probs,
+        batch.advantages,
+        gate=choice.gate,
+        mask=batch.rows.completion_mask,
+        unit=choice.unit,
+    )
+    return selection.elements.keep
 
 
 def selection_numbers(choice: Choice, batch: Batch) -> dict[str, Any]:
@@ -362,7 +368,7 @@ def line(cost: Cost, baseline: Cost, shared: dict[str, Any], **own: Any) -> Line
 
 
 def bench_selection(batch: Batch, repeats: int, shared: dict[str, Any]) -> Iterator[Line]:
-    """Compare selections on delight alone; the time is that of the gate."""
+    """Compare selections on delight alone; the time is that of `kondo.select`."""
     device = batch.log_probs.device
     for budget in BUDGETS:
         found = choices(batch, budget)
@@ -449,7 +455,9 @@ def bench_screens(
     """Compare screens: forward time, agreement of the kept sets, cosine of the gradients."""
 
     def forward(screen: Tensor | LogProb | None) -> Tensor:
-        return screen_log_probs(lm.log_prob, batch.rows, screen=screen)
+        if isinstance(screen, Tensor):
+            return screen
+        return log_probs_of(lm.log_prob if screen is None else screen, batch.rows)
 
     contenders: dict[str, Tensor | LogProb | None] = {"exact": None, **found}
     calls = [partial(forward, screen) for screen in contenders.values()]
@@ -508,7 +516,7 @@ def sampler_log_probs(lm: CausalLM, rows: TokenRows) -> Tensor:
     """Return what a bfloat16 sampler with the same weights would have recorded."""
     half = copy.deepcopy(lm)
     half.module.to(torch.bfloat16)
-    return screen_log_probs(half.log_prob, rows)
+    return log_probs_of(half.log_prob, rows)
 
 
 def describe(batch: Batch, **words: Any) -> dict[str, Any]:
@@ -542,7 +550,7 @@ def run_reversal(options: argparse.Namespace, where: dict[str, Any]) -> Iterator
     batches = []
     for seed in range(2 if options.quick else 4):
         rows, advantages = rollout(lm, num_rows, longest, seed=4 + seed)
-        batches.append(batch_of(rows, advantages, screen_log_probs(lm.log_prob, rows)))
+        batches.append(batch_of(rows, advantages, log_probs_of(lm.log_prob, rows)))
     batch = batches[0]
     words = {"size": f"{layers} layers of {width}", "trained": f"{steps} steps", "dtype": "float32"}
     shared = where | describe(batch, **words) | {"model": "reversal"}
@@ -581,7 +589,7 @@ def run_qwen(options: argparse.Namespace, where: dict[str, Any]) -> Iterator[Lin
     rows = TokenRows(input_ids=ids, attention_mask=place >= 0, completion_mask=place >= 128)
     rows = _rows_to(rows, options.device)
     advantages = torch.randn(128, generator=draws).to(options.device)
-    batch = batch_of(rows, advantages, screen_log_probs(lm.log_prob, rows))
+    batch = batch_of(rows, advantages, log_probs_of(lm.log_prob, rows))
     shared = where | describe(batch, weights="random", dtype="bfloat16") | {"model": "qwen2-0.5b"}
     found = low_precision(lm) | {f"truncated-{k}": screens.truncated(lm, k) for k in (6, 12, 18)}
     yield from bench_screens(lm, batch, found, options.repeats, shared)

@@ -195,7 +195,7 @@ def ranked_loop(name: str, quick: bool) -> Loop:
             gate=gate,
             screen=screen,
             group="world",
-            options=kondo.Options(backward_fn=backward),
+            options=kondo.Options(module=wrapped, backward_fn=backward),
         )
 
     def forward() -> None:

@@ -68,6 +68,7 @@ def own_rows(work: Workload, rank: int) -> Workload:
 
     return dataclasses.replace(
         work,
+        model=wrapped,
         log_prob=log_prob,
         batch=tuple(part[order] for part in work.batch),
         advantages=torch.randn(work.rows, generator=data),
@@ -101,7 +102,9 @@ def contenders_for(work: Workload, rates: Sequence[float]) -> list[Contender]:
         Contender(name=FORWARD, rate=1.0, step=forward, limit=None),
     ]
     exact_limit, free_limit = (lambda f, rho: 1 / (f + rho)), (lambda f, rho: 1 / rho)
-    alone, together = (partial(kondo.backward, group=group) for group in ("local", "world"))
+    options = kondo.Options(module=work.model)
+    alone = partial(kondo.backward, group="local", options=options)
+    together = partial(kondo.backward, group="world", options=options)
     for rate in rates:
         found += [
             Contender(name=ALONE, rate=rate, step=gated(alone, rate, None), limit=exact_limit),

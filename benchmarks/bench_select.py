@@ -1,4 +1,4 @@
-"""What choosing costs: the stage `select` of a step alone, by gate and number of units.
+"""What choosing costs: `kondo.select` and its rows, by gate and number of units.
 
     python benchmarks/bench_select.py --device cuda           # data/select_cuda.csv
     python benchmarks/bench_select.py --quick --out /tmp/select.csv
@@ -21,7 +21,6 @@ from torch import Tensor
 
 import kondo
 from harness import environment, percentile, synchronise
-from kondo.engine.select import Selection, select
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "delight"
@@ -65,8 +64,12 @@ def measure(shape: tuple[int, int, Any], rounds: int, device: torch.device) -> l
     log_probs, advantages = problem(num_rows, width, device)
     generator = torch.Generator().manual_seed(0) if unit == "sequence" else None
 
-    def call(name: str) -> Selection:
-        return select(log_probs, advantages, gate=GATES[name], unit=unit, generator=generator)
+    def call(name: str) -> kondo.Selection:
+        selection = kondo.select(
+            log_probs, advantages, gate=GATES[name], unit=unit, generator=generator
+        )
+        selection.rows  # noqa: B018  # reads the device
+        return selection
 
     kept = {name: call(name).counts for name in GATES}
     reads = {name: reads_of(lambda name=name: call(name)) for name in GATES}

@@ -37,7 +37,6 @@ sys.path.insert(0, str(TESTS))
 import kondo  # noqa: E402
 from harness import Row, environment, percentile, write_csv  # noqa: E402
 from integrations.verl.worker_runs import DEFAULTS, ENVIRONMENT  # noqa: E402
-from kondo.engine.select import Selection, select  # noqa: E402
 from kondo.integrations.verl.update_plan import Plan, make_plan, mini_batches  # noqa: E402
 
 VERL, KONDO = "verl", "kondo"
@@ -103,10 +102,10 @@ class Bench:
         self.seen[0] += kwargs["attention_mask"].shape[0]
         self.seen[1] += int(kwargs["attention_mask"].sum())
 
-    def select(self, rate: float) -> Selection:
+    def select(self, rate: float) -> kondo.Selection:
         """Gate the rows by delight, which leaves nothing to chance."""
         mask = self.rows["response_mask"].to_padded_tensor(0).bool()
-        return select(
+        return kondo.select(
             self.rows["old_log_probs"].to_padded_tensor(0.0),
             self.rows["advantages"].to_padded_tensor(0.0),
             gate=kondo.Gate(rate=rate),
@@ -114,12 +113,17 @@ class Bench:
             mask=mask,
         )
 
-    def plan(self, chosen: Selection) -> Plan:
+    def plan(self, chosen: kondo.Selection) -> Plan:
         """Return what the trainer's plan would be."""
         epochs = mini_batches(self.num_rows, size=self.num_rows, ranks=1, epochs=1)
-        keep, weight = chosen.choice.keep, chosen.choice.weight
         return make_plan(
-            keep, weight, self.sizes, self.counted, epochs, ranks=1, micro_batch=self.micro
+            chosen.keep,
+            chosen.weight,
+            self.sizes,
+            self.counted,
+            epochs,
+            ranks=1,
+            micro_batch=self.micro,
         )
 
     def update(self, rate: float | None, rows: Any = None) -> None:
@@ -175,7 +179,7 @@ class Bench:
 
     def check_gradient(self, rate: float) -> None:
         """End the run unless our gradient is verl's with the advantages of skipped rows at 0."""
-        keep = self.select(rate).choice.keep
+        keep = self.select(rate).keep
         masked = self.rows.clone()
         values = [
             row * float(kept)

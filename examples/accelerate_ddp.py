@@ -60,8 +60,11 @@ class Learner:
         # Two processes: the model comes back in DistributedDataParallel.
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.group = "world" if accelerator.num_processes > 1 else None
-        # Draws of the gate; every process takes those of the first.
-        self.generator = torch.Generator().manual_seed(0)
+        self.options = kondo.Options(
+            module=self.model,
+            backward_fn=accelerator.backward,
+            generator=torch.Generator().manual_seed(0),  # every process takes those of the first
+        )
 
     def log_prob(self, rows: tuple[Tensor, Tensor]) -> Tensor:
         """Return log pi(action | context)."""
@@ -79,7 +82,7 @@ class Learner:
             advantages,
             gate=self.gate,
             group=self.group,
-            options=kondo.Options(backward_fn=self.accelerator.backward, generator=self.generator),
+            options=self.options,
         )
         if not report.empty:  # the same on every process
             self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -108,8 +111,13 @@ def main() -> None:
         rewards = (actions == right).float()
         mean = accelerator.gather(rewards).mean()  # the baseline is that of all rows
         if number == 0:  # once: can rows be dropped from this policy?
-            rows = (contexts, actions)
-            kondo.check(learner.log_prob, rows, rewards - mean, group=learner.group)
+            kondo.check(
+                learner.log_prob,
+                (contexts, actions),
+                rewards - mean,
+                group=learner.group,
+                options=learner.options,
+            )
         report = learner.step(contexts, actions, rewards - mean)
         seen, trained = seen + report.rows_seen, trained + report.rows_trained
         skipped += report.empty

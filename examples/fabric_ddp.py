@@ -59,8 +59,11 @@ class Learner:
         # Two processes: the model comes back with DistributedDataParallel inside.
         self.model, self.optimizer = fabric.setup(model, optimizer)
         self.group = "world" if fabric.world_size > 1 else None
-        # Draws of the gate; every process takes those of the first.
-        self.generator = torch.Generator().manual_seed(0)
+        self.options = kondo.Options(
+            module=self.model,
+            backward_fn=fabric.backward,
+            generator=torch.Generator().manual_seed(0),  # every process takes those of the first
+        )
 
     def log_prob(self, rows: tuple[Tensor, Tensor]) -> Tensor:
         """Return log pi(action | context)."""
@@ -78,7 +81,7 @@ class Learner:
             advantages,
             gate=self.gate,
             group=self.group,
-            options=kondo.Options(backward_fn=self.fabric.backward, generator=self.generator),
+            options=self.options,
         )
         if not report.empty:  # the same on every process
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=1.0)
@@ -108,8 +111,13 @@ def main() -> None:
         rewards = (actions == right).float()
         mean = fabric.all_gather(rewards).mean()  # the baseline is that of all rows
         if number == 0:  # once: can rows be dropped from this policy?
-            rows = (contexts, actions)
-            kondo.check(learner.log_prob, rows, rewards - mean, group=learner.group)
+            kondo.check(
+                learner.log_prob,
+                (contexts, actions),
+                rewards - mean,
+                group=learner.group,
+                options=learner.options,
+            )
         report = learner.step(contexts, actions, rewards - mean)
         seen, trained = seen + report.rows_seen, trained + report.rows_trained
         skipped += report.empty

@@ -112,12 +112,15 @@ def main() -> None:
         found = model(ids[:, :-1])[:, LENGTH:]
         return found.gather(2, ids[:, LENGTH + 1 :, None]).squeeze(2)
 
+    # The gate chooses among the rows of all ranks.
+    given = {"unit": "sequence", "group": "world", "options": kondo.Options(module=model)}
     for step in range(first + 1, options.steps + 1):
         ids, log_probs = sample(model, step)
         rewards = reward(ids)
         advantages = kondo.advantage.group_mean(rewards, NUM_ANSWERS)
         if step == 1:  # can rows be dropped from this policy?
-            kondo.check(log_prob, ids, advantages, unit="sequence", group="world")
+            kondo.check(log_prob, ids, advantages, **given)
+        torch.manual_seed(step)  # for the gate's draws
         optimizer.zero_grad()
         report = kondo.backward(
             log_prob,
@@ -125,9 +128,7 @@ def main() -> None:
             advantages,
             gate=gate,
             screen=None if gate is None else log_probs,
-            unit="sequence",
-            group="world",  # the gate chooses among the rows of all ranks
-            options=kondo.Options(generator=torch.Generator().manual_seed(step)),
+            **given,
         )
         if not report.empty:  # the same on every rank
             optimizer.step()

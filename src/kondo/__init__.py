@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kondo.core import advantage, losses, signals
-    from kondo.core.contract import BaseGate, Choice
+    from kondo import actors, lm, ranks, rows
+    from kondo.core import advantage, losses, quantiles, ratios, sampling, signals
+    from kondo.core.base_gate import BaseGate, Choice, Unit
     from kondo.core.delight import delight, surprisal
     from kondo.core.diagnostics import diagnostics
     from kondo.core.gates import Gate
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
     from kondo.core.variance import VarianceGate
     from kondo.engine.check import CheckError, CheckWarning, check
     from kondo.engine.distribution import DistributionPolicy
+    from kondo.engine.group import Group
+    from kondo.engine.monitor import monitor
     from kondo.engine.options import Options
     from kondo.engine.planner import Plan, plan
+    from kondo.engine.policy import Policy
     from kondo.engine.report import Report
+    from kondo.engine.select import select
+    from kondo.engine.selection import Selection
     from kondo.engine.step import backward
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "BaseGate",
@@ -33,26 +39,50 @@ __all__ = [
     "Choice",
     "DistributionPolicy",
     "Gate",
+    "Group",
     "Options",
     "Plan",
+    "Policy",
     "Report",
+    "Selection",
     "UnbiasedGate",
+    "Unit",
     "VarianceGate",
+    "actors",
     "advantage",
     "backward",
     "check",
     "delight",
     "diagnostics",
+    "lm",
     "losses",
+    "monitor",
     "parse_gate",
     "plan",
+    "quantiles",
+    "ranks",
+    "ratios",
+    "rows",
+    "sampling",
+    "select",
     "signals",
     "surprisal",
 ]
 
-_MODULES = ("core", "engine", "core.advantage", "core.losses", "core.signals")
+_MODULES = {
+    "actors": "actors",
+    "advantage": "core.advantage",
+    "lm": "lm",
+    "losses": "core.losses",
+    "quantiles": "core.quantiles",
+    "ranks": "ranks",
+    "ratios": "core.ratios",
+    "rows": "rows",
+    "sampling": "core.sampling",
+    "signals": "core.signals",
+}
 _HOMES = {
-    "core.contract": ("BaseGate", "Choice"),
+    "core.base_gate": ("BaseGate", "Choice", "Unit"),
     "core.delight": ("delight", "surprisal"),
     "core.diagnostics": ("diagnostics",),
     "core.gates": ("Gate",),
@@ -61,9 +91,14 @@ _HOMES = {
     "core.variance": ("VarianceGate",),
     "engine.check": ("CheckError", "CheckWarning", "check"),
     "engine.distribution": ("DistributionPolicy",),
+    "engine.group": ("Group",),
+    "engine.monitor": ("monitor",),
     "engine.options": ("Options",),
     "engine.planner": ("Plan", "plan"),
+    "engine.policy": ("Policy",),
     "engine.report": ("Report",),
+    "engine.select": ("select",),
+    "engine.selection": ("Selection",),
     "engine.step": ("backward",),
 }
 
@@ -73,21 +108,21 @@ if find_spec("numpy") is None:
 
 
 def _load() -> None:
-    """Import every public name into this module."""
-    for path in _MODULES:
-        globals()[path.rpartition(".")[2]] = importlib.import_module(f"{__name__}.{path}")
+    """Import every class and function into this module."""
     for path, names in _HOMES.items():
         module = importlib.import_module(f"{__name__}.{path}")
         globals().update({name: getattr(module, name) for name in names})
 
 
 def __getattr__(name: str) -> Any:
-    # All at once: whoever uses one name finds the others, and their modules, as after an import.
-    if name in (*__all__, "core", "engine"):
+    if name in _MODULES:  # each by itself: actors, ranks and language models take time
+        globals()[name] = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    elif name in __all__:
         _load()
-        return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return ["__version__", *__all__]

@@ -1,4 +1,4 @@
-"""Arguments of commands that name a file or a folder."""
+"""Paths of a command line."""
 
 import argparse
 from pathlib import Path

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import kondo
-from kondo.core.contract import BaseGate, Choice
+from kondo.core.base_gate import BaseGate, Choice
 from oracles import budget as knapsack
 from oracles import causal, core, sampling, variance
 

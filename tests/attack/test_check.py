@@ -40,6 +40,17 @@ class Remembers(kondo.Gate):
         self.calls = state["calls"]
 
 
+class Owner(nn.Module):
+    """Has a problem's network, and its log-probs as a method."""
+
+    def __init__(self, problem):
+        super().__init__()
+        self.net, self.function = problem.net, problem.log_prob
+
+    def log_prob(self, rows):
+        return self.function(rows)
+
+
 class Problem:
     """A random policy, sound or with one fault, and what it is checked with."""
 
@@ -58,6 +69,7 @@ class Problem:
         self.mask = mask if fault is None and draw.random() < 0.3 else None
         self.generator = torch.Generator().manual_seed(3)
         self.gate = draw.choice([None, Remembers(rate=0.5), kondo.UnbiasedGate(rate=0.5)])
+        self.method = Owner(self).log_prob
 
     def _net(self):
         names = {**PARTS, **(OF_SEQUENCES if self.length else {})}
@@ -90,14 +102,16 @@ class Problem:
         return self.bend(wide.log_softmax(-1).gather(-1, fields["actions"][..., None]).squeeze(-1))
 
     def check(self):
+        """Check the function, which names its module, or a method of a module."""
+        named = self.draw.random() < 0.5
         kondo.check(
-            self.log_prob,
+            self.log_prob if named else self.method,
             self.batch,
             self.advantages,
             gate=self.gate,
             unit=self.unit,
             mask=self.mask,
-            options=kondo.Options(generator=self.generator),
+            options=kondo.Options(generator=self.generator, module=self.net if named else None),
         )
 
     def world(self):
@@ -166,7 +180,7 @@ def train(problem):
 def plan(problem):
     """Measure the policy, which must leave as little behind."""
     before = problem.world()
-    kondo.plan(problem.log_prob, problem.batch, rates=(0.5,), repeats=1)
+    kondo.plan(problem.method, problem.batch, rates=(0.5,), repeats=1)
     unchanged(problem, before)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kondo
-from kondo.core.rules import with_free_reads
+from kondo.core.sampling import with_free_reads
 from oracles import core, sampling, variance
 from tolerances import TOLERANCES, assert_close
 

@@ -1,11 +1,11 @@
-"""kondo.core._checks: every refusal names the argument; broadcasting is by row and nothing else."""
+"""kondo.arguments: every refusal names the argument; broadcasting is by row and nothing else."""
 
 import math
 
 import pytest
 import torch
 
-from kondo.core import _checks as checks
+from kondo import arguments as checks
 
 SHAPE = torch.Size([2, 3])
 

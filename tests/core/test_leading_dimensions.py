@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.strategies import tensors
 from kondo import Gate, UnbiasedGate, VarianceGate
-from kondo.core import rules
+from kondo.core import quantiles, sampling
 from kondo.core.rolling_price import MAX_VALUES_PER_STEP, RollingPrice
 from no_reads import NoReads
 from tolerances import assert_close
@@ -99,16 +99,16 @@ def test_counts_may_differ_between_members(values, count, bits):
     able = torch.tensor([bool(bits >> place & 1) for place in range(6)])
     both, counts = torch.stack([values, -values]), torch.tensor([[count], [6 - count]])
     ables = torch.stack([able, ~able])
-    keep, price = rules.highest(both, ables, counts)
+    keep, price = quantiles.highest(both, ables, counts)
     for row in range(2):
-        alone, lowest = rules.highest(both[row], ables[row], int(counts[row]))
+        alone, lowest = quantiles.highest(both[row], ables[row], int(counts[row]))
         assert torch.equal(alone, keep[row])
         assert torch.equal(lowest, price[row])
         assert int(alone.sum()) == min(int(counts[row]), int(ables[row].sum()))
         assert not bool((alone & ~ables[row]).any())
-    lots = rules.lottery(torch.arange(6), salt=both)
+    lots = sampling.lottery(torch.arange(6), salt=both)
     counts = torch.minimum(counts, ables.sum(-1, keepdim=True))
-    keep = rules.most_variance(both, ables, counts, lots)
+    keep = quantiles.most_variance(both, ables, counts, lots)
     assert keep.sum(-1).tolist() == counts.squeeze(-1).tolist()
     assert not bool((keep & ~ables).any())
 
@@ -116,7 +116,7 @@ def test_counts_may_differ_between_members(values, count, bits):
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])
 def test_sums_on_a_device_are_those_of_the_cpu(size, device):
     values = torch.randn(2, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert_close(rules.running_sum(values.to(device)).cpu(), values.cumsum(-1))
+    assert_close(sampling.running_sum(values.to(device)).cpu(), values.cumsum(-1))
 
 
 def test_a_window_summarises_each_member_by_itself():

@@ -81,7 +81,7 @@ def test_every_signal_has_a_name(name):
         ("kondo.nowhere:Gate", "cannot be imported"),
         ("kondo.core.gates:Nothing", "cannot be imported"),
         ("kondo.core.delight:delight", "refused: delight"),
-        (0.03, "gate spec must be text, got 0.03"),
+        (0.03, "write gate=kondo.UnbiasedGate.rate=0.03."),
     ],
 )
 def test_what_is_no_spec_is_refused_with_its_reason(spec, why):

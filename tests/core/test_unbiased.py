@@ -12,8 +12,7 @@ import kondo
 import zoo
 from core.strategies import masked, rates, signed, tensors
 from kondo import UnbiasedGate
-from kondo.core.prechosen import Prechosen
-from kondo.core.rules import reads_are_free, with_free_reads
+from kondo.core.sampling import reads_are_free, with_free_reads
 from kondo.core.unbiased import systematic
 from oracles import sampling
 from tolerances import assert_close
@@ -110,7 +109,7 @@ def test_the_expected_gradient_is_the_dense_one():
     whole = gradient(None)
     expected = torch.zeros_like(whole)
     for chance, choice in every_draw(UnbiasedGate(rate=0.4), values):
-        expected += chance * gradient(Prechosen(choice.keep, weight=choice.weight))
+        expected += chance * gradient(choice)
     assert_close(expected, whole)
 
 

@@ -11,7 +11,7 @@ import kondo
 import zoo
 from core.strategies import distinct_delights, masked, permutations, rates, signed, tensors
 from kondo import VarianceGate
-from kondo.core.rules import lottery
+from kondo.core.sampling import lottery
 from oracles import engine as dense
 from oracles.variance import (
     best_sets,

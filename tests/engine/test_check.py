@@ -39,6 +39,11 @@ def policy_of(net):
     return lambda rows: taken(net(rows[0]), rows[1])
 
 
+def told(net):
+    """Return the option that names the modules of a plain function."""
+    return {"options": kondo.Options(module=net)}
+
+
 ADVANTAGES = torch.randn(SIZE, generator=torch.Generator().manual_seed(2))
 
 
@@ -90,7 +95,8 @@ class SumOfRowsBefore(nn.Module):
     "layer", [nn.BatchNorm1d(8), OverBatch(), MeanOverRows(), SumOfRowsBefore(), PlaceInBatch()]
 )
 def test_rows_that_depend_on_other_rows_or_their_place_are_found(layer):
-    text = found(policy_of(mlp(layer)))
+    net = mlp(layer)
+    text = found(policy_of(net), **told(net))
     assert "depend on the o" in text  # the other rows, or the order
     assert "gated gradient" in text
 
@@ -125,9 +131,39 @@ def test_padding_that_leaks_is_found():
 def test_dropout_of_a_function_is_found_and_that_of_a_module_is_sound():
     net, dropped = mlp(), mlp(nn.Dropout(0.5))
     always = lambda rows: taken(nn.functional.dropout(net(rows[0]), 0.5), rows[1])  # noqa: E731
-    assert "draws random numbers in evaluation mode" in found(always)
-    passes(policy_of(dropped))
+    text = found(always, **told(net))
+    assert "draws random numbers in evaluation mode" in text
+    assert "Dropout of a plain function is always on" in text
+    passes(policy_of(dropped), **told(dropped))
     assert dropped[1].training
+
+
+REMEDY = "A plain function runs as it is"
+"""What is said where no module was named."""
+
+
+def test_dropout_of_a_plain_function_s_module_is_found_and_the_remedy_helps():
+    net = mlp(nn.Dropout(0.5))
+    text = found(policy_of(net))
+    assert "draws random numbers in the screen" in text
+    assert f"{REMEDY}, with dropout" in text
+    assert "options=kondo.Options(module=net)" in text
+    assert all(part.training for part in net.modules())
+    passes(policy_of(net), **told(net))
+    passes(policy_of(net), options=kondo.Options(module=[net[1]]))
+    passes(policy_of(net.eval()))
+
+
+def test_batch_norm_of_a_plain_function_is_found():
+    net, (states, actions) = mlp(nn.BatchNorm1d(8)), batch_of()
+    text = found(policy_of(net))  # torch refuses a single row
+    assert "Expected more than 1 value per channel when training" in text
+    assert f"It was called with one row alone. {REMEDY}" in text
+    pixels = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.BatchNorm2d(1), nn.Flatten(), mlp())
+    text = found(policy_of(pixels), (states, actions))
+    assert "depend on the other rows" in text
+    assert "batch norm in training mode" in text.lower()
+    passes(policy_of(net.eval()))
 
 
 class RunningMean(nn.Module):
@@ -146,20 +182,22 @@ class RunningMean(nn.Module):
 
 def test_a_normaliser_that_updates_in_every_forward_is_named_and_put_back():
     net = mlp(RunningMean(0.1))
-    assert "a forward changes 1.mean" in found(policy_of(net))
+    assert "a forward changes 1.mean" in found(policy_of(net), **told(net))
     assert net[1].mean.eq(0).all()
+    assert "State that is no buffer of a module could not be put back" in found(policy_of(net))
+    assert net[1].mean.ne(0).any()  # nobody named the module
 
 
 def test_a_normaliser_that_moves_too_little_to_be_seen_in_answers_is_named():
     net = mlp(RunningMean(1e-7))
-    text = found(policy_of(net))
+    text = found(policy_of(net), **told(net))
     assert "A forward changes 1.mean, also in evaluation mode" in text
     assert "gated gradient" not in text
 
 
 def test_a_normaliser_in_float64_is_named():
     net, (states, actions) = mlp(RunningMean(0.1)).double(), batch_of()
-    text = found(policy_of(net), (states.double(), actions))
+    text = found(policy_of(net), (states.double(), actions), **told(net))
     assert "a forward changes 1.mean" in text
 
 
@@ -172,9 +210,9 @@ def test_statistics_that_a_training_forward_collects_are_named():
 
     net = mlp(Collects(0.1))
     assert "A forward changes 1.mean, so a gated step fills it from kept rows" in found(
-        policy_of(net)
+        policy_of(net), **told(net)
     )
-    passes(policy_of(net.eval()))
+    passes(policy_of(net.eval()), **told(net))
 
 
 def test_a_parameter_that_a_forward_changes_is_named():
@@ -185,7 +223,7 @@ def test_a_parameter_that_a_forward_changes_is_named():
             net[0].weight.mul_(1.01)
         return taken(net(rows[0]), rows[1])
 
-    assert "a forward changes 0.weight" in found(log_prob)
+    assert "a forward changes 0.weight" in found(log_prob, **told(net))
 
 
 def test_a_hidden_counter_is_found_and_said_not_to_be_put_back():
@@ -430,9 +468,10 @@ def test_a_parameter_that_learns_from_skipped_rows_alone_is_named():
     def log_prob(rows):
         return taken(Detaches.apply(net(rows[0])) + bias, rows[1])
 
-    text = found(log_prob)
+    text = found(log_prob, **told(net))
     assert "The gated gradient is not that of the masked dense loss in 4 of 5 parameters" in text
-    assert "0.weight" in text
+    assert "first in 0.weight" in text
+    assert "first in a parameter of shape [" in found(log_prob)
 
 
 def test_a_loss_that_teaches_nothing_is_warned_of():
@@ -562,7 +601,7 @@ def test_a_gradient_of_rounding_alone_passes():
 
 def test_dropout_that_moves_log_probs_by_less_than_half_precision_rounds_passes():
     net = mlp(AttentionDropout()).bfloat16()
-    passes(lambda rows: taken(0.1 * net(rows[0].bfloat16()).float(), rows[1]))
+    passes(lambda rows: taken(0.1 * net(rows[0].bfloat16()).float(), rows[1]), **told(net))
     assert net.training
 
 
@@ -663,7 +702,7 @@ def test_nothing_is_left_behind():
         net[1].running_mean.add_(1.0)
         return taken(net(rows[0]), rows[1])
 
-    options = kondo.Options(generator=generator)
+    options = kondo.Options(generator=generator, module=net)
     found(unruly, gate=gate, options=options)
     kondo.check(policy_of(mlp()), batch_of(), ADVANTAGES, gate=gate, options=options)
     after = world()
@@ -695,10 +734,9 @@ class Crowded(Policy):
     """A policy that runs rows of up to 16 tokens in all at once, and else makes more forwards."""
 
     def __init__(self, log_prob):
-        super().__init__(self.counted)
         self.rows, self.tokens = log_prob, []
 
-    def counted(self, rows):
+    def log_prob(self, rows):
         self.tokens.append(int(rows[2].sum()))
         return self.rows(rows)
 

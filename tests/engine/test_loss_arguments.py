@@ -8,7 +8,6 @@ import torch
 
 import kondo
 import zoo
-from kondo.core.prechosen import Prechosen
 from kondo.engine.compact import MicroBatch
 from kondo.engine.loss_arguments import sequence_index, takes_sequences
 from no_reads import NoReads
@@ -76,7 +75,7 @@ def test_a_gate_by_chosen_rows_and_weights_multiplies_the_sequence_s_weight():
         log_prob,
         batch,
         advantages,
-        gate=Prechosen(rows, weight=weight),
+        gate=kondo.Choice.of(rows)._replace(weight=weight),
         mask=mask,
         unit="sequence",
         loss=CAPPED,
@@ -193,7 +192,7 @@ def test_a_compaction_that_flattens_says_which_row_an_element_belongs_to():
         return log_prob([rows[0]])[rows[1], rows[2]] if isinstance(rows, tuple) else log_prob(rows)
 
     given = {
-        "gate": Prechosen(keep.any(1)),
+        "gate": kondo.Choice.of(keep.any(1)),
         "mask": mask,
         "unit": "sequence",
         "loss": CAPPED,

@@ -5,6 +5,7 @@ import math
 import numpy
 import pytest
 import torch
+from torch import nn
 
 import kondo
 
@@ -33,6 +34,9 @@ def step(**options):
         ({"denominator": math.nan}, "denominator must be .* got nan"),
         ({"denominator": True}, "denominator must be .* got True"),
         ({"denominator": "3"}, "denominator must be .* got '3'"),
+        ({"module": len}, "module must be a torch.nn.Module, or a list of some, got builtin"),
+        ({"module": [nn.Linear(1, 1), "net"]}, "module must be .* a list of some, got str"),
+        ({"module": {"net": 1}}, "module must be .* a list of some, got dict"),
     ],
     ids=str,
 )
@@ -53,3 +57,18 @@ def test_what_an_option_cannot_be_is_refused(options, message):
 )
 def test_numbers_of_numpy_are_numbers(options):
     assert step(**options).kept == 4
+
+
+def test_modules_are_one_several_or_none():
+    one, other = nn.Linear(1, 1), nn.Tanh()
+    assert kondo.Options().modules == ()
+    assert kondo.Options(module=one).modules == (one,)
+    assert kondo.Options(module=[one, other]).modules == (one, other)
+    assert kondo.Options(module=(other, one)).modules == (other, one)
+    assert kondo.Options(module=[]).modules == ()
+
+
+def test_what_is_each_rank_s_own_is_not_compared():
+    alike = kondo.Options(module=nn.Tanh(), screen_chunk=3).alike()
+    assert not {"module", "screen_chunk", "backward_fn"} & set(alike)
+    assert alike == kondo.Options(module=[nn.Linear(1, 1)]).alike()

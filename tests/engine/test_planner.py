@@ -10,9 +10,58 @@ import kondo
 from kondo.engine import planner
 
 
+class Net(nn.Sequential):
+    """Its log-probs are a method, so that its modules are known."""
+
+    def log_prob(self, rows):
+        return -self(rows).squeeze(1).square()
+
+
 def policy():
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
-    return net, lambda rows: -net(rows).squeeze(1).square()
+    net = Net(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
+    return net, net.log_prob
+
+
+def test_a_given_module_is_in_evaluation_mode_in_a_forward_without_a_graph():
+    modes = set()
+
+    class Seen(Net):
+        def log_prob(self, rows):
+            modes.add((torch.is_grad_enabled(), self.training, self[0].training))
+            return super().log_prob(rows)
+
+    net, batch = Seen(nn.Dropout(0.1), nn.Linear(4, 1)), torch.randn(10, 4)
+    kondo.plan(net.log_prob, batch, rates=(0.5,), repeats=1)
+    assert modes == {(False, False, False), (True, True, True)}
+    modes.clear()
+    kondo.plan(lambda rows: net.log_prob(rows), batch, rates=(0.5,), repeats=1)
+    assert modes == {(False, True, True), (True, True, True)}  # a plain function runs as it is
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_forward_that_fails_leaves_no_trace(graph, error):
+    class Fails(Net):
+        def log_prob(self, rows):
+            found = super().log_prob(rows)
+            if torch.is_grad_enabled() is graph:
+                raise error
+            return found
+
+    net = Fails(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
+    net[2].eval()
+    before, flags = {k: v.clone() for k, v in net.state_dict().items()}, modes_of(net)
+    batch, random_numbers = torch.randn(40, 4), torch.get_rng_state()
+    with pytest.raises(error):
+        kondo.plan(net.log_prob, batch, rates=(0.5,), repeats=1)
+    assert modes_of(net) == flags
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_numbers)
+    assert torch.is_grad_enabled()
+
+
+def modes_of(net):
+    return [part.training for part in net.modules()]
 
 
 def test_leaves_no_trace():
@@ -50,9 +99,9 @@ class Normaliser(nn.Module):
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_normaliser_that_updates_in_every_forward_is_put_back(in_place, advantages):
     normaliser = Normaliser(in_place=in_place)
-    net, mean = nn.Sequential(normaliser, nn.Linear(4, 1)), normaliser.mean
+    net, mean = Net(normaliser, nn.Linear(4, 1)), normaliser.mean
     kondo.plan(
-        lambda rows: -net(rows).squeeze(1).square(),
+        net.log_prob,
         torch.randn(40, 4),
         advantages=advantages,
         rates=(0.5,),

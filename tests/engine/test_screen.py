@@ -24,6 +24,8 @@ class Policy(nn.Module):
         self.sizes.append(rows.shape[0])
         return -self.net(rows).squeeze(1).square()
 
+    forward = log_prob
+
 
 @pytest.fixture
 def states():
@@ -34,34 +36,23 @@ def snapshot(policy):
     return {key: value.clone() for key, value in policy.state_dict().items()}
 
 
-def wrappings(policy):
-    class Agent:
-        def __init__(self):
-            self.parts = {"actor": [policy]}
-
-        def log_prob(self, rows):
-            return self.parts["actor"][0].log_prob(rows)
-
-    def inner(rows):
-        return policy.log_prob(rows)
-
+def given(policy):
+    """Return ways to give a module, so that it is known."""
     return {
+        "module": policy,
         "method": policy.log_prob,
-        "closure": lambda rows: policy.log_prob(rows),
-        "nested": lambda rows: inner(rows),
-        "partial": functools.partial(lambda model, rows: model.log_prob(rows), policy),
-        "agent": Agent().log_prob,
+        "partial of a method": functools.partial(policy.log_prob),
     }
 
 
-@pytest.mark.parametrize("kind", ["method", "closure", "nested", "partial", "agent"])
-def test_screen_leaves_no_trace(states, kind):
+@pytest.mark.parametrize("kind", ["module", "method", "partial of a method"])
+def test_the_screen_of_a_given_module_leaves_no_trace(states, kind):
     policy = Policy().train()
     policy.net[2].eval()  # a flag that differs from its parent's
     for parameter in policy.parameters():
         parameter.grad = torch.ones_like(parameter)
     before, rng = snapshot(policy), torch.get_rng_state()
-    result = screen_log_probs(wrappings(policy)[kind], states)
+    result = screen_log_probs(given(policy)[kind], states)
     assert policy.modes == [(False, False, False)]
     assert policy.training
     assert policy.net.training
@@ -72,18 +63,60 @@ def test_screen_leaves_no_trace(states, kind):
     assert all(bool((p.grad == 1).all()) for p in policy.parameters())
 
 
-def test_flags_are_restored_after_an_error(states):
+def plain(policy):
+    """Return functions behind which nobody looks for a module."""
+
+    class Agent:
+        def __init__(self):
+            self.policy = policy
+
+        def log_prob(self, rows):
+            return self.policy.log_prob(rows)
+
+    return {
+        "closure": lambda rows: policy.log_prob(rows),
+        "partial": functools.partial(lambda model, rows: model.log_prob(rows), policy),
+        "agent": Agent().log_prob,
+    }
+
+
+@pytest.mark.parametrize("kind", ["closure", "partial", "agent"])
+def test_a_plain_function_runs_as_it_is(states, kind):
     policy = Policy().train()
+    before = snapshot(policy)
+    result = screen_log_probs(plain(policy)[kind], states)
+    assert policy.modes == [(True, True, False)]  # without a graph alone
+    assert not result.requires_grad
+    assert not torch.equal(policy.net[1].running_mean, before["net.1.running_mean"])
+    policy.modes.clear()
+    screen_log_probs(plain(policy)[kind], states, modules=[policy.net])
+    assert policy.modes == [(True, False, False)]  # the policy itself was not named
+    assert policy.net.training
 
-    def broken(rows):
-        policy.log_prob(rows)
-        raise RuntimeError("boom")
 
-    with pytest.raises(RuntimeError, match="boom"):
-        screen_log_probs(broken, states)
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_flags_are_restored_after_an_error(states, error):
+    class Broken(Policy):
+        def log_prob(self, rows):
+            super().log_prob(rows)
+            raise error("boom")
+
+    policy = Broken().train()
+    policy.net[2].eval()
+    with pytest.raises(error, match="boom"):
+        screen_log_probs(policy.log_prob, states)
+    assert policy.modes == [(False, False, False)]
     assert policy.training
-    assert policy.net[2].training
+    assert policy.net[1].training
+    assert not policy.net[2].training
     assert torch.is_grad_enabled()
+
+
+def test_a_given_draft_is_in_evaluation_mode_instead_of_the_policy(states):
+    policy, draft = Policy().train(), Policy().train()
+    screen_log_probs(policy.log_prob, states, screen=draft.log_prob)
+    assert (policy.modes, draft.modes) == ([], [(False, False, False)])
+    assert draft.training
 
 
 def test_chunks_give_the_same_log_probs(states):

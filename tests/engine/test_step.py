@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 import pickle
+import types
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kondo
 import zoo
+from kondo import rows
 from kondo.engine import inputs
 from kondo.engine.compact import MicroBatch
 from oracles import engine as oracle
@@ -273,14 +275,16 @@ def test_dropout_is_on_in_the_backward_and_off_in_the_screen():
     net[1].register_forward_pre_hook(
         lambda _, args: zeros[torch.is_grad_enabled()].append(float((args[0] == 0).sum()))
     )
-    run_step(
-        lambda rows: -net(rows).squeeze(1).square(),
-        torch.ones(8, 50),
-        torch.ones(8),
-        gate=kondo.Gate(rate=0.5),
-    )
+    batch, gate = torch.ones(8, 50), kondo.Gate(rate=0.5)
+
+    def log_prob(rows):
+        return -net(rows).squeeze(1).square()
+
+    run_step(log_prob, batch, torch.ones(8), gate=gate, module=net)
     assert zeros[False] == [0.0]
     assert 0 < zeros[True][0] < 4 * 50
+    run_step(log_prob, batch, torch.ones(8), gate=gate)  # a plain function runs as it is
+    assert zeros[False][1] > 0
 
 
 def test_nan_in_a_skipped_or_masked_row_never_reaches_a_kept_one():
@@ -444,18 +448,17 @@ def test_an_all_masked_batch_is_an_empty_step(unit):
     assert (report.seen, report.rate) == (0, 0.0)
 
 
-def test_rows_on_a_gpu_say_where_the_work_is_without_a_search_for_parameters(monkeypatch):
-    searched = []
-    monkeypatch.setattr(
-        inputs, "devices_of", lambda model, batch: searched.append(model) or {torch.device("cpu")}
-    )
-    batch = torch.zeros(2)
-    assert inputs.main_device(len, batch) == torch.device("cpu")
-    assert searched == [len]
-    mixed = {torch.device("cpu"), torch.device("cuda", 0)}
-    monkeypatch.setattr(inputs.rows, "devices", lambda batch: mixed)
-    assert inputs.main_device(len, batch) == torch.device("cuda", 0)
-    assert searched == [len]
+@pytest.mark.parametrize("place", ["rows", "module"])
+def test_work_happens_where_a_row_or_a_given_module_is_on_a_gpu(monkeypatch, place):
+    cuda, net = torch.device("cuda", 0), nn.Linear(1, 1)
+    assert inputs._main_device([net], torch.zeros(2)) == torch.device("cpu")
+    assert inputs._main_device([], torch.zeros(2)) == torch.device("cpu")
+    if place == "rows":
+        monkeypatch.setattr(rows, "devices", lambda batch: {torch.device("cpu"), cuda})
+    else:
+        net = nn.Module()
+        net.parameters = lambda: iter([types.SimpleNamespace(device=cuda)])
+    assert inputs._main_device([net], torch.zeros(2)) == cuda
 
 
 def test_no_gate_is_the_dense_step_to_the_bit():

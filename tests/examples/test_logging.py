@@ -100,14 +100,15 @@ def test_files_have_what_the_page_says(folder):
     assert all(math.isfinite(float(value)) for row in rows for value in row.values())
 
 
-def small_step(gate, advantages, **options):
+def small_step(gate, advantages, group=None, **options):
     policy = torch.nn.Linear(3, 2)
 
     def log_prob(rows):
         return policy(rows).log_softmax(-1)[:, 0]
 
     batch = torch.randn(len(advantages), 3)
-    return kondo.backward(log_prob, batch, advantages, gate=gate, **options)
+    given = kondo.Options(module=policy, **options)
+    return kondo.backward(log_prob, batch, advantages, gate=gate, group=group, options=given)
 
 
 def keys(report):
@@ -122,7 +123,7 @@ def test_the_tables_have_the_keys_of_a_step():
     assert keys(small_step(kondo.Gate(rate=0.5), centred)) == common | gated
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        options = {"group": "world", "options": kondo.Options(all_reduce=True)}
+        options = {"group": "world", "all_reduce": True}
         report = small_step(kondo.Gate(rate=0.5), centred, **options)
         assert keys(report) == common | gated | ranked
         empty = small_step(kondo.Gate(price=1e9), centred, **options)

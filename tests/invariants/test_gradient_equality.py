@@ -5,7 +5,7 @@ import torch
 
 import kondo
 import zoo
-from kondo.engine import rows
+from kondo import rows
 from oracles import engine as oracle
 from steps import run_step
 from tolerances import assert_close

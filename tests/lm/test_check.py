@@ -263,7 +263,9 @@ def test_tied_frozen_and_checkpointed_models_pass():
 
 
 def test_dropout_passes():
-    passes(CausalLM(models.build(models.gpt2, resid_pdrop=0.3, attn_pdrop=0.2).train()))
+    lm = CausalLM(models.build(models.gpt2, resid_pdrop=0.3, attn_pdrop=0.2).train())
+    passes(lm)
+    passes(lm, screen=lambda rows: lm.log_prob(rows))  # a draft of the model that was given
 
 
 def test_compiled_layers_pass():

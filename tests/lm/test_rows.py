@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from kondo.engine import rows as engine_rows
+from kondo import rows as engine_rows
 from kondo.lm import TokenRows
 from lm import models
 

@@ -96,6 +96,26 @@ def test_a_truncated_pass_leaves_the_policy_whole_and_follows_it(rows):
     assert len(lm.module.model.layers) == 3
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_truncated_pass_is_in_evaluation_mode_and_ends_whole(rows, error):
+    lm, modes = policy("gpt2"), []
+    lm.module.train()
+
+    def see(module, *_):
+        modes.append(module.training)
+        if len(modes) > 1:
+            raise error("the forward ends")
+
+    lm.module.transformer.h[0].register_forward_hook(see)
+    screen = screens.truncated(lm, 1)
+    screen(rows)
+    with pytest.raises(error, match="forward ends"):
+        screen(rows)
+    assert modes == [False, False]
+    assert all(part.training for part in lm.module.modules())
+    assert len(lm.module.transformer.h) == 3
+
+
 def test_all_layers_are_the_exact_screen(rows):
     lm = policy()
     assert torch.equal(screens.truncated(lm, 3)(rows), exact(lm, rows))

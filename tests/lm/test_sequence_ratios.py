@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kondo
-from kondo.core.prechosen import Prechosen
 from kondo.lm import CausalLM
 from lm import models
 from oracles import causal
@@ -50,7 +49,7 @@ def assert_step(problem, kept_rows, *, lm=None, mask=None, **given):
         CausalLM(model, **(lm or {})),
         rows,
         advantages,
-        gate=None if bool(kept_rows.all()) else Prechosen(kept_rows),
+        gate=None if bool(kept_rows.all()) else kondo.Choice.of(kept_rows),
         mask=mask,
         loss=CAPPED,
         loss_inputs={"behaviour_log_probs": behaviour},
@@ -104,7 +103,7 @@ def test_any_packing_has_the_delight_of_whole_answers(max_tokens, kept):
         CausalLM(model, max_tokens=max_tokens),
         rows,
         advantages,
-        gate=None if bool(kept_rows.all()) else Prechosen(kept_rows),
+        gate=None if bool(kept_rows.all()) else kondo.Choice.of(kept_rows),
         loss=functools.partial(kondo.losses.sequence_dg, eta=2.0),
     )
     for name, parameter in model.named_parameters():

@@ -1,5 +1,6 @@
 """`kondo.backward`: the gradient of the dense gated loss, from the kept tokens alone."""
 
+import contextlib
 import copy
 import dataclasses
 import subprocess
@@ -14,7 +15,7 @@ from torch import nn
 
 import kondo
 import kondo.lm
-from kondo.lm import CausalLM
+from kondo.lm import CausalLM, TokenLogProb
 from lm import models
 from oracles import causal
 from oracles import engine as oracle
@@ -324,6 +325,53 @@ def test_dropout_is_off_in_the_screen_and_on_in_training():
     run_step(lm, rows, torch.ones(6), gate=kondo.Gate(rate=0.5))
     assert modes == [False, True]
     assert model.training
+
+
+WAYS = {
+    "adapter": lambda lm: (lm, {}),
+    "method": lambda lm: (lm.log_prob, {}),
+    "module": lambda lm: (TokenLogProb(lm), {}),
+    "named": lambda lm: (lambda rows: lm.log_prob(rows), {"module": lm.module}),
+    "screen": lambda lm: (lm, {"screen": lm.log_prob}),
+    "draft": lambda lm: (lm, {"screen": lambda rows: lm.log_prob(rows)}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("in_screen", [True, False])
+def test_a_model_that_was_given_is_in_evaluation_mode_during_the_screen(way, error, in_screen):
+    """Whatever ends the step: a part that was not in training mode before is not put into it."""
+    model = models.build(models.gpt2).train()
+    model.transformer.h[0].eval()
+    lm, rows, seen = CausalLM(model), models.rows(), []
+    before = [part.training for part in model.modules()]
+    policy, options = WAYS[way](lm)
+
+    def see(*_):
+        screens = not torch.is_grad_enabled()
+        seen.append((screens, [part.training for part in model.modules()]))
+        if error is not None and screens == in_screen:
+            raise error("the forward ends")
+
+    model.transformer.h[1].register_forward_hook(see)
+    given = {"gate": kondo.Gate(rate=0.5), "mask": rows.completion_mask, "unit": "sequence"}
+    with contextlib.nullcontext() if error is None else pytest.raises(error, match="forward ends"):
+        run_step(policy, rows, torch.ones(6), **given, **options)
+    assert [screens for screens, _ in seen] == [True] + [False] * (error is None or not in_screen)
+    for screens, modes in seen:
+        assert not any(modes) if screens else modes == before
+    assert [part.training for part in model.modules()] == before
+    assert torch.is_grad_enabled()
+
+
+def test_a_plain_function_runs_as_it_is():
+    model = models.build(models.gpt2).train()
+    lm, rows, modes = CausalLM(model), models.rows(), []
+    model.transformer.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    given = {"gate": kondo.Gate(rate=0.5), "mask": rows.completion_mask, "unit": "sequence"}
+    run_step(lambda rows: lm.log_prob(rows), rows, torch.ones(6), **given)
+    assert modes == [True, True]
 
 
 def test_a_plain_model_needs_torch_alone():

@@ -13,7 +13,13 @@ ROOT = runner.here().root
 MUTANTS = read()
 # Area -> where its files are, and the fewest faults it may have.
 AREAS = {
-    "core-engine-lm": (("src/kondo/core/", "src/kondo/engine/", "src/kondo/lm/"), 15),
+    "core-engine-lm": (
+        (
+            *("src/kondo/core/", "src/kondo/engine/", "src/kondo/lm/"),
+            *("src/kondo/arguments.py", "src/kondo/rows.py", "src/kondo/stage_clock.py"),
+        ),
+        15,
+    ),
     "ranks-and-actors": (("src/kondo/ranks/", "src/kondo/actors/"), 12),
     "integrations": (("src/kondo/integrations/",), 12),
     "attack": (("src/kondo/",), 31),

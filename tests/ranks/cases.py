@@ -133,6 +133,7 @@ def density_step(group, splits, screen, gate):
         gate=kondo.Gate(**gate),
         screen=known,
         group=group,
+        module=model,
         all_reduce=True,
     )
     return {"grads": gradients(model), "report": told(report)}
@@ -163,7 +164,7 @@ def dense_step(group, splits, widths, mask_of):
 
 def differing_density_step(group):
     """Rank 0 gives log-probs alone, rank 1 a pair: refused on both."""
-    _, policy, batch, advantages = normal_problem(8)
+    model, policy, batch, advantages = normal_problem(8)
     with torch.no_grad():
         pair = policy.screen(batch)
     try:
@@ -174,6 +175,7 @@ def differing_density_step(group):
             gate=kondo.Gate(rate=0.5),
             screen=pair[0] - pair[1] if group.rank() == 0 else pair,
             group=group,
+            module=model,
             all_reduce=True,
         )
     except ValueError as error:
@@ -772,13 +774,15 @@ def bad_token_rows(group, screen):
 def death(group, dying_rank):
     """A process ends in the middle of its screen, without a word."""
 
+    policy = Policy("sample")
+
     def log_prob(rows):
         if group.rank() == dying_rank:
             os._exit(1)
-        return Policy("sample")(rows)
+        return policy(rows)
 
-    spec = {"unit": "sample", "splits": (5,) * group.size(), "gate": {"rate": 0.5}, "wrap": "ddp"}
-    return failure(lambda: step(group, log_prob, spec))
+    spec = {"unit": "sample", "splits": (5,) * group.size(), "gate": {"rate": 0.5}, "wrap": "plain"}
+    return failure(lambda: step(group, log_prob, spec, module=policy))
 
 
 class Scatters(TorchDispatchMode):
@@ -894,6 +898,6 @@ def watched_steps(group, advantages):
                 own,
                 gate=gate,
                 group=group,
-                options=kondo.Options(all_reduce=True),
+                options=kondo.Options(module=model, all_reduce=True),
             )
     return {"told": [str(each.message) for each in caught]}

@@ -7,10 +7,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import kondo
 from kondo.ranks import gradients
 from kondo.ranks.communicator import Ranks
 from kondo.ranks.gradients import Gradients
-from kondo.ranks.rank_report import RankClock
+from kondo.ranks.rank_report import RANK_STAGES
+from kondo.stage_clock import StageClock
 from ranks.problems import Policy
 
 
@@ -23,10 +25,12 @@ def alone():
     dist.destroy_process_group()
 
 
-def test_modules_are_found_behind_a_function(alone):
-    policy = DistributedDataParallel(Policy("sample"))
-    found = Gradients(lambda rows: policy(rows), alone, module=None, all_reduce=None, when="last")
-    assert found._averaged == [policy]
+def test_wrapped_modules_are_found_inside_those_that_are_given(alone):
+    actor, critic = DistributedDataParallel(Policy("sample")), torch.nn.Linear(3, 1)
+    both = torch.nn.ModuleList([actor, critic])
+    for roots in ([both], [critic, actor]):
+        found = Gradients(roots, alone, all_reduce=None, when="last")
+        assert found._averaged == [actor]
 
 
 @pytest.mark.parametrize(
@@ -37,14 +41,29 @@ def test_modules_are_found_behind_a_function(alone):
     ],
 )
 def test_options_without_sense_are_refused(alone, options, message):
-    options = {"module": None, "all_reduce": True, "when": "last"} | options
+    options = {"all_reduce": True, "when": "last"} | options
     with pytest.raises(ValueError, match=message):
-        Gradients(Policy("sample"), alone, **options)
+        Gradients([Policy("sample")], alone, **options)
 
 
-def test_a_sum_needs_a_module(alone):
-    with pytest.raises(ValueError, match="found none in log_prob"):
-        Gradients(len, alone, module=None, all_reduce=True, when="last")
+@pytest.mark.parametrize("all_reduce", [None, True, False])
+def test_a_group_needs_a_module(alone, all_reduce):
+    with pytest.raises(ValueError, match="module must be given with a group where the policy is a"):
+        Gradients([], alone, all_reduce=all_reduce, when="last")
+
+
+def test_leaves_that_a_forward_made_are_not_outside(alone):
+    """As PEFT's: inputs of layers that require grad, so that checkpoints have a graph."""
+    net = torch.nn.Linear(3, 2, dtype=torch.float64)
+
+    def log_prob(rows):
+        rows = (2 * rows).requires_grad_()
+        return net(rows).log_softmax(-1)[:, 0]
+
+    options = kondo.Options(module=net, all_reduce=True)
+    rows = torch.ones(4, 3, dtype=torch.float64)
+    kondo.backward(log_prob, rows, torch.tensor([1.0, -1, 2, -2]), group="world", options=options)
+    assert net.weight.grad is not None
 
 
 def test_buckets_hold_one_dtype_each_and_are_not_too_large(monkeypatch):
@@ -61,7 +80,7 @@ def test_buckets_hold_one_dtype_each_and_are_not_too_large(monkeypatch):
 def test_a_stage_inside_another_is_counted_once(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    clock = RankClock(torch.device("cpu"))
+    clock = StageClock(torch.device("cpu"), RANK_STAGES)
     with clock.stage("select"):
         now[0] += 1.0
         with clock.stage("wait"):

@@ -5,7 +5,7 @@
 import triton
 from triton import language as tl
 
-# As in kondo.core.rules, which is where they are explained.
+# As in `kondo.sampling`, which is where they are explained.
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
 _MIX_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
@@ -13,7 +13,7 @@ _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 
 @triton.jit
 def _mix(bits):
-    """Return what `kondo.core.rules.mix_bits` does."""
+    """Return what `kondo.sampling.mix_bits` does."""
     bits = (bits ^ ((bits >> 30) & 0x3FFFFFFFF)) * _MIX_1
     bits = (bits ^ ((bits >> 27) & 0x1FFFFFFFFF)) * _MIX_2
     return bits ^ ((bits >> 31) & 0x1FFFFFFFF)

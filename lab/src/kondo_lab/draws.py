@@ -14,7 +14,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from kondo.core.rules import GOLDEN, mix_bits
+from kondo import sampling
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 BLOCK = 1024
@@ -39,7 +39,7 @@ class Draws:
     def __init__(self, seeds: Sequence[int], device: torch.device | str = "cpu"):
         if any(seed < 0 for seed in seeds):
             raise ValueError(f"seeds must be >= 0, got {list(seeds)}.")
-        self.keys = mix_bits(torch.tensor(list(seeds), dtype=torch.int64, device=device))
+        self.keys = sampling.mix_bits(torch.tensor(list(seeds), dtype=torch.int64, device=device))
 
     def part(self, members: slice) -> "Draws":
         """Return the random sources of some of the members."""
@@ -80,9 +80,9 @@ class Draws:
     def _bits(self, stream: str, step: int | Tensor, count: int) -> Tensor:
         if self._fused(step):
             return self._draw(stream, step, count, torch.int64)
-        state = mix_bits(mix_bits(self.keys + _number(stream)) + step)
+        state = sampling.mix_bits(sampling.mix_bits(self.keys + _number(stream)) + step)
         place = torch.arange(1, count + 1, device=self.keys.device)
-        return mix_bits(state.unsqueeze(1) + place * GOLDEN)
+        return sampling.mix_bits(state.unsqueeze(1) + place * sampling.GOLDEN)
 
     def _fused(self, step: int | Tensor) -> TypeGuard[Tensor]:
         """Return whether a kernel makes the same numbers at once."""

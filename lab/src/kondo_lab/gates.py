@@ -6,12 +6,10 @@ import math
 import torch
 from torch import Tensor
 
-from kondo.core import rules, signals
-from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
-from kondo.core.delight import delight
-from kondo.core.gates import Gate
-from kondo.core.rules import count_for
+from kondo import BaseGate, Choice, Gate, delight, quantiles, sampling, signals
 
+Randomness = torch.Generator | Tensor | None
+"""Where draws come from: a generator, the default one, or draws that were made already."""
 TIE_TOLERANCE = 1e-6
 """Values this close to the quantile count as ties, as in the author's code."""
 
@@ -33,22 +31,22 @@ class QuantileGate(BaseGate):
         tensor([ True,  True,  True, False])
     """
 
-    def __init__(self, *, rate: float, signal: Signal = delight):
+    def __init__(self, *, rate: float, signal: signals.Signal = delight):
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.03 keeps 3%.")
         self.rate, self.signal = rate, signal
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among M units; nothing is drawn."""
-        place = count_for(self.rate, mask.sum(-1, keepdim=True)) - 1
+        place = sampling.count_for(self.rate, mask.sum(-1, keepdim=True)) - 1
         worth = torch.where(mask, values, -math.inf)
         price = worth.sort(-1, descending=True).values.gather(-1, place)
         keep = mask & (values >= price - TIE_TOLERANCE) & (values != 0)
         return Choice.of(keep, mask, price.squeeze(-1), values.dtype)
 
     def __repr__(self) -> str:
-        other = self.signal is not delight
-        return f"QuantileGate(rate={self.rate!r}{f', signal={name_of(self.signal)}' * other})"
+        other = "" if self.signal is delight else f", signal={signals.name_of(self.signal)}"
+        return f"QuantileGate(rate={self.rate!r}{other})"
 
 
 class Everything(BaseGate):
@@ -138,12 +136,12 @@ class DrawnVarianceGate(BaseGate):
         size = values.shape[-1] if self.group is None else self.group
         each, counted, lots = (
             part.reshape(*values.shape[:-1], -1, size)
-            for part in (values, mask, rules.uniform(values, generator))
+            for part in (values, mask, sampling.uniform(values, generator))
         )
         able = counted & (each != 0)
-        count = rules.count_for(self.rate, counted.sum(-1, keepdim=True))
+        count = sampling.count_for(self.rate, counted.sum(-1, keepdim=True))
         count = torch.minimum(count, able.sum(-1, keepdim=True))
-        keep = rules.most_variance(each, able, count, lots).reshape(mask.shape)
+        keep = quantiles.most_variance(each, able, count, lots).reshape(mask.shape)
         return Choice.of(keep, mask, dtype=values.dtype)
 
     def __repr__(self) -> str:
@@ -174,7 +172,7 @@ class WithDraws(BaseGate):
         return self.gate.choose(values, mask, self.given.to(values.device))
 
 
-def unchecked(signal: Signal) -> Signal:
+def unchecked(signal: signals.Signal) -> signals.Signal:
     """Return a signal that reads nothing from the device: log-probs here are at most 0."""
     if isinstance(signal, functools.partial):
         return functools.partial(unchecked(signal.func), **signal.keywords)

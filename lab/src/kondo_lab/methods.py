@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
-from kondo.core import losses
-from kondo.core.contract import BaseGate
-from kondo.core.gates import Gate
-from kondo.engine.differentiate import Loss
+from torch import Tensor
+
+from kondo import BaseGate, Gate, losses
 from kondo_lab.gates import Everything
 
 
@@ -16,7 +15,7 @@ class Method:
 
     name: str
     """As in the papers' legends."""
-    loss: Loss
+    loss: Callable[..., Tensor]
     """Per-unit loss."""
     make_gate: Callable[[], BaseGate]
     """Returns a fresh gate: a gate may remember past batches, and runs must not share it."""

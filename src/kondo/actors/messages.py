@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import kondo
 from kondo.actors.setup import Rollout, Setup
 from kondo.actors.source_price import Array, Price, Rule, Sketch, bought, sketch, unit_values
-from kondo.core.delight import check_excess
-from kondo.engine.select import Unit
 
 # Log-probs in low precision may stand this little above 0.
 _ROUNDING = 1e-3
@@ -88,7 +87,7 @@ class Schema(NamedTuple):
     """What a message must look like."""
 
     samples: int  # N of every rollout
-    unit: Unit
+    unit: kondo.Unit
     tokens: int  # T, or 1 where a row is one action
     fields: dict[str, Field]  # of the rows, and "log_probs", "advantages", "rewards"
     reward_limits: tuple[float, float]
@@ -107,7 +106,7 @@ class Schema(NamedTuple):
 _SIGNALS = ("log_probs", "advantages", "rewards")
 
 
-def schema_of(setup: Setup, unit: Unit, rollout: Rollout) -> Schema:
+def schema_of(setup: Setup, unit: kondo.Unit, rollout: Rollout) -> Schema:
     """Return what messages must look like, from one rollout made where it is trusted."""
     arrays = _arrays(rollout)
     fields = {}
@@ -151,7 +150,13 @@ def _limits(setup: Setup, name: str, array: Array) -> tuple[float, float]:
 
 
 def pack(
-    rollout: Rollout, order: Order, *, rule: Rule, unit: Unit, at_source: bool, sketch_size: int
+    rollout: Rollout,
+    order: Order,
+    *,
+    rule: Rule,
+    unit: kondo.Unit,
+    at_source: bool,
+    sketch_size: int,
 ) -> Any:
     """Return the message of a rollout: plain arrays and numbers.
 
@@ -162,7 +167,7 @@ def pack(
     index = torch.arange(len(arrays["log_probs"]))
     worth = torch.zeros(0)
     if _is_sound(arrays, unit):
-        check_excess(rollout.log_probs)
+        kondo.surprisal(rollout.log_probs)  # refuses log-probs above 0
         worth = unit_values(rule, rollout.log_probs, rollout.advantages, unit)
         if at_source:
             keep = bought(rule, worth, order.price, number=order.number, index=index).keep
@@ -186,7 +191,7 @@ def pack(
     return {**message, "wire_bytes": sent, "full_bytes": sent + behind * (row + _INDEX_BYTES)}
 
 
-def _is_sound(arrays: dict[str, Array], unit: Unit) -> bool:
+def _is_sound(arrays: dict[str, Array], unit: kondo.Unit) -> bool:
     """Return whether values can be computed; what cannot is sent whole, for the learner to see."""
     log_probs, advantages = arrays["log_probs"], arrays["advantages"]
     return (

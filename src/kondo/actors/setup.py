@@ -12,10 +12,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from kondo.core import losses
-from kondo.core._checks import check_flag, check_number, check_optional, check_whole
-from kondo.engine.differentiate import Loss
-from kondo.engine.select import Unit
+import kondo
+from kondo.arguments import check_flag, check_number, check_optional, check_whole
 
 
 class Rollout(Protocol):
@@ -57,7 +55,7 @@ class Policy(Protocol):
 class Task(Protocol):
     """A source of experience; the laboratory's tasks are such."""
 
-    unit: Unit
+    unit: kondo.Unit
     """What the gate keeps or skips here."""
 
     def rollout(self, policy: Any) -> Rollout:
@@ -143,7 +141,7 @@ class Settings:
     """Rollouts an actor may have ordered but not yet trained on; then it waits."""
     publish_every: int = 1
     """Updates from one published version of the weights to the next."""
-    loss: Loss = losses.pg
+    loss: Callable[..., Tensor] = kondo.losses.pg
     """Per-element loss; see `kondo.losses`."""
     behaviour_input: str | None = None
     """Name by which the loss takes the log-probs the actor sampled with, if it takes them:

@@ -23,13 +23,8 @@ import torch
 from datasketches import req_floats_sketch
 from torch import Tensor
 
+import kondo
 from kondo.actors.setup import Settings
-from kondo.core import rules
-from kondo.core.contract import Signal
-from kondo.core.delight import delight
-from kondo.core.unbiased import UnbiasedGate
-from kondo.engine.select import Unit
-from kondo.engine.select import unit_values as values_of_units
 
 Array = npt.NDArray[Any]
 
@@ -61,7 +56,7 @@ class Bought(NamedTuple):
 class Rule(Protocol):
     """Which units are worth sending and training on: decided alike by actors and learner."""
 
-    signal: Signal
+    signal: kondo.signals.Signal
     """What a unit is worth."""
     least: float
     """The lowest value that a unit can have."""
@@ -88,7 +83,7 @@ class Rule(Protocol):
 class HighestDelight:
     """Keep delight above the price, and a share of the units exactly at it. Weights are 1."""
 
-    signal = staticmethod(delight)
+    signal = staticmethod(kondo.delight)
     least = -math.inf
 
     def __init__(self, *, rate: float | None, price: float | None):
@@ -101,14 +96,14 @@ class HighestDelight:
             return Price(self._price, 0.0)
         pool = values.sort()
         budget = torch.tensor([self._rate * num_units], dtype=torch.float64)
-        found = rules.quantile_price(pool.values, weight[pool.indices], budget)
+        found = kondo.quantiles.quantile_price(pool.values, weight[pool.indices], budget)
         return Price(*(float(number) for number in found))
 
     def choose(self, values: Tensor, price: Price, place: Tensor) -> Bought:
         """Keep what is above the price; a hash of the place decides ties."""
         edge, share = torch.tensor(price, dtype=torch.float64)
-        lots = rules.lottery(place, salt=edge)
-        keep = rules.above_price(values, values != 0, edge, share, lots)
+        lots = kondo.sampling.lottery(place, salt=edge)
+        keep = kondo.quantiles.above_price(values, values != 0, edge, share, lots)
         return Bought(keep, keep.double())
 
 
@@ -121,7 +116,7 @@ class UnbiasedDraw:
 
     least = 0.0
 
-    def __init__(self, gate: UnbiasedGate, seed: int):
+    def __init__(self, gate: kondo.UnbiasedGate, seed: int):
         self._gate, self.signal = gate, gate.signal
         self._salt = torch.tensor(seed, dtype=torch.float64)
 
@@ -140,7 +135,7 @@ class UnbiasedDraw:
         # `EVERYTHING` has no positive price; at the smallest one every unit is certain.
         edge = torch.tensor([max(price.price, sys.float_info.min)], dtype=torch.float64)
         # The upper 53 bits: a float64 in [0, 1).
-        draws = (rules.lottery(place, salt=self._salt) >> 11).double() / 2.0**53 + 0.5
+        draws = (kondo.sampling.lottery(place, salt=self._salt) >> 11).double() / 2.0**53 + 0.5
         mask = torch.ones_like(values, dtype=torch.bool)
         choice = self._gate.choose_at(values, mask, edge, draws)
         return Bought(choice.keep, choice.weight)
@@ -149,19 +144,19 @@ class UnbiasedDraw:
 def rule_for(settings: Settings) -> Rule:
     """Return the rule that the settings name."""
     if settings.gate == "unbiased":
-        gate = UnbiasedGate(rate=settings.rate, noise=settings.noise)
+        gate = kondo.UnbiasedGate(rate=settings.rate, noise=settings.noise)
         return UnbiasedDraw(gate, settings.seed)
     return HighestDelight(rate=settings.rate, price=settings.price)
 
 
-def unit_values(rule: Rule, log_probs: Tensor, advantages: Tensor, unit: Unit) -> Tensor:
+def unit_values(rule: Rule, log_probs: Tensor, advantages: Tensor, unit: kondo.Unit) -> Tensor:
     """Return the float32 value of each unit, [N], or [N, T] for unit "token".
 
     Computed in float64: the same on actor and learner, whatever other rows there are.
     """
     everything = torch.ones_like(log_probs, dtype=torch.bool)
     exact = log_probs.double(), advantages.double()
-    return values_of_units(rule.signal, *exact, everything, unit)[0].float()
+    return kondo.signals.unit_values(rule.signal, *exact, everything, unit)[0].float()
 
 
 def bought(rule: Rule, values: Tensor, price: Price, *, number: int, index: Tensor) -> Bought:

@@ -16,13 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import kondo
 from kondo.actors.gradient_scale import GradientScale, all_finite, gradient_norm
 from kondo.actors.messages import Batch, Order, Quarantine, Schema
 from kondo.actors.setup import Policy, Rollout, Settings
 from kondo.actors.source_price import EVERYTHING, Price, PriceWindow, Rule, sketch, unit_values
-from kondo.core.prechosen import Prechosen
-from kondo.engine.options import Options
-from kondo.engine.step import backward
 
 # Rows of the learner's own rollout that are differentiated to know what is normal.
 _OWN_ROWS = 32
@@ -139,20 +137,21 @@ class Updater:
         rows = {name: torch.cat([b.rows[name] for b in batches]) for name in batches[0].rows}
         log_probs = torch.cat([batch.log_probs for batch in batches])
         keep, weight = (
-            torch.cat([getattr(batch, name) for batch in batches]) for name in ("keep", "weight")
+            torch.cat([getattr(batch, name).flatten() for batch in batches])
+            for name in ("keep", "weight")
         )
-        report = backward(
+        report = kondo.backward(
             self.policy.log_prob,
             rows,
             torch.cat([batch.advantages for batch in batches]),
-            gate=Prechosen(keep, weight=weight, price=self.price.price),
+            gate=kondo.Choice.of(keep, price=self.price.price)._replace(weight=weight),
             screen=log_probs,
             unit=self._schema.unit,
             loss=self._settings.loss,
             loss_inputs={} if taken is None else {taken: log_probs},
             micro_batch=self._settings.micro_batch,
             group="local",  # there is one learner, whatever its process belongs to
-            options=Options(denominator=float(len(batches) * self._schema.elements)),
+            options=kondo.Options(denominator=float(len(batches) * self._schema.elements)),
         )
         return report.loss
 

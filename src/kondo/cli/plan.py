@@ -113,7 +113,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _ones(batch: Any) -> "Tensor":
     import torch
 
-    from kondo.engine import rows
+    from kondo import rows
 
     return torch.ones(rows.num_rows(batch))
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, first_unit
+from kondo.arguments import at_least_float32, check_float, first_unit
 
 
 def _rewards(rewards: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, prepare_units
+from kondo.arguments import at_least_float32, check_float, prepare_units
 
 # A log-prob can exceed 0 by rounding. Beyond this it is not rounding but a density or a bug.
 ROUNDING = {torch.float64: 1e-2, torch.float32: 1e-2, torch.float16: 0.05, torch.bfloat16: 0.25}
@@ -145,3 +145,58 @@ def product(advantages: Tensor, unlikely: Tensor) -> Tensor:
 
 
 vars(delight).update(unchecked=_unchecked, zero_without_advantage=True)
+
+
+def gradient_norm(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Return |U| (1 - pi): a proxy of the norm of a unit's gradient, blind to the sign.
+
+    The gradient of U log pi(a|s) with respect to the logits of a softmax is U (e_a - pi(.|s)). Its
+    norm lies between |U| (1 - pi(a|s)) and sqrt(2) times that. The signal of `kondo.UnbiasedGate`.
+
+    | unit                         | value                                                         |
+    |------------------------------|---------------------------------------------------------------|
+    | sample, token                | abs(U) (1 - pi)                                               |
+    | sequence (`of_sequences`)    | sqrt(sum over its tokens of U^2 (1 - pi)^2), one value per row|
+    | density (`of_densities`)     | abs(U) sqrt(1 + 2 l), with l = log pi(mode) - log pi(a); of a |
+    |                              | sequence the sum over its tokens                              |
+
+    For a normal density 2 l is the squared norm of the gradient with respect to the mean, in units
+    of the standard deviation. The 1 stands for the gradient of the standard deviation, which is not
+    0 at the mode.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.signals.gradient_norm(torch.tensor([0.25, 0.75]).log(), torch.tensor([2.0, -2.0]))
+        tensor([1.5000, 0.5000])
+    """
+    prepared, _, _ = prepare_units(log_probs, advantages, mask)
+    check_excess(prepared)
+    return _gradient_norm(log_probs, advantages, mask=mask)
+
+
+def _gradient_norm(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
+    return advantages.abs() * -torch.expm1(-clamped(log_probs))
+
+
+def _sequence_gradient_norm(
+    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    each = _gradient_norm(log_probs, advantages, mask=mask)
+    norm: Tensor = torch.linalg.vector_norm(each, dim=-1)
+    return norm
+
+
+def _density_gradient_norm(
+    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
+    return product(advantages, (1 + 2 * clamped(log_probs)).sqrt()).abs()
+
+
+vars(gradient_norm).update(
+    unchecked=_gradient_norm,
+    of_sequences=_sequence_gradient_norm,
+    of_densities=_density_gradient_norm,
+    zero_without_advantage=True,
+)

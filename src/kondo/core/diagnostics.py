@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, check_mask
-from kondo.core.contract import Choice
+from kondo.arguments import at_least_float32, check_float, check_mask
+from kondo.core.base_gate import Choice
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 

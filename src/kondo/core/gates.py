@@ -11,19 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kondo.core import rules, signals
-from kondo.core._checks import (
-    check_flag,
-    check_number,
-    check_optional,
-    check_state,
-    check_state_count,
-    check_state_tensor,
-    check_whole,
-)
-from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
+from kondo.arguments import check_flag, check_number, check_optional, check_whole
+from kondo.core import quantiles, sampling, signals
+from kondo.core.base_gate import BaseGate, Choice, Randomness, Signal
 from kondo.core.delight import delight
+from kondo.core.fingerprint import name_of
 from kondo.core.rolling_price import RollingPrice, check_past
+from kondo.core.saved_state import check_state, check_state_count, check_state_tensor
 
 # Spreads the lots of successive calls apart: ties at a rolling price fall anew each time.
 _CALL_STRIDE = 0x9E3779B1
@@ -43,7 +37,7 @@ class Gate(BaseGate):
 
     The value of a unit is its delight, or that of another `signal`. A hard rate keeps at least one
     unit where any value is not zero. No unit of value zero is ever kept, so fewer than the rate are
-    kept where the others run out. Ties: see `kondo.core.rules.highest`.
+    kept where the others run out. Ties: see `kondo.core.quantiles.highest`.
 
     Args:
         rate: fraction of the units that count to keep, in (0, 1].
@@ -221,7 +215,9 @@ class Gate(BaseGate):
             price = torch.where(able.any(-1, keepdim=True), price, math.inf)
         if self.window:
             self._past.push(values, able, num_valid)
-        self.count_call()
+        self._calls += 1
+        if self.window:  # a call in which nothing counts is not remembered
+            self._past.count_call(num_valid.any())
 
         weight = keep.to(values.dtype)
         if self.soft:
@@ -246,10 +242,10 @@ class Gate(BaseGate):
         if self.rate is None:
             price = self._fixed_price(values)
         else:
-            price = rules.solve_price(values, able, self.rate * num_valid.double(), eta)
+            price = quantiles.solve_price(values, able, self.rate * num_valid.double(), eta)
             if self.window:
                 pool, weight = self._past.pooled()
-                past = rules.solve_price(
+                past = quantiles.solve_price(
                     pool, weight > 0, self._past.budget(self.rate), eta, weight=weight
                 )
                 price = torch.where(self._past.is_ready(self.rate, self.warmup), past, price)
@@ -259,7 +255,7 @@ class Gate(BaseGate):
         # An infinite value is worth, or not worth, any price; inf - inf would be NaN.
         gate = torch.where(values.isinf(), (values > 0).to(values.dtype), gate)
         gate = torch.where(able, gate, 0.0)
-        keep = gate > 0 if self.soft else rules.uniform(gate, generator) < gate
+        keep = gate > 0 if self.soft else sampling.uniform(gate, generator) < gate
         return keep, gate, price
 
     def _counted_choice(
@@ -267,16 +263,16 @@ class Gate(BaseGate):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return keep, probability and price of a hard rate."""
         assert self.rate is not None
-        count = rules.count_for(self.rate, num_valid)
+        count = sampling.count_for(self.rate, num_valid)
         if self.reserve > 0 or self.negative_quota > 0:
             return self._split_count(values, able, count, generator)
-        keep, price = rules.highest(values, able, count)
+        keep, price = quantiles.highest(values, able, count)
         if self.window:
             past, share = self._past.quantile_price(self.rate)
             assert self._past.calls is not None
             position = torch.arange(values.shape[-1], device=values.device)
-            lots = rules.lottery(position + self._past.calls * _CALL_STRIDE, salt=past)
-            rolled = rules.above_price(values, able, past, share, lots)
+            lots = sampling.lottery(position + self._past.calls * _CALL_STRIDE, salt=past)
+            rolled = quantiles.above_price(values, able, past, share, lots)
             ready = self._past.is_ready(self.rate, self.warmup)
             keep, price = torch.where(ready, rolled, keep), torch.where(ready, past, price)
         return keep, keep.to(values.dtype), price
@@ -296,14 +292,14 @@ class Gate(BaseGate):
             _share(self.negative_quota, count), negative.sum(-1, keepdim=True)
         )
         num_negative = torch.minimum(num_negative, count - num_reserve)
-        quota, _ = rules.highest(values, negative, num_negative)
-        top, price = rules.highest(values, able & ~quota, count - num_reserve - num_negative)
+        quota, _ = quantiles.highest(values, negative, num_negative)
+        top, price = quantiles.highest(values, able & ~quota, count - num_reserve - num_negative)
         keep = quota | top
         probability = keep.to(values.dtype)
         if self.reserve > 0:
             rest = able & ~keep
-            draws = rules.uniform(values, generator)
-            drawn, _ = rules.highest(-draws, rest, num_reserve)
+            draws = sampling.uniform(values, generator)
+            drawn, _ = quantiles.highest(-draws, rest, num_reserve)
             chance = num_reserve.double() / rest.sum(-1, keepdim=True).clamp(min=1)
             probability = torch.where(rest, chance.to(values.dtype), probability)
             keep = keep | drawn
@@ -325,7 +321,7 @@ class Gate(BaseGate):
             return None  # the sign may not be the advantage's
         if not self.one_price or (self.price is not None and self.price < 0):
             return None
-        return 0 if self.rate is None else rules.count_for(self.rate, num_valid)
+        return 0 if self.rate is None else sampling.count_for(self.rate, num_valid)
 
     @property
     def eta(self) -> float:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core._checks import check_float, check_state, check_state_tensor
-from kondo.core.rules import quantile_price
+from kondo.arguments import check_float
+from kondo.core.quantiles import quantile_price
+from kondo.core.saved_state import check_state, check_state_tensor
 
 # A call stores at most this many values in the rolling window; beyond it, evenly spaced order
 # statistics stand for the rest, each with the weight of the values it replaces.
@@ -88,12 +89,12 @@ class RollingPrice:
         self._stands_for.copy_(_shifted(self._stands_for, stands_for, -1, counts))
         self._valid.copy_(_shifted(self._valid, num_valid, -1, counts))
 
-    def count_call(self) -> None:
-        """Count one choice."""
+    def count_call(self, counts: Tensor | int = 1) -> None:
+        """Count one choice; `counts` is 0 or False for one that is not remembered."""
         if self.calls is None:
-            self._calls_before += 1
+            self._calls_before += int(counts)
         else:
-            self.calls.add_(1)
+            self.calls.add_(counts)
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all values, ascending, and how many units each stands for; both [..., V].

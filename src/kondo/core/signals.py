@@ -16,8 +16,38 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kondo.arguments import first_unit, prepare_units
 from kondo.core import delight as _delight
-from kondo.core._checks import first_unit, prepare_units
+from kondo.core.base_gate import (
+    Signal,
+    Unit,
+    attribute_of,
+    needs_log_probs,
+    unchecked_as,
+    unit_values,
+    value_name,
+)
+from kondo.core.delight import gradient_norm
+from kondo.core.fingerprint import name_of
+
+__all__ = [
+    "Signal",
+    "Unit",
+    "abs_advantage",
+    "abs_delight",
+    "additive",
+    "advantage",
+    "attribute_of",
+    "gradient_norm",
+    "name_of",
+    "needs_log_probs",
+    "sequence_advantage",
+    "surprisal",
+    "uniform",
+    "unit_advantage",
+    "unit_values",
+    "value_name",
+]
 
 _Signal = TypeVar("_Signal", bound=Callable[..., Tensor])
 
@@ -25,16 +55,6 @@ _Signal = TypeVar("_Signal", bound=Callable[..., Tensor])
 def _needs_no_log_probs(signal: _Signal) -> _Signal:
     vars(signal)["needs_log_probs"] = False
     return signal
-
-
-def _unchecked_as(signal: Callable[..., Tensor]) -> Callable[[_Signal], _Signal]:
-    """Say that the function is `signal` for log-probs that somebody else holds to be at most 0."""
-
-    def note(function: _Signal) -> _Signal:
-        vars(signal)["unchecked"] = function
-        return function
-
-    return note
 
 
 @_needs_no_log_probs
@@ -65,15 +85,15 @@ def abs_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None 
 def sequence_advantage(
     log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
 ) -> Tensor:
-    """Return U of every row, [N]: how good a sequence was, however long it is.
+    """Return U of every row, [..., N]: how good a sequence was, however long it is.
 
     For unit "sequence", where one value per token, as `advantage` returns, would be summed over a
     row's tokens: a long answer would outrank a short one that was worth as much.
 
     Args:
-        log_probs: [N, T] float, of which nothing but the shape is looked at.
-        advantages: [N] float; or [N, T], the same at all tokens of a row that count.
-        mask: [N, T] or [N] bool. A row in which nothing counts has a value of 0.
+        log_probs: [..., N, T] float, of which nothing but the shape is looked at.
+        advantages: [..., N] float; or [..., N, T], the same at all tokens of a row that count.
+        mask: [..., N, T] or [..., N] bool. A row in which nothing counts has a value of 0.
 
     Raises:
         ValueError: log_probs of another shape, or advantages that differ within a row.
@@ -88,7 +108,7 @@ def sequence_advantage(
         >>> kondo.signals.advantage(log_probs, advantages, mask=mask).sum(1)  # not this
         tensor([ 3.0000, -0.5000, -0.5000])
     """
-    if isinstance(log_probs, Tensor) and log_probs.ndim != 2:
+    if isinstance(log_probs, Tensor) and log_probs.ndim < 2:
         raise ValueError(
             f"log_probs must have shape [N, T], got {list(log_probs.shape)}; for samples use "
             f"kondo.signals.advantage."
@@ -97,20 +117,22 @@ def sequence_advantage(
     log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
     if mask is None:
         mask = torch.ones_like(log_probs, dtype=torch.bool)
-    if not log_probs.shape[1]:
-        return log_probs.new_zeros(log_probs.shape[0])
-    if given.ndim == 1:  # by far the most common: nothing to compare, and no device sync
-        return torch.where(mask.any(dim=1), given.detach().to(advantages), 0.0)
-    highest = torch.where(mask, advantages, -torch.inf).amax(dim=1)
-    lowest = torch.where(mask, advantages, torch.inf).amin(dim=1)
+    if not log_probs.shape[-1]:
+        return log_probs.new_zeros(log_probs.shape[:-1])
+    if given.ndim < log_probs.ndim:  # the most common: nothing to compare, and no device sync
+        return torch.where(mask.any(dim=-1), given.detach().to(advantages), 0.0)
+    highest = torch.where(mask, advantages, -torch.inf).amax(dim=-1)
+    lowest = torch.where(mask, advantages, torch.inf).amin(dim=-1)
     differs = highest > lowest
+    if differs.is_cuda:  # nothing is read: whoever chooses by these values refuses NaN
+        return torch.where(differs, torch.nan, torch.where(mask.any(dim=-1), highest, 0.0))
     if bool(differs.any()):
         raise ValueError(
             f"advantages must be the same at all tokens of a row, got {float(lowest[differs][0])} "
             f"and {float(highest[differs][0])} in {first_unit(differs)}; give one per row, or gate "
             f'tokens: signal=kondo.signals.advantage, unit="token".'
         )
-    return torch.where(mask.any(dim=1), highest, 0.0)
+    return torch.where(mask.any(dim=-1), highest, 0.0)
 
 
 @_needs_no_log_probs
@@ -147,65 +169,12 @@ def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = 
     return _delight.delight(log_probs, advantages, mask=mask).abs()
 
 
-@_unchecked_as(abs_delight)
+@unchecked_as(abs_delight)
 def _abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
     return _delight.product(advantages, _delight.clamped(log_probs)).abs()
 
 
-def gradient_norm(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return |U| (1 - pi): a proxy of the norm of a unit's gradient, blind to the sign.
-
-    The gradient of U log pi(a|s) with respect to the logits of a softmax is U (e_a - pi(.|s)). Its
-    norm lies between |U| (1 - pi(a|s)) and sqrt(2) times that. The signal of `kondo.UnbiasedGate`.
-
-    | unit                         | value                                                         |
-    |------------------------------|---------------------------------------------------------------|
-    | sample, token                | abs(U) (1 - pi)                                               |
-    | sequence (`of_sequences`)    | sqrt(sum over its tokens of U^2 (1 - pi)^2), one value per row|
-    | density (`of_densities`)     | abs(U) sqrt(1 + 2 l), with l = log pi(mode) - log pi(a); of a |
-    |                              | sequence the sum over its tokens                              |
-
-    For a normal density 2 l is the squared norm of the gradient with respect to the mean, in units
-    of the standard deviation. The 1 stands for the gradient of the standard deviation, which is not
-    0 at the mode.
-
-    Example:
-        >>> import torch, kondo
-        >>> kondo.signals.gradient_norm(torch.tensor([0.25, 0.75]).log(), torch.tensor([2.0, -2.0]))
-        tensor([1.5000, 0.5000])
-    """
-    prepared, _, _ = prepare_units(log_probs, advantages, mask)
-    _delight.check_excess(prepared)
-    return _gradient_norm(log_probs, advantages, mask=mask)
-
-
-@_unchecked_as(gradient_norm)
-def _gradient_norm(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
-    return advantages.abs() * -torch.expm1(-_delight.clamped(log_probs))
-
-
-def _sequence_gradient_norm(
-    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
-    each = _gradient_norm(log_probs, advantages, mask=mask)
-    norm: Tensor = torch.linalg.vector_norm(each, dim=1)
-    return norm
-
-
-def _density_gradient_norm(
-    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
-    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
-    return _delight.product(advantages, (1 + 2 * _delight.clamped(log_probs)).sqrt()).abs()
-
-
-vars(gradient_norm).update(
-    of_sequences=_sequence_gradient_norm,
-    of_densities=_density_gradient_norm,
-    zero_without_advantage=True,
-)
 vars(abs_delight)["zero_without_advantage"] = True
 
 
@@ -220,7 +189,7 @@ def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = No
     return _delight.surprisal(prepare_units(log_probs, advantages, mask)[0])
 
 
-@_unchecked_as(surprisal)
+@unchecked_as(surprisal)
 def _surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     return _delight.clamped(prepare_units(log_probs, advantages, mask)[0])
 
@@ -267,7 +236,7 @@ def additive(
     return _additive_mix(prepare_units(log_probs, advantages, mask)[1], unlikely, alpha)
 
 
-@_unchecked_as(additive)
+@unchecked_as(additive)
 def _additive(
     log_probs: Tensor, advantages: Tensor, *, alpha: float = 0.5, mask: Tensor | None = None
 ) -> Tensor:

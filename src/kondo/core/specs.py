@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kondo.core import signals
-from kondo.core.contract import BaseGate, Signal
+from kondo.core.base_gate import BaseGate, Signal
 from kondo.core.delight import delight
 from kondo.core.gates import Gate
+from kondo.core.given_gates import as_gate
 from kondo.core.unbiased import UnbiasedGate
 from kondo.core.variance import VarianceGate
 
@@ -51,7 +52,7 @@ _GRAMMAR = (
 )
 
 
-def parse_gate(spec: str) -> BaseGate | None:
+def parse_gate(spec: Any) -> BaseGate | None:
     """Return the gate that a short text describes; None, which trains everything, for "dense".
 
     | spec             | gate                                                                      |
@@ -72,7 +73,8 @@ def parse_gate(spec: str) -> BaseGate | None:
     may remember past steps, so parse once, not per step.
 
     Args:
-        spec: the text.
+        spec: the text. Or what `kondo.backward` takes as a gate, which is returned as one: a gate,
+            a `kondo.Choice`, a callable (values, mask, generator) -> `kondo.Choice`, or None.
 
     Raises:
         ValueError: the text is no spec, or the gate refuses its options.
@@ -85,7 +87,7 @@ def parse_gate(spec: str) -> BaseGate | None:
         Gate(rate=0.1, negative_quota=0.3)
     """
     if not isinstance(spec, str):
-        raise ValueError(f"gate spec must be text, got {spec!r}; {_GRAMMAR}.")
+        return None if spec is None else as_gate(spec)
     text = spec.strip()
     if text == DENSE:
         return None

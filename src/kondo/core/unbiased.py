@@ -8,14 +8,18 @@ unit must be worth to be kept for certain. Nothing is differentiated, and nothin
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kondo.core import rules, signals
-from kondo.core._checks import check_optional
-from kondo.core.contract import BaseGate, Choice, Randomness, Signal, name_of
+from kondo.arguments import check_optional, check_whole
+from kondo.core import sampling
+from kondo.core.base_gate import BaseGate, Choice, Randomness, Signal
+from kondo.core.delight import gradient_norm
+from kondo.core.fingerprint import name_of
+from kondo.core.rolling_price import RollingPrice, check_past
+from kondo.core.saved_state import check_state
 
 # The largest value, and a price that nothing reaches. Squares of both are finite.
 _LARGEST, _HIGHEST = 1e140, 1e150
@@ -65,6 +69,10 @@ class UnbiasedGate(BaseGate):
             min(1, max(1 / max_weight, s_i / t)). Weights are not clipped, so there is no bias; the
             noise is higher, or more units are kept. With `rate` it must be at least 1 / rate; a
             number of units that was rounded down is then rounded up where it must be.
+        window: for calls with fewer units than a rate can be had of, such as the micro-batches of a
+            queue: the price is that of the values of this many calls, the present one included, and
+            every unit is drawn by itself. It depends on no draw, so that the mean gradient is still
+            the dense one; the number of kept units varies, and may be 0. 0: each call by itself.
 
     Example:
         >>> import torch, kondo
@@ -80,15 +88,15 @@ class UnbiasedGate(BaseGate):
     """
 
     draws = True
-    one_price = True
 
     def __init__(
         self,
         *,
         rate: float | None = None,
         noise: float | None = None,
-        signal: Signal = signals.gradient_norm,
+        signal: Signal = gradient_norm,
         max_weight: float | None = None,
+        window: int = 0,
     ):
         rate, noise = check_optional("rate", rate), check_optional("noise", noise)
         max_weight = check_optional("max_weight", max_weight)
@@ -110,14 +118,33 @@ class UnbiasedGate(BaseGate):
                 f"max_weight must be finite and at least {least:g}, got {max_weight}: the mean "
                 f"weight of a rate is 1 / rate."
             )
+        if check_whole("window", window) < 0:
+            raise ValueError(f"window must be 0 or a number of calls, got {window}.")
         self.rate, self.noise, self.signal, self.max_weight = rate, noise, signal, max_weight
+        self.window = window
+        self._past = RollingPrice(window)
+
+    @property
+    def one_price(self) -> bool:  # type: ignore[override]
+        """Whether a price from elsewhere can decide every unit: not that of a window."""
+        return not self.window
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        """Whether there is a window of past calls."""
+        return self.window > 0
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
-        """Choose among M units: exactly as many as the rate or the noise says."""
+        """Choose among M units: exactly as many as the rate or the noise says, without a window."""
+        if self.window:
+            self._past.push(values, mask & (values != 0), mask.sum(-1, keepdim=True))
+            pool, weight = self._past.pooled()
+            price = self.price_for(pool.nan_to_num(nan=0.0), weight, self._past.budget(1.0))
+            return self.choose_at(values, mask, price, sampling.uniform(values, generator))
         worth, floor = _worth(values, mask), self._floor()
         sums, num_valid = _Sums(worth), mask.sum(-1, keepdim=True)
         if self.rate is not None:
-            count = rules.count_for(self.rate, num_valid).double()
+            count = sampling.count_for(self.rate, num_valid).double()
         else:
             assert self.noise is not None
             price = sums.price_of_noise(self.noise, floor)
@@ -162,11 +189,30 @@ class UnbiasedGate(BaseGate):
         """Return the least probability of a unit that can be kept at all."""
         return 0.0 if self.max_weight is None else 1.0 / self.max_weight
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the window of past calls; empty without one."""
+        return {"past": self._past.state_dict()} if self.window else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if not self.window:
+            super().load_state_dict(state)
+            return
+        check_state("state", state, {"past"})
+        check_past(state["past"])
+        self._past.load_state_dict(state["past"])
+
+    def fingerprint(self) -> str:
+        """Return the options, and the units that counted in each call of the window."""
+        return f"{self!r}, past calls {self._past.valid()}" if self.window else repr(self)
+
     def __repr__(self) -> str:
         given = f"rate={self.rate!r}" if self.noise is None else f"noise={self.noise!r}"
         if self.max_weight is not None:
             given += f", max_weight={self.max_weight!r}"
-        if self.signal is not signals.gradient_norm:
+        if self.window:
+            given += f", window={self.window}"
+        if self.signal is not gradient_norm:
             given += f", signal={name_of(self.signal)}"
         return f"UnbiasedGate({given})"
 
@@ -204,7 +250,7 @@ def systematic(chance: Tensor, count: Tensor, order: Tensor, start: Tensor) -> T
         >>> systematic(chance, torch.tensor([2.0]), order, torch.tensor([0.5])).tolist()
         [True, False, True]
     """
-    ends = rules.running_sum(chance.gather(-1, order))
+    ends = sampling.running_sum(chance.gather(-1, order))
     # The last end is exactly the number of points, so that rounding adds and loses no unit.
     ends = ends * (count / ends[..., -1:])
     passed = (ends + (_EDGE + (1 - 2 * _EDGE) * start)).floor()
@@ -219,12 +265,12 @@ def _order_and_start(like: Tensor, generator: Randomness) -> tuple[Tensor, Tenso
     its integer part: ranks of independent draws say nothing about their sum.
     """
     if isinstance(generator, Tensor) or like.ndim > 1:
-        draws = rules.uniform(like, generator)
+        draws = sampling.uniform(like, generator)
         start = draws.sum(-1, keepdim=True, dtype=torch.float64).frac()
         return draws.argsort(dim=-1, stable=True), start
     device = like.device if generator is None else generator.device
     order = torch.randperm(like.shape[-1], generator=generator, device=device)
-    return order.to(like.device), rules.uniform(like[:1].double(), generator)
+    return order.to(like.device), sampling.uniform(like[:1].double(), generator)
 
 
 class _Running(NamedTuple):
@@ -293,12 +339,12 @@ class _Sums:
         rising, order = self._worth.sort(-1)
         each = self._each.gather(-1, order)
         parts = torch.stack([each, each * rising, each * rising.square()])
-        sums = torch.nn.functional.pad(rules.running_sum(parts), (1, 0))
+        sums = torch.nn.functional.pad(sampling.running_sum(parts), (1, 0))
         return _Running(rising, *sums.unbind())
 
     def _none_is_certain(self, price: Tensor) -> bool:
         """Whether no value exceeds a price, as far as that can be known for free."""
-        if not (rules.reads_are_free() and self._worth.shape[-1]):
+        if not (sampling.reads_are_free() and self._worth.shape[-1]):
             return False
         return bool((self._worth.amax(-1, keepdim=True) <= price).all())
 

@@ -7,9 +7,10 @@ differentiated, and nothing is drawn. Log-probs have no say, so that no screen i
 import torch
 from torch import Tensor
 
-from kondo.core import rules, signals
-from kondo.core._checks import check_number, first_unit
-from kondo.core.contract import BaseGate, Choice, Randomness, Signal, check_units, name_of
+from kondo.arguments import check_number, first_unit
+from kondo.core import quantiles, sampling, signals
+from kondo.core.base_gate import BaseGate, Choice, Randomness, Signal, check_units
+from kondo.core.fingerprint import name_of
 
 
 class VarianceGate(BaseGate):
@@ -66,11 +67,11 @@ class VarianceGate(BaseGate):
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among M units. There is no price to compare a unit with: it is minus infinity."""
         able = mask & (values != 0)
-        count = rules.count_for(self.rate, mask.sum(-1, keepdim=True))
+        count = sampling.count_for(self.rate, mask.sum(-1, keepdim=True))
         count = torch.minimum(count, able.sum(-1, keepdim=True))
         position = torch.arange(values.shape[-1], device=values.device)
-        lots = rules.lottery(position, salt=values)
-        keep = rules.most_variance(values, able, count, lots)
+        lots = sampling.lottery(position, salt=values)
+        keep = quantiles.most_variance(values, able, count, lots)
         return Choice.of(keep, mask, dtype=values.dtype)
 
     @torch.no_grad()

@@ -17,19 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kondo.arguments import check_mask
 from kondo.core import losses, signals
-from kondo.core._checks import check_mask
-from kondo.core.contract import BaseGate, as_gate
+from kondo.core.base_gate import AnyGate, BaseGate, Unit
+from kondo.core.given_gates import as_gate
 from kondo.engine import findings
 from kondo.engine.differentiate import Loss
+from kondo.engine.group import Group, group_of
 from kondo.engine.inputs import Inputs, Rows, prepare
-from kondo.engine.modules import devices_of, modules_in
 from kondo.engine.options import Options
-from kondo.engine.peers import Alone
-from kondo.engine.preserved import evaluation, preserved
+from kondo.engine.policy import Policy, devices_of, evaluation, modules_of, parts_of, policy_of
+from kondo.engine.preserved import calm, preserved
 from kondo.engine.screen import from_mode
-from kondo.engine.select import Selection, Unit, select
-from kondo.engine.step import backward, peers_of
+from kondo.engine.select import choose, kept_rows, units_of
+from kondo.engine.selection import KeptRows
+from kondo.engine.step import AnyGroup, backward
 from kondo.engine.trial import (
     DROPOUT,
     Gradient,
@@ -43,7 +45,8 @@ from kondo.engine.trial import (
     summed,
     try_policy,
 )
-from kondo.engine.untraced import without_trace
+from kondo.engine.validate import check_shape
+from kondo.stage_clock import StageClock
 
 
 class CheckError(ValueError):
@@ -84,17 +87,17 @@ class CheckWarning(UserWarning):
 
 
 def check(
-    policy: Any,
+    policy: Policy | Callable[[Any], Tensor],
     batch: Any,
     advantages: Tensor,
     *,
-    gate: Any = None,
+    gate: AnyGate = None,
     mask: Tensor | None = None,
     unit: Unit | None = None,
     screen: Any = None,
     loss: Loss = losses.pg,
     loss_inputs: dict[str, Tensor] | None = None,
-    group: Any = None,
+    group: AnyGroup = None,
     options: Options | None = None,
 ) -> None:
     """Try whether rows can be dropped from this policy without changing what the others learn.
@@ -107,9 +110,9 @@ def check(
     that matters, and for a model as given that answers otherwise. About a dozen small forwards and
     two backwards.
 
-    Random numbers, `.grad`, the state of the gate, and the buffers, modes and flags of modules are
-    as before afterwards. State that a plain function hides cannot be put back. Gradient
-    checkpointing needs use_reentrant=False.
+    Random numbers, `.grad`, the state of the gate, and the buffers, modes and flags of modules that
+    were given are as before afterwards. State that a plain function hides cannot be put back: its
+    modules are named in `kondo.Options(module=)`. Gradient checkpointing needs use_reentrant=False.
 
     Args:
         policy: as for `kondo.backward`, and so is everything below.
@@ -133,9 +136,10 @@ def check(
 
     Example:
         >>> import torch, kondo
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
-        >>> def log_prob(rows):
+        >>> net = torch.nn.Linear(4, 8)
+        >>> def log_prob(rows, centre=True):
         ...     states, actions = rows
+        ...     states = states - states.mean(0) if centre else states
         ...     return net(states).log_softmax(-1).gather(1, actions[:, None]).squeeze(1)
         >>> batch = torch.randn(100, 4), torch.randint(8, (100,))
         >>> try:
@@ -143,11 +147,10 @@ def check(
         ... except kondo.CheckError as error:
         ...     print("depend on the other rows" in str(error))
         True
-        >>> _ = net.eval()
-        >>> kondo.check(log_prob, batch, torch.randn(100))
+        >>> kondo.check(lambda rows: log_prob(rows, centre=False), batch, torch.randn(100))
     """
-    peers = peers_of(group)
-    with peers.together():
+    together = group_of(group)
+    with together.together():
         inputs = prepare(
             policy,
             gate,
@@ -155,16 +158,16 @@ def check(
             unit=unit,
             loss=loss,
             micro_batch=None,
-            options=options or Options(),
-            may_be_empty=peers.may_be_empty,
+            options=options,
+            may_be_empty=together.may_be_empty,
         )
-        run = _Check(policy, inputs, peers)
+        run = _Check(policy, inputs, together)
         found = run.findings()
         for text in run.warnings:
             warnings.warn(CheckWarning(f"kondo.check: {text}"), stacklevel=2)
         if found:
             raise CheckError(found)
-        peers.total(0)  # hear of what other ranks found
+        together.total(0)  # hear of what other ranks found
 
 
 class _OtherRankError(Exception):
@@ -177,25 +180,22 @@ class _Check:
     Args:
         policy: as it was given.
         inputs: of the step, checked.
-        peers: this process, or the ranks.
+        group: this process, or the ranks.
     """
 
-    def __init__(self, policy: Any, inputs: Inputs, peers: Alone):
-        self._policy, self._inputs, self._peers = policy, inputs, peers
+    def __init__(self, policy: Any, inputs: Inputs, group: Group):
+        self._policy, self._inputs, self._group = policy, inputs, group
         self._batch = inputs.rows.batch
-        roots = [*modules_in(inputs.policy.log_prob)]
-        roots += [] if inputs.options.module is None else [inputs.options.module]
-        self._roots = list(dict.fromkeys(roots))
-        self._modules = list({part: None for root in roots for part in root.modules()})
+        self._modules = parts_of(inputs.modules)
         self._found: list[str] = []
         self.warnings: list[str] = []
 
     def findings(self) -> list[str]:
         """Return what is wrong, in words; `warnings` then holds what may be meant."""
-        inputs, peers = self._inputs, self._peers
+        inputs, group = self._inputs, self._group
         self._screen = inputs.rows.screen
         some, self._index = few_rows(inputs)
-        counted, enough = peers.total(some.size, int(some.size > 1))
+        counted, enough = group.total(some.size, int(some.size > 1))
         if not enough:
             self.warnings.append(
                 f"{some.size} rows with a unit that counts are too few to see whether rows depend "
@@ -204,21 +204,21 @@ class _Check:
         if not counted:
             return []
         inputs = dataclasses.replace(inputs, rows=some)
-        inputs = peers.agree(inputs, peers.clock(inputs.device))
+        inputs = group.agree(inputs, StageClock(inputs.device, group.stages))
         if not inputs.rows.size:  # another rank's row stands in, and is judged there
-            assert peers.spare is not None
-            lent = peers.spare
+            assert inputs.spare is not None
+            lent = inputs.spare
             known = lent.screen if callable(lent.screen) else None
             inputs = dataclasses.replace(inputs, rows=lent._replace(screen=known))
         self._inputs, self._some = inputs, inputs.rows
-        devices = devices_of(inputs.policy.log_prob, inputs.rows.batch)
+        devices = devices_of(inputs.modules, inputs.rows.batch)
         self._cuda = [device for device in devices if device.type == "cuda"]
         with preserved(self._modules, self._cuda, inputs.gate, inputs.options.generator):
             self._passes(partial(findings.of_batch, self._batch, self._index))
             if self._passes(self._answers):
                 if self._passes(self._choice):
                     self._passes(self._gradients)
-                self._passes(partial(inputs.policy.faults, self._some.batch))
+                self._passes(partial(inputs.policy.faults, self._some.batch, inputs.log_prob))
         return self._found
 
     def _passes(self, stage: Callable[[], Iterator[str]]) -> bool:
@@ -231,11 +231,11 @@ class _Check:
         except Exception as error:  # whatever a foreign policy raises is a finding
             self._found.append(in_words(error))
             failed = 1
-        return self._peers.total(failed)[0] == 0
+        return self._group.total(failed)[0] == 0
 
     def _in_step(self) -> None:
         """Wait for all ranks: one that has failed would be missed in the next collective."""
-        if self._peers.total(0)[0]:
+        if self._group.total(0)[0]:
             raise _OtherRankError
 
     def _answers(self) -> Iterator[str]:
@@ -247,7 +247,8 @@ class _Check:
         parameters = [value for _, value in named(self._modules)]
         self._precision = findings.Precision(answers.given, parameters)
         self._mask = check_mask(self._some.mask, answers.given.shape)
-        yield from findings.of_state(trial, self._precision, self._mask)
+        given = bool(self._modules)
+        yield from findings.of_state(trial, self._precision, self._mask, given=given)
         yield from findings.of_rows(trial, self._precision, self._mask)
         yield from findings.of_underflow(answers.given, self._mask)
 
@@ -262,22 +263,27 @@ class _Check:
                 yield in_words(error)
         known = self._some.screen
         if callable(known):
-            draft = known
-            known = without_trace(lambda: from_mode(draft(self._some.batch))[0], draft)
+            draft, log_prob = policy_of(known, "screen")
+            modules = [*inputs.modules, *modules_of(draft, log_prob)]
+            with torch.no_grad(), evaluation(modules):
+                known = from_mode(known(self._some.batch))[0]
         if known is not None:
             for text in findings.of_screen(known, shown, self._mask, self._mistakes(known)):
                 self.warnings.append(text)
 
-    def _select(self, log_probs: Tensor, gate: BaseGate) -> Selection:
-        return select(
+    def _select(self, log_probs: Tensor, gate: BaseGate) -> KeptRows:
+        inputs, some = self._inputs, self._some
+        check_shape(inputs.unit, log_probs)
+        units = units_of(
+            gate.signal,
             log_probs,
-            self._some.advantages,
-            gate=gate,
-            unit=self._inputs.unit,
-            mask=self._some.mask,
-            generator=self._inputs.options.generator,
-            density=self._inputs.density,
+            some.advantages,
+            inputs.unit,
+            some.mask,
+            density=inputs.density,
         )
+        chosen = choose(units.on_host(gate), gate, inputs.options.generator)
+        return kept_rows(chosen, log_probs.device)
 
     def _mistakes(self, known: Tensor) -> dict[str, Tensor]:
         """Return what a screen of these rows would be without a mistake, by its name."""
@@ -296,9 +302,9 @@ class _Check:
     def _gradients(self) -> Iterator[str]:
         """Compare the gated gradient with that of the masked dense loss."""
         # A gradient with dropout is another one for the kept rows alone.
-        calm = findings.is_calm(self._trial, self._precision, self._mask)
-        quiet = [module for module in self._modules if not calm or isinstance(module, DROPOUT)]
-        with evaluation(quiet), torch.enable_grad():
+        settled = findings.is_calm(self._trial, self._precision, self._mask)
+        quiet = [module for module in self._modules if not settled or isinstance(module, DROPOUT)]
+        with calm(quiet), torch.enable_grad():
             dense = dense_gradients(self._inputs, self._chosen, self._in_step)
             gated = self._gated_gradients()
         if not any(bool(each.numbers.any()) for each in dense.values()):

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kondo.engine import rows
-from kondo.engine.select import Selection
+from kondo import rows
+from kondo.engine.selection import KeptRows
 
 
 class MicroBatch(NamedTuple):
@@ -44,20 +44,20 @@ Compact = Callable[..., Iterable[MicroBatch]]
 def micro_batches(
     batch: Any,
     advantages: Tensor,
-    selection: Selection,
+    kept: KeptRows,
     *,
     loss_inputs: dict[str, Tensor],
     size: int | None = None,
 ) -> Iterator[MicroBatch]:
     """Yield the kept rows, `size` at a time, in batch order; no copy where all are kept."""
-    keep = None if selection.whole else selection.keep
-    parts = (batch, advantages, loss_inputs, keep, selection.weight)
-    num_kept = selection.rows.numel()
+    keep = None if kept.whole else kept.keep
+    parts = (batch, advantages, loss_inputs, keep, kept.weight)
+    num_kept = kept.rows.numel()
     step = size or num_kept
-    everything = num_kept == selection.keep.shape[0]
+    everything = num_kept == kept.keep.shape[0]
     for start in range(0, num_kept, step):
         stop = min(start + step, num_kept)
-        index = slice(start, stop) if everything else selection.rows[start:stop]
+        index = slice(start, stop) if everything else kept.rows[start:stop]
         taken = parts if everything and step >= num_kept else rows.take(parts, index)
-        num_tokens = 0 if selection.whole else selection.mask[index].sum()
+        num_tokens = 0 if kept.whole else kept.mask[index].sum()
         yield MicroBatch._make((*taken, stop - start, num_tokens, False, None))

@@ -1,20 +1,150 @@
-"""Stage 4, differentiate: forward with a graph and backward on the compact rows only."""
+"""Stages 3 and 4: kept rows -> micro-batches -> forward with a graph -> backward."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, expand_rows
+from kondo.arguments import at_least_float32, check_float, expand_rows
 from kondo.engine.compact import MicroBatch
 from kondo.engine.finite import FiniteCheck, Gated
-from kondo.engine.loss_arguments import SEQUENCE_INDEX, sequence_index, takes_sequences
-from kondo.engine.report import StageClock
+from kondo.engine.loss_arguments import SEQUENCE_INDEX, sequence_index
+from kondo.engine.policy import Policy
+from kondo.engine.selection import Counts, KeptRows
+from kondo.stage_clock import StageClock
+
+if TYPE_CHECKING:
+    from kondo.engine.inputs import Inputs
 
 Loss = Callable[..., Tensor]
 BackwardFn = Callable[[Tensor], Any]
+_T = TypeVar("_T")
+
+
+class Trained(NamedTuple):
+    """What was differentiated; named as in the report."""
+
+    read: Callable[[], tuple[int, float]]
+    """Return the tokens that were trained, and the loss; one device sync."""
+    rows_trained: int
+    calls: int
+    elements: int
+    """Elements of log-probs of a dense step without a mask, which nobody could count before."""
+    own: dict[str, Any] = {}  # noqa: RUF012  # never written to
+    """What only ranks have: fields of `kondo.ranks.RankReport`."""
+
+
+def micro_batches_of(
+    inputs: "Inputs",
+    batch: Any,
+    advantages: Tensor,
+    loss_inputs: dict[str, Tensor],
+    kept: KeptRows,
+) -> Iterable[MicroBatch]:
+    """Return kept rows in micro-batches, by the compaction of the options or of the policy."""
+    if not kept.rows.numel():
+        return ()
+    compact = inputs.options.compact or inputs.policy.compact
+    size = inputs.micro_batch
+    return compact(batch, advantages, kept, loss_inputs=loss_inputs, size=size)
+
+
+def train(
+    inputs: "Inputs",
+    kept: KeptRows,
+    counts: Counts,
+    micro_batches: Iterable[MicroBatch],
+    clock: StageClock,
+    *,
+    scale: int = 1,
+    moved: bool = False,
+    backward_fn: BackwardFn | None = None,
+) -> Trained:
+    """Differentiate micro-batches, and count what really went through.
+
+    Args:
+        inputs: of the step.
+        kept: what was kept of this process's rows.
+        counts: of all ranks; what the sum of losses is divided by.
+        micro_batches: by a compaction.
+        clock: of the step.
+        scale: factor of the loss.
+        moved: whether rows went to other ranks before.
+        backward_fn: how to differentiate a loss; by default as the options say.
+    """
+    asked = inputs.options.denominator
+    divide: float | Callable[[Tensor], float]
+    if kept.whole and isinstance(asked, str):
+        divide = partial(_by_length, counts.rows_kept, scale)
+    else:
+        divide = counts.denominator(asked) / scale
+    counted = _Counted(micro_batches)
+    done = differentiate(
+        inputs.log_prob,
+        _timed(counted, clock),
+        loss=inputs.loss,
+        sequences=inputs.sequences,
+        denominator=divide,
+        backward_fn=backward_fn or inputs.options.backward_fn,
+        clock=clock,
+        check=_finite_check(inputs, kept, moved=moved),
+    )
+    elements = done.elements if kept.whole else 0
+    read = partial(counted.read, done.loss, elements)
+    return Trained(read, counted.rows, counted.calls, elements)
+
+
+def _by_length(num_rows: int, scale: int, log_probs: Tensor) -> float:
+    """Return the elements of all rows, each as long as those of these log-probs."""
+    return float(max(1, num_rows * log_probs[0].numel())) / scale
+
+
+def _finite_check(inputs: "Inputs", kept: KeptRows, *, moved: bool) -> FiniteCheck | None:
+    """Return what refuses NaN in kept units; a dense step has none, as `loss.backward()`."""
+    if inputs.gate is None:
+        return None
+    plain = inputs.options.compact is None and type(inputs.policy).compact is Policy.compact
+    return FiniteCheck(inputs.rows.loss_inputs, kept, in_order=plain and not moved)
+
+
+class _Counted:
+    """Passes micro-batches on and counts what really went through."""
+
+    def __init__(self, micro_batches: Iterable[MicroBatch]):
+        self._micro_batches = micro_batches
+        self.calls = 0
+        self.rows = 0
+        self.tokens: int | Tensor = 0
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for micro in self._micro_batches:
+            self.calls += 1
+            self.rows += micro.num_rows
+            self.tokens = micro.num_tokens + self.tokens
+            yield micro
+
+    def read(self, loss: Tensor, elements: int) -> tuple[int, float]:
+        """Return the tokens, or else `elements`, and a loss as numbers; one device sync."""
+        if not isinstance(self.tokens, Tensor):
+            return self.tokens or elements, float(loss)
+        # float64 holds every count below 2^53.
+        both = [self.tokens.double(), loss.to(self.tokens.device).double()]
+        count, value = torch.stack(both).tolist()
+        return int(count), value
+
+
+def _timed(items: Iterable[_T], clock: StageClock) -> Iterator[_T]:
+    """Count the time spent waiting for each item as the stage "compact"."""
+    iterator = iter(items)
+    while True:
+        with clock.stage("compact"):
+            item = next(iterator, None)
+        if item is None:
+            return
+        yield item
 
 
 class Differentiated(NamedTuple):
@@ -31,6 +161,7 @@ def differentiate(
     micro_batches: Iterable[MicroBatch],
     *,
     loss: Loss,
+    sequences: bool,
     denominator: float | Callable[[Tensor], float],
     backward_fn: BackwardFn,
     clock: StageClock,
@@ -44,8 +175,8 @@ def differentiate(
     Args:
         log_prob: rows -> log-probs.
         micro_batches: by a compaction.
-        loss: (log_probs, advantages, **loss_inputs) -> one value per element. One with a parameter
-            `sequence_index` also gets that.
+        loss: (log_probs, advantages, **loss_inputs) -> one value per element.
+        sequences: whether the loss also gets `sequence_index`.
         denominator: a number, or what gives it for the log-probs of a micro-batch.
         backward_fn: how to differentiate a loss.
         clock: for the stages forward and backward.
@@ -54,7 +185,6 @@ def differentiate(
     """
     total: Tensor | None = None
     elements = 0
-    sequences = takes_sequences(loss)
     for micro in micro_batches:
         with clock.stage("forward"):
             log_probs = _graph_log_probs(log_prob, micro)

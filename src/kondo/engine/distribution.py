@@ -1,15 +1,15 @@
 """A policy by `torch.distributions`: discrete actions, or continuous ones and their modes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from kondo.core.base_gate import Unit
 from kondo.engine.densities import log_prob_at_mode
-from kondo.engine.policy import Policy
-from kondo.engine.select import Unit
+from kondo.engine.policy import LogProb, Policy, given_modules
 
 _ONE = 0.02
 """How far from 1 a sum of probabilities may be, in half precision too."""
@@ -49,6 +49,10 @@ class DistributionPolicy(Policy):
                 f"torch.distributions.Distribution, got {type(distribution).__name__}."
             )
         self.distribution = distribution
+
+    def modules(self) -> Sequence[nn.Module]:
+        """Return the module that gives the distribution, where it is one, or a method of one."""
+        return given_modules(self.distribution)
 
     def log_prob(self, rows: tuple[Any, Tensor]) -> Tensor:
         """Return log pi(a|s) of rows (observations, actions), [n], differentiable."""
@@ -94,7 +98,7 @@ class DistributionPolicy(Policy):
                 f"got {unit!r}; give a function rows -> log-probs [n, T] for several."
             )
 
-    def faults(self, batch: Any) -> Iterator[str]:
+    def faults(self, batch: Any, log_prob: LogProb) -> Iterator[str]:
         """Yield that probabilities of all actions do not sum to 1, where they can be asked for."""
         observations, actions = self._pair(batch)
         with torch.no_grad():

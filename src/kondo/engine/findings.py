@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.engine import rows
-from kondo.engine.trial import Gradient, Trial, taken_otherwise
+from kondo import rows
+from kondo.engine.trial import NAME_THEM, Gradient, Trial, taken_otherwise
 
 # Norms and scans inside a float64 policy may compute in float32.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -99,8 +99,17 @@ def of_memory(rewritten: Sequence[str]) -> Iterator[str]:
         )
 
 
-def of_state(trial: Trial, precision: Precision, mask: Tensor | None) -> Iterator[str]:
-    """Judge whether a call changes the next one, or what it leaves behind."""
+def of_state(
+    trial: Trial, precision: Precision, mask: Tensor | None, *, given: bool
+) -> Iterator[str]:
+    """Judge whether a call changes the next one, or what it leaves behind.
+
+    Args:
+        trial: of the policy.
+        precision: of its log-probs.
+        mask: what counts.
+        given: whether modules were given, which are in evaluation mode during a screen.
+    """
     answers = trial.answers
     if trial.edited:
         yield (
@@ -128,10 +137,14 @@ def of_state(trial: Trial, precision: Precision, mask: Tensor | None) -> Iterato
         )
     drawn = precision.apart(answers.screened_again, answers.screened, mask)
     if drawn is not None and again is None:
+        where = "in evaluation mode" if given else "in the screen"
+        remedy = (
+            "Dropout of a plain function is always on: use a module's (torch.nn.Dropout), or "
+            "switch it off."
+        )
         yield (
-            f"The policy draws random numbers in evaluation mode: log-probs differ by {drawn:.2g} "
-            f"between two calls, and so would the screen from what is trained. Dropout of a plain "
-            f"function is always on: use a module's (torch.nn.Dropout), or switch it off."
+            f"The policy draws random numbers {where}: log-probs differ by {drawn:.2g} between two "
+            f"calls, and so would the screen from what is trained. {remedy if given else NAME_THEM}"
         )
 
 

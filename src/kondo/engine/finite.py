@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kondo.core._checks import first_unit
-from kondo.engine import rows
+from kondo import rows
+from kondo.arguments import first_unit
 from kondo.engine.compact import MicroBatch
-from kondo.engine.select import Selection
+from kondo.engine.selection import KeptRows
 
 
 class Gated(NamedTuple):
@@ -41,16 +41,16 @@ class FiniteCheck:
         loss_inputs: of the step, each [N, ...]. Those with one value per element or per row are
             judged where they are kept. Which numbers of another shape the loss uses is not known:
             where there is one, the loss is judged.
-        selection: what was kept.
-        in_order: micro-batches hold the rows of the selection in its order; messages then name
+        kept: what was kept.
+        in_order: micro-batches hold the kept rows in their order; messages then name
             units of the batch.
     """
 
-    def __init__(self, loss_inputs: dict[str, Tensor], selection: Selection, *, in_order: bool):
+    def __init__(self, loss_inputs: dict[str, Tensor], kept: KeptRows, *, in_order: bool):
         floats = {name: part for name, part in loss_inputs.items() if part.is_floating_point()}
-        self._known = {name: part for name, part in floats.items() if _fits(part, selection.keep)}
+        self._known = {name: part for name, part in floats.items() if _fits(part, kept.keep)}
         self._other = [name for name in floats if name not in self._known]
-        self._selection = selection
+        self._kept = kept
         self._in_order = in_order
         self._first = True
         self._start = self._stop = 0  # of the rows of this micro-batch
@@ -79,10 +79,9 @@ class FiniteCheck:
         """Return the loss inputs of the kept rows, 0 in elements that are not kept."""
         if not self._known:
             return {}
-        chosen = self._selection
-        taken: tuple[dict[str, Tensor], Tensor] = (self._known, chosen.keep)
-        if chosen.rows.numel() < chosen.keep.shape[0]:
-            taken = rows.take(taken, chosen.rows)
+        taken: tuple[dict[str, Tensor], Tensor] = (self._known, self._kept.keep)
+        if self._kept.rows.numel() < self._kept.keep.shape[0]:
+            taken = rows.take(taken, self._kept.rows)
         known, keep = taken
         return {name: _where_kept(part, keep) for name, part in known.items()}
 
@@ -91,7 +90,7 @@ class FiniteCheck:
         for name, part in given.items():
             broken = ~part.isfinite()
             if bool(broken.any()):
-                unit = _unit_of(broken, self._selection.rows)
+                unit = _unit_of(broken, self._kept.rows)
                 raise ValueError(
                     f"loss_inputs[{name!r}] must be finite in kept units, got "
                     f"{part[broken][0].item()} in {unit} ({int(broken.sum())} in all); nothing was "
@@ -118,7 +117,7 @@ class FiniteCheck:
         """Name the first unit of a micro-batch: in the batch, where that is known."""
         if not self._in_order:
             return f"{first_unit(where)} of this micro-batch"
-        return _unit_of(where, self._selection.rows[self._start : self._stop])
+        return _unit_of(where, self._kept.rows[self._start : self._stop])
 
     @contextmanager
     def refuse_leaks(self, gated: Gated) -> Iterator[None]:

@@ -1,25 +1,31 @@
 """What one step was given, checked: every check of an argument comes before the first forward."""
 
 import dataclasses
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kondo.core._checks import check_dense, check_float, check_mask, expand_rows
-from kondo.core.contract import BaseGate, as_gate
-from kondo.engine import rows
+from kondo import rows
+from kondo.arguments import check_dense, check_float, check_mask, check_size, expand_rows
+from kondo.core.base_gate import BaseGate, Unit
+from kondo.core.given_gates import as_gate
 from kondo.engine.differentiate import Loss
 from kondo.engine.loss_arguments import check_loss
-from kondo.engine.modules import devices_of
-from kondo.engine.options import Options, check_size
-from kondo.engine.policy import Policy, policy_of
+from kondo.engine.options import Options
+from kondo.engine.policy import LogProb, Policy, devices_of, modules_of, policy_of
 from kondo.engine.screen import from_mode
-from kondo.engine.select import Unit
+from kondo.engine.validate import check_unit
+
+# What is known of losses, for as long as they live: whether they want a `sequence_index`.
+_LOSSES: weakref.WeakKeyDictionary[Loss, dict[tuple[Any, ...], bool]] = weakref.WeakKeyDictionary()
 
 # The no-grad screen stores no activations: its chunks can be this much larger.
 SCREEN_CHUNK_FACTOR = 4
+
+_DEFAULT = Options()
 
 
 class Rows(NamedTuple):
@@ -45,11 +51,17 @@ class Inputs:
     """One call of `kondo.backward`, checked."""
 
     policy: Policy
+    log_prob: LogProb
+    """What is called for log-probs."""
+    modules: list[nn.Module]
+    """Those that were given: by the options, or as the policy."""
     gate: BaseGate | None
     """None for dense."""
     rows: Rows
     unit: Unit
     loss: Loss
+    sequences: bool
+    """Whether the loss must be told which sequence each element belongs to."""
     micro_batch: int | None
     options: Options
     own_mask: bool
@@ -59,7 +71,9 @@ class Inputs:
     at_mode: Tensor | None
     """Log-densities at the mode, if the screen that was given is measured from them."""
     device: torch.device
-    """Where the work happens: CUDA if any row or parameter lives there."""
+    """Where the work happens: CUDA if any row or given module lives there."""
+    spare: Rows | None = None
+    """A row to run where a rank has none of its own."""
 
     @property
     def density(self) -> bool:
@@ -87,7 +101,7 @@ def prepare(
     unit: Unit | None,
     loss: Loss,
     micro_batch: int | None,
-    options: Options,
+    options: Options | None,
     may_be_empty: bool,
 ) -> Inputs:
     """Check what a step was given, and bring what the gate looks at to one device.
@@ -102,11 +116,15 @@ def prepare(
         options: what few people set.
         may_be_empty: whether a batch of 0 rows is fine, as on one of many ranks.
     """
-    known = policy_of(policy)
-    options.check()
+    known, log_prob = policy_of(policy)
+    if options is None:
+        options = _DEFAULT
+    else:  # here, not when they are made: an error of one rank is then one of all
+        options.check()
     check_size("micro_batch", micro_batch)
     size = rows.num_rows(given.batch, may_be_empty=may_be_empty)
-    device = main_device(known.log_prob, given.batch)
+    modules = list(dict.fromkeys([*options.modules, *modules_of(known, log_prob)]))
+    device = _main_device(modules, given.batch)
     advantages = check_float("advantages", given.advantages).detach().to(device)
     loss_inputs = _check_loss_inputs(given.loss_inputs)
     own_mask = given.mask is None
@@ -119,21 +137,24 @@ def prepare(
     mask = mask.to(device) if isinstance(mask, Tensor) else mask
     screen, at_mode = from_mode(given.screen)
     if not (screen is None or isinstance(screen, Tensor)):
-        draft = policy_of(screen, "screen")
-        screen = draft.screen or draft.log_prob
+        draft, draft_log_prob = policy_of(screen, "screen")
+        screen = draft.screen or draft_log_prob
     checked = Rows(given.batch, advantages, mask, loss_inputs, screen)
     _check_rows(checked, size)
     unit = known.unit if unit is None else unit
     if size:
         known.check(given.batch, advantages, screen, loss_inputs, unit)
     _check_unit(unit, checked)
-    check_loss(loss, loss_inputs, gated=gate is not None, unit=unit)
+    sequences = _takes_sequences(loss, loss_inputs, gated=gate is not None, unit=unit)
     return Inputs(
         policy=known,
-        gate=None if gate is None else as_gate(gate),
+        log_prob=log_prob,
+        modules=modules,
+        gate=gate if gate is None or isinstance(gate, BaseGate) else as_gate(gate),
         rows=checked,
         unit=unit,
         loss=loss,
+        sequences=sequences,
         micro_batch=micro_batch,
         options=options,
         own_mask=own_mask,
@@ -141,6 +162,20 @@ def prepare(
         at_mode=at_mode,
         device=device,
     )
+
+
+def _takes_sequences(
+    loss: Loss, loss_inputs: Mapping[str, Tensor], *, gated: bool, unit: Unit
+) -> bool:
+    """Return whether the loss wants a `sequence_index`; it is checked in the first step alone."""
+    asked = (gated, unit, *sorted(loss_inputs))
+    try:
+        known = _LOSSES.setdefault(loss, {})
+    except TypeError:  # it has no hash, or cannot be referred to weakly
+        known = {}
+    if asked not in known:
+        known[asked] = check_loss(loss, loss_inputs, gated=gated, unit=unit)
+    return known[asked]
 
 
 def _check_loss_inputs(given: Any) -> dict[str, Tensor]:
@@ -173,13 +208,10 @@ def _both(given: Any, own: Tensor | None) -> Tensor | None:
     return own if counts is None else counts.to(own.device) & own
 
 
-def main_device(log_prob: Any, batch: Any) -> torch.device:
-    """Return where the work happens: CUDA if any row or parameter lives there."""
+def _main_device(modules: list[nn.Module], batch: Any) -> torch.device:
+    """Return where the work happens: CUDA if any row or given module lives there."""
+    found = devices_of(modules, batch)
     cpu = torch.device("cpu")
-    found = rows.devices(batch)
-    # The search for parameters follows references, which takes long: only where rows do not settle.
-    if not any(device.type == "cuda" for device in found):
-        found = devices_of(log_prob, batch)
     return max(found, key=lambda device: device.type == "cuda", default=cpu)
 
 
@@ -203,8 +235,7 @@ def _check_rows(given: Rows, size: int) -> None:
 
 def _check_unit(unit: str, given: Rows) -> None:
     """Raise a ValueError for a unit, mask or advantages that cannot fit together."""
-    if unit not in ("sample", "token", "sequence"):
-        raise ValueError(f'unit must be "sample", "token" or "sequence", got {unit!r}.')
+    check_unit(unit)
     shapes = [part.shape for part in (given.advantages, given.mask) if isinstance(part, Tensor)]
     full = given.screen.shape if isinstance(given.screen, Tensor) else max(shapes, key=len)
     if given.mask is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core.contract import name_of
+from kondo.core.fingerprint import name_of
 from kondo.engine.compact import MicroBatch
 
 SEQUENCE_INDEX = "sequence_index"
@@ -33,8 +33,10 @@ def takes_sequences(loss: Callable[..., Tensor]) -> bool:
 
 def check_loss(
     loss: Callable[..., Tensor], loss_inputs: Mapping[str, Tensor], *, gated: bool, unit: str
-) -> None:
+) -> bool:
     """Raise a ValueError for loss_inputs that the loss does not take, and for units that it cannot.
+
+    Returns what `takes_sequences` does.
 
     Args:
         loss: (log_probs, advantages, **loss_inputs).
@@ -44,7 +46,7 @@ def check_loss(
     """
     signature = _signature(loss)
     if signature is None:
-        return
+        return False
     whole = _has_index(signature)
     if whole and SEQUENCE_INDEX in loss_inputs:
         raise ValueError(
@@ -66,6 +68,7 @@ def check_loss(
             f"{sorted(loss_inputs)}: {error}. Give tensors as loss_inputs={{name: tensor}}, with "
             f"one row per row of the batch, and numbers by functools.partial(loss, name=number)."
         ) from None
+    return whole
 
 
 def sequence_index(log_probs: Tensor, micro: MicroBatch, keep: Tensor | None) -> Tensor:

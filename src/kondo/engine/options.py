@@ -1,13 +1,14 @@
 """Options of the step that few people set, in one object."""
 
 import dataclasses
-from numbers import Integral, Real
+from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kondo.core._checks import check_flag, check_whole
+from kondo.arguments import check_flag, check_size, check_whole
 from kondo.engine.compact import Compact
 from kondo.engine.differentiate import BackwardFn
 
@@ -45,9 +46,10 @@ class Options:
     compact: Compact | None = None
     """Another compaction of the kept rows, called like `kondo.engine.compact.micro_batches`; its
     micro-batches go to the policy's log_prob."""
-    module: nn.Module | None = None
-    """What is trained, where it cannot be found in the policy: in DDP, sharded by `fully_shard`, or
-    plain."""
+    module: nn.Module | Sequence[nn.Module] | None = None
+    """The modules behind a policy that is a plain function, one or several: they are in evaluation
+    mode during the screen, and with a group they are what ranks train: in DDP, sharded by
+    `fully_shard`, or plain."""
     rebalance: bool = True
     """Move kept rows between ranks until each has about the same number of tokens."""
     all_reduce: bool | None = None
@@ -60,6 +62,14 @@ class Options:
     exact_units: int = EXACT_UNITS
     """Most units of all ranks whose values are gathered; beyond it a sketch sets the price."""
 
+    modules: tuple[nn.Module, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    """`module` as a tuple."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.module
+        listed = given if isinstance(given, list | tuple) else [given] * (given is not None)
+        object.__setattr__(self, "modules", tuple(listed))
+
     def check(self) -> None:
         """Raise a ValueError for options that cannot be right; a step calls it, on every rank."""
         _check_denominator(self.denominator)
@@ -68,6 +78,12 @@ class Options:
         check_flag("rebalance", self.rebalance)
         if self.all_reduce is not None:
             check_flag("all_reduce", self.all_reduce)
+        strange = [each for each in self.modules if not isinstance(each, nn.Module)]
+        if strange:
+            raise ValueError(
+                f"module must be a torch.nn.Module, or a list of some, got "
+                f"{type(strange[0]).__name__}; give the modules that the policy calls."
+            )
         if self.screen_rows not in ("all", "promising", None):
             raise ValueError(f'screen_rows must be "all" or "promising", got {self.screen_rows!r}.')
 
@@ -75,23 +91,10 @@ class Options:
         """Return what ranks must have in common, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         draws = values["generator"]
-        own = ("module", "screen_chunk", "backward_fn")
+        own = ("module", "modules", "screen_chunk", "backward_fn")
         return {name: value for name, value in values.items() if name not in own} | {
             "generator": None if draws is None else draws.device.type
         }
-
-
-def check_size(name: str, size: Any) -> None:
-    """Raise a ValueError unless it is None or a whole number of rows, at least one."""
-    if size is None:
-        return
-    if isinstance(size, bool) or not isinstance(size, Integral):
-        raise ValueError(
-            f"{name} must be a whole number of rows, got {size!r}; round it with int(...), or "
-            f"give None for all rows at once."
-        )
-    if size < 1:
-        raise ValueError(f"{name} must be at least 1 row, got {size}; None takes all at once.")
 
 
 def _check_denominator(denominator: Any) -> None:

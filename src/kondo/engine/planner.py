@@ -20,22 +20,28 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kondo.core._checks import at_least_float32, check_float
-from kondo.core.contract import BaseGate
+from kondo import rows
+from kondo.arguments import at_least_float32, check_float
+from kondo.core.base_gate import BaseGate, Unit
 from kondo.core.diagnostics import diagnostics
 from kondo.core.gates import Gate
-from kondo.core.rules import count_for
+from kondo.core.sampling import count_for
 from kondo.core.unbiased import UnbiasedGate
-from kondo.engine import rows
 from kondo.engine.finite import leaves_of
-from kondo.engine.modules import devices_of, modules_in
-from kondo.engine.policy import Policy, policy_of
+from kondo.engine.policy import (
+    LogProb,
+    Policy,
+    devices_of,
+    evaluation,
+    modules_of,
+    parts_of,
+    policy_of,
+)
 from kondo.engine.preserved import preserved
 from kondo.engine.screen import from_mode, screen_log_probs
-from kondo.engine.select import Unit, select
-from kondo.engine.untraced import without_trace
+from kondo.engine.select import select
 
 # What is recommended: a noise budget, and for single decisions the papers' rate.
 _SAFE_NOISE = 1.5
@@ -141,14 +147,16 @@ def plan(
     Call `kondo.check` first, with the same policy and batch: a policy that it refuses gains nothing
     from a fast step. Log-probs and advantages that `kondo.backward` refuses are refused here too.
 
-    Gradients, random numbers, and the buffers, modes and flags of modules are as before afterwards,
-    also where a normaliser updates itself in every forward. State that a plain function hides, and
-    parameters that a forward writes to, are not put back; `kondo.check` names them. Gradient
-    checkpointing needs use_reentrant=False. No other thread may draw random numbers meanwhile: they
-    would be drawn again. Counts one unit per row: token units keep more rows than their rate says.
+    Gradients, random numbers, and the buffers, modes and flags of modules that were given are as
+    before afterwards, also where a normaliser updates itself in every forward. Those of a plain
+    function, which runs as it is, and parameters that a forward writes to are not put back;
+    `kondo.check` names them. Gradient checkpointing needs use_reentrant=False. No other thread may
+    draw random numbers meanwhile: they would be drawn again. Counts one unit per row: token units
+    keep more rows than their rate says.
 
     Args:
-        policy: rows -> [n] or [n, T], or a `kondo.lm.CausalLM`, as for `kondo.backward`.
+        policy: rows -> [n] or [n, T], best a module or its method, or a `kondo.lm.CausalLM`, as
+            for `kondo.backward`.
         batch: any nest of tensors with N rows; use a full, typical batch.
         advantages: [N] or [N, T] float, the advantages of the batch, centred.
         single_decisions: whether every reward belongs to one decision, as in a bandit. False where
@@ -180,9 +188,9 @@ def plan(
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"rates must lie in (0, 1], got {rate}.")
     size = rows.num_rows(batch)
-    known = policy_of(policy)
-    log_prob = known.log_prob
-    devices = [device for device in devices_of(log_prob, batch) if device.type == "cuda"]
+    known, log_prob = policy_of(policy)
+    modules = modules_of(known, log_prob)
+    devices = [device for device in devices_of(modules, batch) if device.type == "cuda"]
     cuda = bool(devices)
     counts = [count_for(rate, size) for rate in rates]
 
@@ -201,11 +209,16 @@ def plan(
         with torch.enable_grad():
             return call()
 
-    jobs = [partial(without_trace, partial(_seconds, forward, cuda), log_prob)]
-    jobs += [partial(timed, train(count)) for count in (size, *counts)]
-    modules = list({part: None for root in modules_in(log_prob) for part in root.modules()})
-    with preserved(modules, devices, None, None):
-        worth = _unit_worth(known, batch, advantages, micro_batch)
+    def screened() -> float:
+        with torch.no_grad(), evaluation(modules):
+            return _seconds(forward, cuda)
+
+    jobs: list[Callable[[], float]] = [
+        screened,
+        *(partial(timed, train(count)) for count in (size, *counts)),
+    ]
+    with preserved(parts_of(modules), devices, None, None):
+        worth = _unit_worth(known, log_prob, modules, batch, advantages, micro_batch)
         forward_seconds, dense_seconds, *kept_seconds = _in_turns(jobs, repeats)
     planned = tuple(
         PlannedRate(
@@ -233,7 +246,12 @@ def plan(
 
 
 def _unit_worth(
-    known: Policy, batch: Any, advantages: Tensor | None, micro_batch: int | None
+    known: Policy,
+    log_prob: LogProb,
+    modules: Sequence[nn.Module],
+    batch: Any,
+    advantages: Tensor | None,
+    micro_batch: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Return a proxy of the norm of each row's gradient, [N], and which rows count.
 
@@ -248,8 +266,8 @@ def _unit_worth(
         density = at_mode is not None
         return log_probs
 
-    model = known.log_prob if known.screen is None else shown
-    found = screen_log_probs(model, batch, chunk=micro_batch)
+    model = log_prob if known.screen is None else shown
+    found = screen_log_probs(model, batch, chunk=micro_batch, modules=modules)
     unit: Unit = "sample" if found.ndim == 1 else "sequence"
     given = found.new_ones(len(found)) if advantages is None else advantages
     mask = known.mask(batch)
@@ -262,7 +280,7 @@ def _unit_worth(
         generator=torch.Generator().manual_seed(0),
         density=density,
     )
-    return chosen.values, chosen.unit_mask
+    return chosen.values, chosen.mask
 
 
 def _noise(gate: BaseGate, worth: Tensor, mask: Tensor) -> float:

@@ -1,27 +1,46 @@
-"""What the step knows of a policy: log-probs of rows, and whatever else the policy brings.
+"""What a step knows of a policy: log-probs of rows, and whatever else the policy brings.
 
-A function brings log-probs alone. An object with a method `kondo_policy(log_prob)`, such as
-`kondo.lm.CausalLM`, also brings which elements count, the unit, how kept rows are compacted, and
-what a row costs. So there is one `kondo.backward` for all of them.
+A function brings log-probs alone. A `Policy`, such as `kondo.lm.CausalLM`, also brings which
+elements count, the unit, how kept rows are compacted, and what a row costs. So there is one
+`kondo.backward` for all of them.
 """
 
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from kondo import rows
+from kondo.core.base_gate import Unit
 from kondo.engine.compact import MicroBatch, micro_batches
-from kondo.engine.screen import LogProb, Screen
-from kondo.engine.select import Selection, Unit
+from kondo.engine.selection import KeptRows
+
+LogProb = Callable[[Any], Tensor]
+"""Rows -> [n] or [n, T] log-probs of the taken actions."""
+Screen = Callable[[Any], Tensor | tuple[Tensor, Tensor]]
+"""Like `LogProb`; for densities it returns them together with those at the mode."""
 
 
 class Policy:
-    """A policy as the step sees it: this class for a plain function, subclasses know more.
+    """A policy that knows more of its rows than their log-probs. Subclasses define `log_prob`.
 
-    Args:
-        log_prob: rows -> [n] or [n, T], differentiable.
+    Example:
+        >>> import torch, kondo
+        >>> class Bernoulli(kondo.Policy):
+        ...     def __init__(self):
+        ...         self.net = torch.nn.Linear(4, 1)
+        ...     def modules(self):
+        ...         return [self.net]
+        ...     def log_prob(self, rows):
+        ...         states, actions = rows
+        ...         return -torch.nn.functional.softplus(-actions * self.net(states).squeeze(1))
+        >>> batch = torch.randn(100, 4), torch.ones(100)
+        >>> kondo.backward(Bernoulli(), batch, torch.randn(100), gate=kondo.Gate(rate=0.1)).kept
+        10
     """
 
     unit: Unit = "sample"
@@ -33,8 +52,13 @@ class Policy:
     screen: Screen | None = None
     """What a screening forward calls; None for `log_prob`."""
 
-    def __init__(self, log_prob: LogProb):
-        self.log_prob = log_prob
+    def log_prob(self, rows: Any) -> Tensor:
+        """Return log pi(a|s) of the taken actions, [n] or [n, T], differentiable."""
+        raise NotImplementedError(f"{type(self).__name__} must define log_prob(rows).")
+
+    def modules(self) -> Sequence[nn.Module]:
+        """Return the modules that are in evaluation mode during a screen, and that ranks train."""
+        return ()
 
     def check(
         self,
@@ -49,7 +73,7 @@ class Policy:
     def check_log_probs(self, log_probs: Tensor, rows: Any) -> None:
         """Raise a ValueError for a draft's log-probs that cannot be those of these rows."""
 
-    def faults(self, batch: Any) -> Iterator[str]:
+    def faults(self, batch: Any, log_prob: LogProb) -> Iterator[str]:
         """Yield, in words with the remedy, what makes this policy one that rows cannot be dropped
         from, beyond what is tried with any policy; `batch` has a few rows."""
         yield from ()
@@ -66,23 +90,23 @@ class Policy:
         self,
         batch: Any,
         advantages: Tensor,
-        selection: Selection,
+        kept: KeptRows,
         *,
         loss_inputs: dict[str, Tensor],
         size: int | None = None,
     ) -> Iterator[MicroBatch]:
         """Yield the kept rows in micro-batches; see `kondo.engine.compact.micro_batches`."""
-        return micro_batches(batch, advantages, selection, loss_inputs=loss_inputs, size=size)
+        return micro_batches(batch, advantages, kept, loss_inputs=loss_inputs, size=size)
 
     def screen_calls(self, batch: Any, size: int, chunk: int | None) -> int:
         """Return how many forwards a screen of the batch's `size` rows makes."""
         return -(-size // (chunk or size)) if size else 0
 
-    def row_costs(self, batch: Any, selection: Selection) -> Tensor:
+    def row_costs(self, batch: Any, kept: KeptRows) -> Tensor:
         """Return what each kept row costs, [R] int64 on the CPU: elements that count."""
-        mask = selection.mask
+        mask = kept.mask
         counted = mask if mask.ndim == 1 else mask.sum(dim=1)
-        return counted.index_select(0, selection.rows).long().cpu()
+        return counted.index_select(0, kept.rows).long().cpu()
 
     def cheapest_row(self, batch: Any) -> int:
         """Return a row that costs little to run where a rank has nothing to train."""
@@ -95,33 +119,72 @@ class Policy:
         return first
 
 
-def policy_of(given: Any, name: str = "policy") -> Policy:
-    """Return what the step knows of a policy: a function, or an object that brings more.
+class Function(Policy):
+    """A plain function rows -> log-probs."""
+
+
+def policy_of(given: Any, name: str = "policy") -> tuple[Policy, LogProb]:
+    """Return what a step knows of a policy, and what it calls for log-probs.
 
     Looks at the object itself, at the owner of a bound method, and inside DDP.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither callable nor a `Policy`.
     """
     owner = given.__self__ if inspect.ismethod(given) else given
     if isinstance(owner, Policy):
-        return owner
+        return owner, owner.log_prob if given is owner else given
     for candidate in (owner, getattr(owner, "module", None)):
-        make = getattr(candidate, "kondo_policy", None)
-        if callable(make):
-            # A bound method or an adapter names no other forward; a wrapped module is the forward.
-            return _checked(make(given if isinstance(given, torch.nn.Module) else None))
+        known = getattr(candidate, "kondo_policy", None)
+        if isinstance(known, Policy):  # of a module whose forward gives its log-probs
+            wrapped = given if isinstance(given, nn.Module) else candidate
+            return known, wrapped if isinstance(wrapped, nn.Module) else known.log_prob
     if not callable(given):
         raise ValueError(
             f"{name} must be callable on rows, a kondo.DistributionPolicy or a kondo.lm.CausalLM, "
             f"got {type(given).__name__}."
         )
-    return Policy(given)
+    return Function(), given
 
 
-def _checked(policy: Any) -> Policy:
-    if not isinstance(policy, Policy):
-        raise ValueError(
-            f"kondo_policy must return a kondo.engine.policy.Policy, got {type(policy).__name__}."
-        )
-    return policy
+def given_modules(given: Any) -> list[nn.Module]:
+    """Return the module that a callable is, or that its method belongs to; [] for a function.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> given_modules(net) == given_modules(net.forward) == [net], given_modules(len)
+        (True, [])
+    """
+    while isinstance(given, functools.partial):
+        given = given.func
+    owner = given.__self__ if inspect.ismethod(given) else given
+    return [owner] if isinstance(owner, nn.Module) else []
+
+
+def modules_of(policy: Policy, log_prob: Any) -> list[nn.Module]:
+    """Return the modules of a policy: its forward's, or those that it names itself."""
+    return given_modules(log_prob) or list(policy.modules())
+
+
+def parts_of(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return modules and all that they consist of, each once."""
+    return list({part: None for module in modules for part in module.modules()})
+
+
+@contextmanager
+def evaluation(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put modules, with all that they consist of, into evaluation mode; put back what was not."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def devices_of(modules: Iterable[nn.Module], batch: Any) -> set[torch.device]:
+    """Return where the work happens: the devices of the rows and of the modules' parameters."""
+    firsts = (next(module.parameters(), None) for module in modules)
+    return rows.devices(batch) | {first.device for first in firsts if first is not None}

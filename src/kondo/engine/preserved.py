@@ -84,8 +84,8 @@ def _is_sharded(module: Any) -> TypeGuard["FSDPModule"]:
 
 
 @contextmanager
-def evaluation(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put modules into evaluation mode, with a graph; put their modes back at the end."""
+def calm(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put these modules, not their parts, into evaluation mode, for a forward with a graph."""
     modes = [module.training for module in modules]
     # cuDNN differentiates recurrent layers in training mode alone.
     recurrent = any(isinstance(module, nn.RNNBase) for module in modules)

@@ -3,14 +3,8 @@
 import dataclasses
 import functools
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import torch
-
-STAGES = ("screen", "select", "compact", "forward", "backward")
 
 # What a logger is given whatever its value is.
 LOSSES = ("loss", "rank_loss")
@@ -128,41 +122,3 @@ class Report:
             f"differentiated {self.rows_trained} of {self.rows_seen} rows in {self.calls} calls; "
             f"ms: {stages}"
         )
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-class StageClock:
-    """Adds up seconds per stage. On CUDA it records events and waits once, when read."""
-
-    def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
-        self._device = device
-        self._spent: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to the stage `name`."""
-        if not self._cuda:
-            start = time.perf_counter()
-            yield
-            self._spent[name] += time.perf_counter() - start
-            return
-        first, last = _event(), _event()
-        stream = torch.cuda.current_stream(self._device)
-        first.record(stream)
-        yield
-        last.record(stream)
-        self._events.append((name, first, last))
-
-    def seconds(self) -> dict[str, float]:
-        """Return seconds per stage; on CUDA this is a sync point."""
-        spent = dict(self._spent)
-        if self._events:
-            torch.cuda.synchronize(self._device)
-        for name, first, last in self._events:
-            spent[name] += first.elapsed_time(last) / 1e3
-        return spent

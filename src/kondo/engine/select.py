@@ -1,460 +1,336 @@
-"""Stage 2, select: log-probs and advantages -> values of the gate's signal -> kept elements.
+"""Stage 2, select: log-probs and advantages -> values of the gate's signal -> what the gate keeps.
 
-The device is read once. Where there are few units their values are what is read, and the gate
-chooses on the CPU: a dozen small operations cost microseconds there, on a GPU a launch each. Else
-the gate chooses on the device, and counts, price and rate are read. Only after that is anything
-refused, with a message that looks closer.
+Nothing is read from a GPU before somebody asks for it. A step asks at once, and reads once: where
+there are few units it copies their values, and the gate chooses on the CPU, where a dozen small
+operations cost microseconds; on a GPU each of them is a launch.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float, check_mask, expand_rows, first_unit
-from kondo.core.contract import BaseGate, Choice, Signal, attribute_of
-from kondo.core.delight import check_excess, excess
-from kondo.core.rules import with_free_reads
+from kondo.arguments import check_flag, check_float, check_whole
+from kondo.core.base_gate import (
+    AnyGate,
+    BaseGate,
+    Choice,
+    Randomness,
+    Signal,
+    Unit,
+    attribute_of,
+    unit_values,
+)
+from kondo.core.delight import delight
+from kondo.core.given_gates import as_gate
+from kondo.core.sampling import with_free_reads
+from kondo.engine.selection import Counts, KeptRows, Selection
+from kondo.engine.transfer import copy_together
+from kondo.engine.validate import (
+    check_choice,
+    check_inputs,
+    faults_of,
+    refuse_choice,
+    refuse_inputs,
+    refuse_unknown,
+)
 
-Unit = Literal["sample", "token", "sequence"]
-
-# Up to this many units a CUDA batch is chosen from on the CPU.
+# Up to this many units a step chooses on the CPU from a batch on CUDA.
 FEW_UNITS = 65_536
-
-
-class Counts(NamedTuple):
-    """How much counts and how much is kept."""
-
-    units: int
-    """That count."""
-    units_kept: int
-    elements: int
-    """That count."""
-    elements_kept: int
-    rows: int
-    rows_kept: int
-    """Rows with a kept element."""
-    hidden_nan: int
-    """Elements with a NaN that the mask hides."""
-    rows_screened: int
-    """Rows that entered a screening forward; the screen tells."""
-    surprised: int
-    """Elements that count whose log-probs are known."""
-    price: float
-    rate: float
-    surprisal: float
-    """Sum over these elements; NaN where none are known."""
-    advantage: float = 0.0
-    """Sum over elements that count."""
-    abs_advantage: float = 0.0
-    """Sum of absolute values, likewise."""
-
-    @property
-    def entropy(self) -> float:
-        """Mean surprisal: on-policy, an estimate of the policy's entropy per element."""
-        return self.surprisal / self.surprised if self.surprised else math.nan
-
-    def denominator(self, asked: str | float) -> float:
-        """Return what the sum of losses is divided by; see `kondo.Options`."""
-        counted = {"full": self.elements, "kept": self.elements_kept}
-        return max(1.0, float(counted[asked])) if isinstance(asked, str) else float(asked)
-
-
-class Selection(NamedTuple):
-    """What was selected. Shapes: N rows, T tokens (absent for unit "sample")."""
-
-    values: Tensor
-    """The gate's signal per unit: [N], or [N, T] for unit "token"."""
-    unit_mask: Tensor
-    """bool like values: the unit counts."""
-    choice: Choice
-    """The gate's choice per unit."""
-    mask: Tensor
-    """bool like log_probs: the element counts."""
-    weight: Tensor | None
-    """float like log_probs: factor of each element's loss; 0 where not kept. None: 1 where kept."""
-    keep: Tensor
-    """bool like log_probs: the element is kept."""
-    rows: Tensor
-    """[R] int64, ascending: rows with a kept element."""
-    counts: Counts
-    """Of the selection as it was made. Rows that move to another rank afterwards take mask, weight
-    and keep along; these stay with the choice."""
-    whole: bool = False
-    """Every element of every row is kept with weight 1; keep and mask have one value per row."""
-    by_row: bool = False
-    """A kept row is kept in all its elements that count."""
-    host_rows: Tensor | None = None
-    """`rows` on the CPU, where they are known there."""
 
 
 def select(
     log_probs: Tensor,
     advantages: Tensor,
     *,
-    gate: BaseGate,
-    unit: Unit = "sample",
+    gate: AnyGate,
     mask: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    unit: Unit | None = None,
     density: bool = False,
+    capacity: int | None = None,
+    generator: Randomness = None,
 ) -> Selection:
-    """Let the gate choose among the units.
+    """Let a gate choose among the units of a batch, or of many batches at once.
 
-    unit "sample" gates [N]. For [N, T], "token" gates every token, and "sequence" gates rows by the
-    sum of their tokens' values. The sum, not the mean: the action is then the whole sequence, with
-    surprisal -log pi(sequence) = sum of token surprisals, and delight is the paper's U * l of that
-    action. A mean would rank a short sequence above a long one of the same surprise per token. A
-    signal with another rule for sequences brings it as `of_sequences`, and one with another rule
-    for densities, whose log_probs are measured from the mode, as `of_densities`.
+    value = signal(log_probs, advantages)          per unit; a sequence has the sum of its tokens
+    keep, weight, price = gate(value, mask)        per choice
+
+    The sum, not the mean: the action is then the whole sequence, with surprisal -log pi(sequence) =
+    sum of token surprisals. A mean would rank a short sequence above a long one of the same
+    surprise per token. Nothing is differentiated.
+
+    On the CPU what cannot be right is refused at the call. On a GPU nothing is read, so that a CUDA
+    graph can hold the call. A NaN in a unit that counts then makes the weight of this unit NaN;
+    nothing else is kept by that choice, and a gate that remembers past calls remembers nothing of
+    it. More kept rows than `capacity` make the weights of that choice NaN. `Selection.counts`, and
+    `Selection.rows` without a capacity, read the device, and raise for it.
+
+    Args:
+        log_probs: [..., N] for unit "sample", [..., N, T] for "token" and "sequence". Leading
+            dimensions are separate choices.
+        advantages: like log_probs, or [..., N].
+        gate: `kondo.Gate`, another `kondo.BaseGate`, a callable (values, mask, generator) ->
+            `kondo.Choice`, a `kondo.Choice` that was made elsewhere, or None, which keeps all.
+        mask: like log_probs, or [..., N]; bool, True means "counts".
+        unit: what is gated: "sample", "token" or "sequence". None is "sample", for log-probs [N].
+        density: log_probs are densities, measured from the mode: log pi(a) - log pi(mode) <= 0.
+        capacity: how many rows `Selection.rows` has, at least as many as are kept; None for those
+            that are kept.
+        generator: for the gate's draws, the default generator if None. Or the draws themselves,
+            uniform on [0, 1), one per unit.
+
+    Returns:
+        A `Selection`.
 
     Raises:
-        ValueError: shapes that do not fit the unit, NaN in a unit that counts, or a kept unit with
-            an infinite value, whose gradient would not be finite.
+        ValueError: arguments that do not fit together, NaN in a unit that counts, or a kept unit
+            with an infinite value, whose gradient would not be finite.
+
+    Example:
+        >>> import torch, kondo
+        >>> log_probs, advantages = torch.tensor([-1.0, -2.0, -0.1]), torch.tensor([1.0, 1.0, -1.0])
+        >>> selection = kondo.select(log_probs, advantages, gate=kondo.Gate(rate=0.3))
+        >>> selection.keep, selection.rows, selection.counts.units_kept
+        (tensor([False,  True, False]), tensor([1]), 1)
+
+    Reference: https://arxiv.org/abs/2603.20526, Algorithm 1
     """
-    valid = _check_inputs(log_probs, advantages, unit, mask)
-    units = _units(gate, log_probs, advantages, valid, unit, density)
-    early = gate.remembers or not units.values.is_cuda
-    if early:  # a broken batch must not enter a running state
-        hidden_nan = _refuse_inputs(units.faults.tolist(), log_probs, advantages, valid)
-        _refuse_unknown(units)
-    free = not units.values.is_cuda
-    choice = with_free_reads(free, gate.choose_all, units.values, units.mask, generator)
-    numbers = (torch.as_tensor(one, dtype=torch.float64) for one in (choice.price, choice.rate))
-    choice = choice._replace(**dict(zip(("price", "rate"), numbers, strict=True)))
-    _check_shapes(choice, units.mask)
-    # A sequence that counts has an element that counts, so its unit is kept where its row is.
-    kept_rows = choice.keep.any(dim=1) if unit == "token" else choice.keep
-    read = _read(units, choice, kept_rows)
-    if not early:
-        hidden_nan = _refuse_inputs(read[:6], log_probs, advantages, valid)
-    _refuse_choice(read[6:10], choice, units)
-    counted, kept, elements, elements_kept, rows_kept = (int(number) for number in read[10:15])
-    index = kept_rows.nonzero_static(size=rows_kept).squeeze(1)  # of known size: no read
-    counts = Counts(
-        units=counted,
-        units_kept=kept,
-        elements=elements,
-        elements_kept=elements_kept,
-        rows=log_probs.shape[0],
-        rows_kept=rows_kept,
-        hidden_nan=hidden_nan,
-        rows_screened=0,
-        surprised=elements,
-        price=read[15],
-        rate=read[16],
-        surprisal=read[3],
-        advantage=read[4],
-        abs_advantage=read[5],
-    )
-    rows, weight, keep = copy_together((index, choice.weight, choice.keep), log_probs.device)
-    if unit == "sequence":
-        keep, weight = keep.unsqueeze(1) & valid, weight.unsqueeze(1) * valid
-    return Selection(
-        values=units.values,
-        unit_mask=units.mask,
-        choice=choice,
-        mask=valid,
-        weight=weight,
-        keep=keep,
-        rows=rows,
-        counts=counts,
-        by_row=unit != "token",
-        host_rows=None if index.is_cuda else index,
-    )
+    log_probs = check_float("log_probs", log_probs).detach()
+    if unit is None and log_probs.ndim > 1:
+        raise ValueError(
+            f'unit must be given for log-probs of shape {list(log_probs.shape)}, got None; "token" '
+            f'or "sequence" for [..., N, T], "sample" for [..., N].'
+        )
+    chooser = None if gate is None else as_gate(gate)
+    signal: Signal = delight if chooser is None else chooser.signal
+    check_flag("density", density)
+    units = units_of(signal, log_probs, advantages, unit or "sample", mask, density=density)
+    _check_generator(generator, units.mask.shape)
+    if capacity is not None and not 1 <= check_whole("capacity", capacity) <= units.num_rows:
+        raise ValueError(
+            f"capacity must lie between 1 and the {units.num_rows} rows of a choice, got "
+            f"{capacity}; None gives the rows that are kept."
+        )
+    return choose(units, chooser, generator, capacity=capacity, reads=not log_probs.is_cuda)
 
 
-class _Units(NamedTuple):
-    """What a gate chooses from: on the CPU where there are few, else on the device."""
+class Units(NamedTuple):
+    """What a gate chooses from, and what it was made of."""
 
     faults: Tensor
-    """[6], see `_faults`."""
-    values: Tensor
-    mask: Tensor
+    """[6] float64, see `validate.faults_of`."""
     elements: Tensor
-    """Of each unit that count, like mask."""
+    """int64 or bool like values: elements of each unit that count."""
+    values: Tensor
+    """[..., M] float: [..., N], or [..., N, T] for unit "token"."""
+    mask: Tensor
+    """bool like values."""
+    log_probs: Tensor
+    advantages: Tensor
+    valid: Tensor
+    """bool like log_probs: the element counts."""
+    unit: Unit
+    signal: Signal
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.values.shape[-2 if self.unit == "token" else -1]
+
+    @property
+    def lead(self) -> torch.Size:
+        """The leading dimensions: one choice each."""
+        return self.values.shape[: -2 if self.unit == "token" else -1]
+
+    def on_host(self, gate: BaseGate) -> "Units":
+        """Return few units with what a gate looks at on the CPU; the one read of a step."""
+        if not (self.values.is_cuda and gate.on_host and self.values.numel() <= FEW_UNITS):
+            return self
+        # Those of larger elements first.
+        ordered = (self.faults, self.elements.long(), self.values, self.mask)
+        faults, elements, values, mask = copy_together(ordered, torch.device("cpu"))
+        return self._replace(faults=faults, elements=elements, values=values, mask=mask)
+
+    def broken(self) -> Tensor:
+        """Return bool like values: the unit counts and holds a NaN, or an infinite advantage."""
+        spread = self.advantages
+        if spread.ndim < self.log_probs.ndim:
+            spread = spread.unsqueeze(-1)
+        elements = (self.log_probs.isnan() | ~spread.isfinite()) & self.valid
+        units = elements.any(dim=-1) if self.unit == "sequence" else elements
+        return units | (self.values.isnan() & self.mask)
 
 
-def _check_inputs(log_probs: Tensor, advantages: Tensor, unit: Unit, mask: Tensor | None) -> Tensor:
-    """Return which elements count, after checking shapes and dtypes."""
-    check_unit(unit, log_probs)
-    check_float("advantages", advantages)
-    valid = check_mask(mask, log_probs.shape)
-    expand_rows("advantages", advantages, log_probs.shape)  # refuses other shapes
-    return torch.ones_like(log_probs, dtype=torch.bool) if valid is None else valid
-
-
-def _units(
-    gate: BaseGate,
-    log_probs: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    unit: Unit,
-    density: bool,
-) -> _Units:
-    # Our own signals need log-probs that are at most 0; others may be given densities.
-    ours = attribute_of(gate.signal, "unchecked") is not None
-    faults = _faults(log_probs, advantages, valid, ours)
-    values, unit_mask = unit_values(gate.signal, log_probs, advantages, valid, unit, density)
-    elements = valid.sum(dim=1) if unit == "sequence" else valid
-    units = _Units(faults, values, unit_mask, elements)
-    few = gate.on_host and values.is_cuda and values.numel() <= FEW_UNITS
-    if not few:
-        return units
-    ordered = (faults, elements.long(), values, unit_mask)  # by the size of their elements
-    faults, elements, values, unit_mask = copy_together(ordered, torch.device("cpu"))
-    return _Units(faults, values, unit_mask, elements)
-
-
-def _read(units: _Units, choice: Choice, kept_rows: Tensor) -> list[float]:
-    """Return what the host must know, [17], after one read.
-
-    What `_faults` says, four faults of the choice (see `_refuse_choice`), five sizes, price, rate.
-    """
-    keep, mask = choice.keep, units.mask
-    # On masks, a > b is "a and not b" in one kernel.
-    masks = torch.stack([keep > mask, units.values.isnan() & mask, mask, keep]).flatten(1)
-    outside, unknown, counted, kept = masks.sum(1)
-    bought, weighed = (
-        torch.where(keep, part, 0.0).sum(dtype=torch.float64)
-        for part in (units.values, choice.weight)
-    )
-    elements = torch.stack([units.elements, units.elements * keep]).flatten(1).sum(1)
-    rows = kept if kept_rows is keep else kept_rows.sum()
-    faults = (outside, unknown, bought, weighed)
-    numbers = (*faults, counted, kept, *elements, rows, choice.price, choice.rate)
-    if not keep.is_cuda:  # nothing to wait for
-        return [*units.faults.tolist(), *(float(number) for number in numbers)]
-    # float64 holds every count below 2^53.
-    together = torch.stack([number.to(keep.device).double() for number in numbers])
-    read: list[float] = torch.cat([units.faults, together]).tolist()
-    return read
-
-
-def copy_together(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy tensors, those of larger elements first, to a device in one piece.
-
-    To a GPU without waiting; to the CPU that is the one read of a step.
-    """
-    if all(part.device == device for part in parts):
-        return list(parts)
-    flat = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
-    together, to_gpu = torch.cat(flat), device.type == "cuda"
-    if to_gpu:
-        together = together.pin_memory()
-    there = together.to(device, non_blocking=to_gpu)
-    pieces = torch.split(there, [part.numel() for part in flat])
-    return [
-        piece.view(part.dtype).view(part.shape) for piece, part in zip(pieces, parts, strict=True)
-    ]
-
-
-def unit_values(
+def units_of(
     signal: Signal,
     log_probs: Tensor,
     advantages: Tensor,
-    valid: Tensor,
     unit: Unit,
-    density: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return the signal's value of every unit, and which units count: [N], or [N, T] for tokens."""
-    function: Signal = attribute_of(signal, "unchecked", signal)
-    if unit == "sequence":
-        function = attribute_of(signal, "of_sequences", function)
-    if density:
-        function = attribute_of(signal, "of_densities", function)
-    values = at_least_float32(function(log_probs, advantages, mask=valid))
-    unit_mask = valid
-    if unit == "sequence":
-        unit_mask = valid.any(dim=1)
-        values = values if values.ndim == 1 else values.sum(dim=1)
-    if values.shape != unit_mask.shape:
-        raise ValueError(
-            f"signal must return one value per unit, {list(unit_mask.shape)}, got "
-            f"{list(values.shape)}; for sequences, one per row or one per token to be summed."
-        )
-    return values, unit_mask
-
-
-def everything(
-    num_rows: int,
     mask: Tensor | None,
-    device: torch.device,
-    num_counted: int | None = None,
     *,
-    of_rows: bool = False,
+    density: bool = False,
+) -> Units:
+    """Return the units of checked log-probs; nothing is read."""
+    valid = check_inputs(log_probs, advantages, unit, mask)
+    # Our own signals need log-probs that are at most 0; others may be given densities.
+    ours = attribute_of(signal, "unchecked") is not None
+    faults = faults_of(log_probs, advantages, valid, ours)
+    values, unit_mask = unit_values(signal, log_probs, advantages, valid, unit, density)
+    elements = valid.sum(dim=-1) if unit == "sequence" else valid
+    return Units(faults, elements, values, unit_mask, log_probs, advantages, valid, unit, signal)
+
+
+def choose(
+    units: Units,
+    gate: BaseGate | None,
+    generator: Randomness = None,
+    *,
+    capacity: int | None = None,
+    reads: bool = True,
 ) -> Selection:
-    """Return the selection of a dense step: all elements that count, with weight 1.
+    """Let the gate choose; None keeps all that counts.
 
     Args:
-        num_rows: N.
-        mask: bool [N] or [N, T]; None where everything counts.
-        device: where the work happens.
-        num_counted: elements that count, in every row some, where that is known: nothing is read.
-        of_rows: the mask has one value per row, whatever their tokens.
+        units: by `units_of`.
+        gate: bound to its rows where it has to be.
+        generator: for draws, or the draws.
+        capacity: see `select`.
+        reads: whether the device may be read, so that faults are raised now.
     """
-    valid = torch.ones(num_rows, dtype=torch.bool, device=device) if mask is None else mask
-    if of_rows:
-        valid = valid.reshape(num_rows)
-    whole = mask is None or of_rows
-    index = torch.arange(num_rows, device=device)
-    elements = num_rows if num_counted is None else num_counted
-    host: Tensor | None = torch.arange(num_rows)
-    if mask is not None and num_counted is None:
-        some = valid if valid.ndim == 1 else valid.any(dim=1)
-        elements, rows_kept = (int(n) for n in torch.stack([valid.sum(), some.sum()]).tolist())
-        if rows_kept < num_rows:
-            index, host = some.nonzero_static(size=rows_kept).squeeze(1), None
-    counts = Counts(
-        units=elements,
-        units_kept=elements,
-        elements=elements,
-        elements_kept=elements,
-        rows=num_rows,
-        rows_kept=index.numel(),
-        hidden_nan=0,
+    values, mask, broken, known = units.values, units.mask, None, None
+    if not reads:
+        broken = units.broken()
+        choices = broken.flatten(len(units.lead)).any(-1)
+        mask = mask & ~choices.view(*units.lead, *[1] * (mask.ndim - len(units.lead)))
+        values = torch.where(broken, 0.0, values)
+    elif not values.is_cuda or (gate is not None and gate.remembers):
+        # A broken batch must not enter a running state.
+        known = units.faults.tolist()
+        refuse_inputs(known, units.log_probs, units.advantages, units.valid)
+        refuse_unknown(values, mask)
+    free = reads and not values.is_cuda
+    choice = with_free_reads(free, partial(_ask, gate, units.lead), values, mask, generator)
+    numbers = (torch.as_tensor(one, dtype=torch.float64) for one in (choice.price, choice.rate))
+    choice = choice._replace(**dict(zip(("price", "rate"), numbers, strict=True)))
+    check_choice(choice, mask, units.lead)
+    if broken is not None:
+        choice = choice._replace(
+            keep=choice.keep | broken, weight=torch.where(broken, math.nan, choice.weight)
+        )
+    given = choice
+    if capacity is not None and not reads:
+        kept = choice.keep.any(dim=-1) if units.unit == "token" else choice.keep
+        over = (kept.sum(-1) > capacity).view(*units.lead, *[1] * (mask.ndim - len(units.lead)))
+        choice = choice._replace(weight=torch.where(over & choice.keep, math.nan, choice.weight))
+    selection = Selection(
+        units.values,
+        units.mask,
+        choice,
+        element_mask=units.valid,
+        unit=units.unit,
+        signal=units.signal,
+        read=lambda: _read(units, given, selection.kept_rows, known, capacity),
+        capacity=capacity,
+    )
+    if reads:
+        selection.counts  # noqa: B018  # raises what is wrong
+    return selection
+
+
+def kept_rows(selection: Selection, device: torch.device) -> KeptRows:
+    """Return the kept rows of one batch, and of them what counts, on the device of the rows."""
+    index = selection.rows
+    parts = (index, selection.weight, selection.keep)
+    rows, weight, keep = parts if index.device == device else copy_together(parts, device)
+    mask = selection.element_mask
+    if selection.unit == "sequence":
+        keep, weight = keep.unsqueeze(1) & mask, weight.unsqueeze(1) * mask
+    host = None if index.is_cuda else index
+    return KeptRows(rows, keep, weight, mask, by_row=selection.unit != "token", host_rows=host)
+
+
+def _check_generator(generator: Any, shape: torch.Size) -> None:
+    """Raise a ValueError unless it is a generator, None or one draw per unit."""
+    if isinstance(generator, Tensor):
+        if check_float("generator", generator).shape != shape:
+            raise ValueError(
+                f"generator must hold one draw per unit, {list(shape)}, got "
+                f"{list(generator.shape)}; give draws uniform on [0, 1), or a torch.Generator."
+            )
+    elif not (generator is None or isinstance(generator, torch.Generator)):
+        raise ValueError(
+            f"generator must be a torch.Generator, draws or None, got {type(generator).__name__}; "
+            f"write torch.Generator().manual_seed(0)."
+        )
+
+
+def _ask(
+    gate: BaseGate | None, lead: torch.Size, values: Tensor, mask: Tensor, generator: Randomness
+) -> Choice:
+    """Return the choice of a gate among values [..., N] or [..., N, T]."""
+    if gate is None:
+        choice = Choice.of(mask.flatten(len(lead)), mask.flatten(len(lead)), dtype=values.dtype)
+        return choice.reshape(values.shape)
+    if not lead:
+        return gate.choose_all(values, mask, generator)
+    flat = len(lead)
+    draws = generator.flatten(flat) if isinstance(generator, Tensor) else generator
+    return gate.choose(values.flatten(flat), mask.flatten(flat), draws).reshape(values.shape)
+
+
+def _read(
+    units: Units,
+    choice: Choice,
+    kept_rows: Tensor,
+    faults: list[float] | None,
+    capacity: int | None,
+) -> Counts:
+    """Read once what the host must know, and refuse what is wrong."""
+    keep, mask, values = choice.keep, units.mask, units.values
+    # On masks, a > b is "a and not b" in one kernel.
+    masks = torch.stack([keep > mask, values.isnan() & mask, mask, keep])
+    outside, unknown, counted, kept = masks.flatten(1).sum(1)
+    bought, weighed = (
+        torch.where(keep, part, 0.0).sum(dtype=torch.float64) for part in (values, choice.weight)
+    )
+    elements = torch.stack([units.elements, units.elements * keep]).flatten(1).sum(1)
+    rows = kept if kept_rows is keep else kept_rows.sum()
+    most = rows if capacity is None else kept_rows.sum(-1).max()
+    numbers = [outside, unknown, bought, weighed, counted, kept, *elements, rows, most]
+    if not units.lead:
+        numbers += [choice.price, choice.rate]
+    if keep.is_cuda:
+        # float64 holds every count below 2^53.
+        together = torch.stack([number.to(keep.device).double() for number in numbers])
+        read: list[float] = torch.cat([units.faults, together]).tolist()
+        faults, read = read[:6], read[6:]
+    else:  # nothing to wait for
+        read = [float(number) for number in numbers]
+        faults = units.faults.tolist() if faults is None else faults
+    hidden_nan = refuse_inputs(faults, units.log_probs, units.advantages, units.valid)
+    refuse_choice(read[:4], choice, values, mask)
+    found = [int(number) for number in read[4:10]]
+    if capacity is not None and found[5] > capacity:
+        raise ValueError(
+            f"capacity must be at least the number of rows that are kept, got {capacity}, and "
+            f"{found[5]} of {units.num_rows} rows kept; rows that did not fit are missing."
+        )
+    price, rate = read[10:] or (math.nan, math.nan)
+    return Counts(
+        units=found[0],
+        units_kept=found[1],
+        elements=found[2],
+        elements_kept=found[3],
+        rows=kept_rows.numel(),
+        rows_kept=found[4],
+        hidden_nan=hidden_nan,
         rows_screened=0,
-        surprised=0,
-        price=-math.inf,
-        rate=float(elements > 0),
-        surprisal=math.nan,
+        surprised=found[2],
+        price=price,
+        rate=rate,
+        surprisal=faults[3],
+        advantage=faults[4],
+        abs_advantage=faults[5],
     )
-    price, rate = torch.tensor([counts.price, counts.rate], dtype=torch.float64)
-    choice = Choice(valid, valid, price, rate, valid)  # weights of 1, whatever their dtype
-    return Selection(
-        values=valid,
-        unit_mask=valid,
-        choice=choice,
-        mask=valid,
-        weight=None,
-        keep=valid,
-        rows=index,
-        counts=counts,
-        whole=whole,
-        by_row=True,
-        host_rows=host,
-    )
-
-
-def check_unit(unit: str, log_probs: Tensor) -> None:
-    """Raise a ValueError unless log-probs have the shape that the unit needs."""
-    if unit not in ("sample", "token", "sequence"):
-        raise ValueError(f'unit must be "sample", "token" or "sequence", got {unit!r}.')
-    if (unit == "sample") != (log_probs.ndim == 1):
-        wanted = "[N]" if unit == "sample" else "[N, T]"
-        raise ValueError(
-            f'unit "{unit}" needs log-probs of shape {wanted}, got {list(log_probs.shape)}; '
-            f'use unit="sample" for [N], "token" or "sequence" for [N, T].'
-        )
-
-
-def _check_shapes(choice: Choice, unit_mask: Tensor) -> None:
-    """Validate the output of user-defined gates."""
-    if choice.keep.dtype != torch.bool:
-        raise ValueError(
-            f"gate must return keep of dtype torch.bool, got {choice.keep.dtype}; compare with "
-            f"the price, and put factors into weight."
-        )
-    for name in ("price", "rate"):
-        if getattr(choice, name).ndim:
-            raise ValueError(
-                f"gate must return one {name} for all units, 0-d, got shape "
-                f"{list(getattr(choice, name).shape)}; flatten the values first."
-            )
-    for name in ("keep", "weight"):
-        shape = getattr(choice, name).shape
-        if shape != unit_mask.shape:
-            raise ValueError(
-                f"gate must return {name} with one value per unit, {list(unit_mask.shape)}, got "
-                f"{list(shape)}."
-            )
-
-
-def _faults(log_probs: Tensor, advantages: Tensor, valid: Tensor, at_most_zero: bool) -> Tensor:
-    """Return [6] float64: two sums that are finite, an excess <= 0, and three sums to watch.
-
-    The first are of all log-probs and advantages, the last of surprisals, advantages and absolute
-    advantages that count. A NaN or an infinity never leaves a sum finite; log-probs may be
-    -infinity. Log-probs of densities may exceed 0.
-    """
-    counted = torch.where(valid, log_probs, 0.0)
-    centred = torch.where(valid, expand_rows("advantages", advantages, log_probs.shape), 0.0)
-    summed = (log_probs, advantages, counted, centred, centred.abs())
-    sums = [part.sum(dtype=torch.float64) for part in summed]
-    above = excess(counted).double() if at_most_zero else torch.zeros_like(sums[0])
-    return torch.stack([*sums[:2], above, -sums[2], *sums[3:]])
-
-
-def _refuse_inputs(
-    faults: list[float], log_probs: Tensor, advantages: Tensor, valid: Tensor
-) -> int:
-    """Name the unit and the argument of a NaN that counts, and refuse infinite advantages.
-
-    Returns:
-        The number of elements with a NaN that the mask hides.
-    """
-    log_prob, advantage, above = faults[:3]
-    if above > 0:
-        check_excess(torch.where(valid, log_probs, 0.0))
-    if not math.isnan(log_prob) and math.isfinite(advantage):
-        return 0
-    spread = expand_rows("advantages", advantages, log_probs.shape)
-    suspects = {
-        "log_prob must not hold NaN": log_probs.isnan() & valid,
-        "advantages must not hold NaN or infinity": ~spread.isfinite() & valid,
-    }
-    for rule, broken in suspects.items():
-        if bool(broken.any()):
-            raise ValueError(
-                f"{rule} in a unit that counts, got it in {first_unit(broken)} "
-                f"({int(broken.sum())} in all); fix it or mask the unit."
-            )
-    return int(((log_probs.isnan() | spread.isnan()) & ~valid).sum())
-
-
-def _refuse_unknown(units: _Units) -> None:
-    """Raise if a unit that counts has a value of NaN."""
-    unknown = units.values.isnan() & units.mask
-    if bool(unknown.any()):
-        raise ValueError(
-            f"signal must not return NaN for a unit that counts, got it in {first_unit(unknown)} "
-            f"({int(unknown.sum())} in all)."
-        )
-
-
-def _refuse_choice(faults: list[float], choice: Choice, units: _Units) -> None:
-    """Raise if a value is NaN, or a kept unit does not count, or its value or weight is not finite.
-
-    A skipped unit of infinite value is fine.
-
-    Args:
-        faults: units kept that do not count, NaN in units that count, sums of the kept values and
-            of their weights.
-        choice: what the gate chose.
-        units: what it chose from.
-    """
-    num_outside, num_unknown, worth, weight = faults
-    if not (num_outside or num_unknown) and math.isfinite(worth) and math.isfinite(weight):
-        return
-    outside = choice.keep & ~units.mask
-    if num_outside:
-        raise ValueError(
-            f"gate must not keep units that the mask leaves out, got {first_unit(outside)}; "
-            f"multiply its keep by the mask."
-        )
-    _refuse_unknown(units)
-    broken = choice.keep & ~units.values.isfinite()
-    if bool(broken.any()):
-        raise ValueError(
-            f"the gate's signal must be finite in kept units, got {first_unit(broken)} with a "
-            f"value that is not: the policy gives this action probability zero, so its gradient "
-            f"is not finite. Mask it, or use the log-probs of the policy that took it."
-        )
-    broken = choice.keep & ~choice.weight.isfinite()
-    if bool(broken.any()):
-        raise ValueError(
-            f"gate must return finite weights for kept units, got "
-            f"{choice.weight[broken][0].item()} in {first_unit(broken)} ({int(broken.sum())} in "
-            f"all); a probability of 0 must not be kept."
-        )

@@ -4,38 +4,43 @@
 loss, and only the kept rows were ever differentiated.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from kondo.core import losses
-from kondo.engine.differentiate import Loss
-from kondo.engine.inputs import Rows, prepare
-from kondo.engine.modules import exclusively
+from kondo.core.base_gate import AnyGate, BaseGate, Unit, value_name
+from kondo.core.diagnostics import diagnostics
+from kondo.engine.differentiate import Loss, Trained
+from kondo.engine.group import Chosen, Group, group_of
+from kondo.engine.inputs import Inputs, Rows, prepare
+from kondo.engine.monitor import monitor
 from kondo.engine.options import Options
-from kondo.engine.partial_screen import Screened, screen
-from kondo.engine.peers import Alone
-from kondo.engine.report import Report
-from kondo.engine.select import Unit, everything, select
-from kondo.engine.untraced import with_grad_mode_kept
-from kondo.engine.watch import watch
+from kondo.engine.policy import Policy
+from kondo.engine.report import Late, Report
+from kondo.engine.screen import Screened
+from kondo.engine.screen import screen as screen_rows
+from kondo.stage_clock import StageClock
+
+AnyGroup = Group | ProcessGroup | Literal["world", "local"] | None
 
 
 def backward(
-    policy: Any,
+    policy: Policy | Callable[[Any], Tensor],
     batch: Any,
     advantages: Tensor,
     *,
-    gate: Any = None,
+    gate: AnyGate = None,
     mask: Tensor | None = None,
     unit: Unit | None = None,
     screen: Any = None,
     loss: Loss = losses.pg,
     loss_inputs: dict[str, Tensor] | None = None,
     micro_batch: int | None = None,
-    group: Any = None,
+    group: AnyGroup = None,
     options: Options | None = None,
 ) -> Report:
     """Add to `.grad` the gradient of the gated loss, differentiating only what is kept.
@@ -108,80 +113,73 @@ def backward(
 
     Reference: https://arxiv.org/abs/2603.20526, Algorithm 1
     """
-    step = partial(
-        _step,
-        peers_of(group),
-        policy,
-        gate,
-        Rows(batch, advantages, mask, {} if loss_inputs is None else loss_inputs, screen),
-        unit=unit,
-        loss=loss,
-        micro_batch=micro_batch,
-        options=options or Options(),
-    )
-    # A step changes training flags for a while, and adds to `.grad`: one at a time on a model.
-    return exclusively(partial(with_grad_mode_kept, step), policy, screen)
-
-
-def _step(peers: Alone, policy: Any, gate: Any, given: Rows, **settings: Any) -> Report:
-    with peers.together():
-        inputs = prepare(policy, gate, given, may_be_empty=peers.may_be_empty, **settings)
-        clock = peers.clock(inputs.device)
-        inputs = peers.agree(inputs, clock)
+    together = group_of(group)
+    with together.together():
+        inputs = prepare(
+            policy,
+            gate,
+            Rows(batch, advantages, mask, {} if loss_inputs is None else loss_inputs, screen),
+            unit=unit,
+            loss=loss,
+            micro_batch=micro_batch,
+            options=options,
+            may_be_empty=together.may_be_empty,
+        )
+        clock = StageClock(inputs.device, together.stages)
+        inputs = together.agree(inputs, clock)
         screened: Screened | None = None
-        if inputs.gate is None:
-            given = inputs.rows
-            known = inputs.policy.num_counted(given.batch) if inputs.own_mask else None
-            of_rows = inputs.unit != "sample" and given.mask is not None and inputs.masks_rows
-            chosen = everything(given.size, given.mask, inputs.device, known, of_rows=of_rows)
-        else:
+        if inputs.gate is not None:
             with clock.stage("screen"):
-                screened = screen(inputs, peers)
-            with clock.stage("select"):
-                chosen = select(
-                    screened.log_probs,
-                    inputs.rows.advantages,
-                    gate=peers.gate(inputs, clock),
-                    unit=inputs.unit,
-                    mask=inputs.rows.mask,
-                    generator=inputs.options.generator,
-                    density=screened.density,
-                )
-        if not inputs.own_mask:  # what the policy knows of its rows is about its own mask
-            chosen = chosen._replace(host_rows=None)
-        counts = peers.count(chosen, screened, clock)
-        if peers.first:
-            watch(inputs.gate, counts, density=screened is not None and screened.density)
-        trained = peers.train(inputs, chosen, counts, clock)
-        return peers.report(inputs, chosen, screened, counts, trained, clock)
+                screened = screen_rows(inputs, together)
+        with clock.stage("select"):
+            chosen = together.choose(inputs, screened, clock)
+        if together.rank == 0:
+            monitor(inputs.gate, chosen.counts, density=screened is not None and screened.density)
+        trained = together.train(inputs, chosen, clock)
+        return together.report(_fields(inputs, chosen, trained, clock), chosen, trained)
 
 
-def peers_of(group: Any) -> Alone:
-    """Return who makes a step together: this process alone, or the ranks of a group.
+def _fields(inputs: Inputs, chosen: Chosen, trained: Trained, clock: StageClock) -> dict[str, Any]:
+    """Return the fields of a report: what all ranks saw and kept."""
+    counts, dense_elements = chosen.counts, trained.elements  # where no mask had told them before
+    return {
+        "seen": dense_elements or counts.units,
+        "kept": dense_elements or counts.units_kept,
+        "rate": counts.rate,
+        "price": counts.price,
+        "rows_seen": counts.rows,
+        "rows_screened": counts.rows_screened,
+        "tokens_seen": dense_elements or counts.elements,
+        "rows_trained": trained.rows_trained,
+        "calls": trained.calls,
+        "_late": partial(_late, trained, clock),
+        "_diagnose": partial(_diagnose, inputs.gate, chosen, _eta(inputs.gate)),
+    }
 
-    Raises:
-        ValueError: there are several processes, and the caller does not say which.
+
+def _late(trained: Trained, clock: StageClock) -> Late:
+    tokens, loss = trained.read()
+    return Late(loss, tokens, clock.seconds())
+
+
+def _eta(gate: BaseGate | None) -> float:
+    """Return the gate's temperature of this step, at which diagnostics judge it; a hard one's is 1.
+
+    A running scale moves on with the next step.
     """
-    if group is None and (count := _num_processes()) > 1:
-        raise ValueError(
-            f"group must be given where torch.distributed has several processes, {count} here, got "
-            f'None; give "world", or a process group, for one step of the rows of all its ranks, '
-            f'and call on every rank. Give "local" for this process alone: a process that keeps '
-            f"nothing then makes no backward, and others that exchange gradients wait for it."
-        )
-    if group is None or (isinstance(group, str) and group == "local"):
-        return Alone()
-    if isinstance(group, str) and group != "world":
-        raise ValueError(
-            f'group must be "world", "local", a torch.distributed process group or None, got '
-            f"{group!r}."
-        )
-    # Imported when a group is given: the layer of ranks stands above this one, and takes seconds.
-    from kondo.ranks.rank_peers import RankPeers
-
-    return RankPeers(None if isinstance(group, str) else group)
+    return 1.0 if gate is None else gate.eta or 1.0
 
 
-def _num_processes() -> int:
-    ready = dist.is_available() and dist.is_initialized()
-    return dist.get_world_size() if ready else 1
+def _diagnose(gate: BaseGate | None, chosen: Chosen, eta: float) -> dict[str, float]:
+    """Judge the gate at its own temperature; a hard one at 1. Count the NaN the mask hid."""
+    counts, judged = chosen.counts, chosen.judged
+    hidden = {"nan_count": float(counts.hidden_nan)}
+    if gate is None or judged is None:
+        return {"rate": counts.rate, "price": counts.price} | hidden
+    mask = judged.mask
+    if judged.rows is not None:
+        known = judged.rows.to(mask.device)
+        mask = mask & (known if mask.ndim == 1 else known.unsqueeze(1))
+    name = value_name(gate.signal)
+    numbers = diagnostics(judged.values, judged.choice, mask=mask, eta=eta, name=name)
+    return numbers | {"entropy": counts.entropy} | hidden

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kondo.core.contract import Choice
-from kondo.engine import rows
+from kondo import rows
+from kondo.core.base_gate import Choice
 from kondo.engine.compact import MicroBatch
 from kondo.engine.differentiate import gate_losses
 from kondo.engine.finite import leaves_of
 from kondo.engine.inputs import Inputs, Rows
 from kondo.engine.loss_arguments import takes_sequences
-from kondo.engine.preserved import evaluation, reshard
+from kondo.engine.policy import evaluation
+from kondo.engine.preserved import calm, reshard
 from kondo.engine.screen import from_mode
-from kondo.engine.select import Selection
-from kondo.engine.untraced import without_trace
+from kondo.engine.selection import KeptRows
 
 MOST_ROWS = 8
 DROPOUT = (
@@ -39,6 +39,10 @@ DROPOUT = (
 _SEED, _OTHER_SEED = 0, 1
 _SAMPLED = 65_536
 """Numbers of one tensor that are compared."""
+NAME_THEM = (
+    "A plain function runs as it is, with dropout and batch norm of training: name its modules, "
+    "options=kondo.Options(module=net), and they are in evaluation mode during a screen."
+)
 
 
 class Answers(NamedTuple):
@@ -138,7 +142,7 @@ def try_policy(
     def given(what: str, rows_of: Any, seed: int = _SEED) -> Tensor:
         _seed(seed, devices)
         with torch.enable_grad():
-            found = _log_probs(what, partial(policy.log_prob, rows_of))
+            found = _log_probs(what, partial(inputs.log_prob, rows_of))
         if not found.requires_grad:
             raise ValueError(
                 "log_prob(rows) must be differentiable, got a detached tensor; remove no_grad, "
@@ -153,9 +157,10 @@ def try_policy(
         _seed(seed, devices)
 
         def call() -> Any:
-            return from_mode((policy.screen or policy.log_prob)(rows_of), "screen(rows)")[0]
+            return from_mode((policy.screen or inputs.log_prob)(rows_of), "screen(rows)")[0]
 
-        found = without_trace(partial(_log_probs, what, call), policy.log_prob)
+        with torch.no_grad(), evaluation(inputs.modules):
+            found = _log_probs(what, call, "" if inputs.modules else NAME_THEM)
         in_step()
         return found
 
@@ -165,7 +170,7 @@ def try_policy(
         given("the same rows again", batch),
         given("the same rows again", batch, _OTHER_SEED),
     )
-    with evaluation([module for module in modules if isinstance(module, DROPOUT)]):
+    with calm([module for module in modules if isinstance(module, DROPOUT)]):
         without_dropout = (
             given("a few rows", batch),
             given("the same rows again", batch, _OTHER_SEED),
@@ -196,11 +201,11 @@ def _seed(seed: int, devices: Sequence[torch.device]) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def _log_probs(what: str, call: Callable[[], Any]) -> Tensor:
+def _log_probs(what: str, call: Callable[[], Any], hint: str = "") -> Tensor:
     try:
         found = call()
     except Exception as error:
-        error.add_note(f"It was called with {what}.")
+        error.add_note(f"It was called with {what}. {hint}".strip())
         raise
     if not isinstance(found, Tensor) or not found.is_floating_point() or found.ndim not in (1, 2):
         kind = type(found).__name__
@@ -292,13 +297,13 @@ def summed(parts: Sequence[dict[int, Gradient]]) -> dict[int, Gradient]:
 
 
 def dense_gradients(
-    inputs: Inputs, chosen: Selection, in_step: Callable[[], None]
+    inputs: Inputs, chosen: KeptRows, in_step: Callable[[], None]
 ) -> dict[int, Gradient]:
     """Differentiate the masked loss of all rows: what is skipped has a factor of 0."""
     some, size = inputs.rows, inputs.rows.size
     kept = (chosen.keep, chosen.weight)
     micro = MicroBatch(some.batch, some.advantages, some.loss_inputs, *kept, size, size)
-    log_probs = inputs.policy.log_prob(some.batch)
+    log_probs = inputs.log_prob(some.batch)
     sequences = takes_sequences(inputs.loss)
     losses = gate_losses(log_probs, micro, inputs.loss, sequences=sequences).losses
     in_step()

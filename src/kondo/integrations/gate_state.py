@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from kondo.core.contract import as_gate, name_of
+import kondo
 
 _logger = logging.getLogger(__name__)
 
 STATE_FILE = "kondo_state.pt"
 
 
-def kind_of(gate: Any) -> str:
-    """Return what a gate's state belongs to: its class and its signal, or its function.
+def kind_of(gate: kondo.BaseGate | None) -> str:
+    """Return what a gate's state belongs to: its class, or its function, and its signal.
 
     A rate, a price or the length of a window may change from run to run: past values stay what they
     were.
@@ -26,15 +26,17 @@ def kind_of(gate: Any) -> str:
     """
     if gate is None:
         return "dense"
-    return f"{name_of(gate)} by {name_of(as_gate(gate).signal)}"
+    own = getattr(gate, "function", gate)  # of a gate that is a plain function
+    name_of = kondo.signals.name_of
+    return f"{name_of(own)} by {name_of(gate.signal)}"
 
 
-def save(folder: str, gate: Any, draws: torch.Generator, **counters: int) -> None:
+def save(folder: str, gate: kondo.BaseGate | None, draws: torch.Generator, **counters: int) -> None:
     """Write the gate's state and kind, its random generator and the trainer's counters.
 
     Args:
         folder: of the checkpoint.
-        gate: a gate, a function, or None for dense.
+        gate: None for dense.
         draws: what the gate draws with.
         **counters: which `load` returns.
     """
@@ -46,7 +48,7 @@ def save(folder: str, gate: Any, draws: torch.Generator, **counters: int) -> Non
     torch.save(state, os.path.join(folder, STATE_FILE))
 
 
-def load(folder: str, gate: Any, draws: torch.Generator) -> dict[str, int]:
+def load(folder: str, gate: kondo.BaseGate | None, draws: torch.Generator) -> dict[str, int]:
     """Restore what `save` wrote, and return the counters; warn where there is nothing that fits.
 
     Raises:
@@ -73,11 +75,11 @@ def load(folder: str, gate: Any, draws: torch.Generator) -> dict[str, int]:
     return saved
 
 
-def _restored(gate: Any, state: dict[str, Any], kind: str | None) -> bool:
+def _restored(gate: kondo.BaseGate | None, state: dict[str, Any], kind: str | None) -> bool:
     """Give a gate its state; return False, and leave the gate alone, if it is another kind's.
 
     Args:
-        gate: a gate, a function, or None.
+        gate: None for dense.
         state: by `_state_of`.
         kind: of the gate that had the state; None where an older version did not note it.
     """
@@ -85,15 +87,15 @@ def _restored(gate: Any, state: dict[str, Any], kind: str | None) -> bool:
         return True  # there is nothing to lose
     if kind is None:
         return _restored_by_shape(gate, state)
-    if kind != kind_of(gate):
+    if gate is None or kind != kind_of(gate):
         return False
     gate.load_state_dict(state)
     return True
 
 
-def _restored_by_shape(gate: Any, state: dict[str, Any]) -> bool:
+def _restored_by_shape(gate: kondo.BaseGate | None, state: dict[str, Any]) -> bool:
     """Do what `_restored` does where only the state itself says whose it is."""
-    if bool(state) != bool(_state_of(gate)):
+    if gate is None or bool(state) != bool(_state_of(gate)):
         return False
     try:
         gate.load_state_dict(state)
@@ -102,6 +104,5 @@ def _restored_by_shape(gate: Any, state: dict[str, Any]) -> bool:
     return True
 
 
-def _state_of(gate: Any) -> dict[str, Any]:
-    """Return the state of a gate; empty for a function, and for None."""
-    return gate.state_dict() if hasattr(gate, "state_dict") else {}
+def _state_of(gate: kondo.BaseGate | None) -> dict[str, Any]:
+    return {} if gate is None else gate.state_dict()

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import kondo
-from kondo.core.contract import Randomness
-from kondo.engine import rows
+from kondo import rows
 
 __all__ = [
     "KondoGate",
@@ -335,7 +334,8 @@ class KondoTrainer:
             unit="sample" if actions.dim() == 1 else "token" if mask is None else "sequence",
             group="local",  # as the original: every process gates its own rows
             options=kondo.Options(
-                denominator="full" if mask is None else max(1.0, float(mask.sum()))
+                denominator="full" if mask is None else max(1.0, float(mask.sum())),
+                module=self.model,
             ),
         )
         if report.empty:
@@ -377,7 +377,7 @@ class _EngineGate(kondo.BaseGate):
         delight = self.result.delight
         return torch.where(delight.isnan(), 0.0, delight)
 
-    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> kondo.Choice:
+    def choose(self, values: Tensor, mask: Tensor, generator: Any = None) -> kondo.Choice:
         """Return what `signal` decided on this delight."""
         result = self.result
         if bool(result.price.isnan()):

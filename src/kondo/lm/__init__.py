@@ -2,18 +2,18 @@
 
 from kondo.lm.attention import packed_attention
 from kondo.lm.budget import BudgetGate
-from kondo.lm.guard import Guarded
+from kondo.lm.checked_screen import CheckedScreen
 from kondo.lm.head import Head, token_entropy, token_log_probs
 from kondo.lm.model import CausalLM
 from kondo.lm.pack import Pack
 from kondo.lm.rows import TokenRows
 from kondo.lm.screens import agreement, draft, gradient_cosine, quantised, stale, truncated
-from kondo.lm.token_policy import TokenLogProb
+from kondo.lm.wrapped import TokenLogProb
 
 __all__ = [
     "BudgetGate",
     "CausalLM",
-    "Guarded",
+    "CheckedScreen",
     "Head",
     "Pack",
     "TokenLogProb",

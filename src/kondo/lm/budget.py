@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kondo.core._checks import check_flag, check_float, check_mask, check_number, first_unit
-from kondo.core.contract import BaseGate, Choice, Randomness
-from kondo.core.rules import lottery
+from kondo.arguments import check_flag, check_float, check_mask, check_number, first_unit
+from kondo.core.base_gate import BaseGate, Choice, Randomness
+from kondo.core.sampling import lottery
 
 # The search for mu ends by itself after about a dozen rounds; rounding must not keep it going.
 _MOST_ROUNDS = 64

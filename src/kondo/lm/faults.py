@@ -9,18 +9,23 @@ Every rank makes the same number of forwards, whatever its model answers.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from kondo.engine.findings import Precision, different_gradients
-from kondo.engine.preserved import evaluation
-from kondo.engine.rows import take
+from kondo.engine.policy import given_modules, parts_of
+from kondo.engine.preserved import calm
 from kondo.engine.trial import gradients_of, named
+from kondo.lm.architecture import last_hidden
+from kondo.lm.head import Head
+from kondo.lm.model_checks import bend
 from kondo.lm.pack import Pack, packs
 from kondo.lm.rows import TokenRows
+from kondo.rows import take
 
 if TYPE_CHECKING:
     from kondo.lm.model import CausalLM
@@ -49,10 +54,40 @@ def faults(lm: "CausalLM", log_prob: LogProb, batch: TokenRows) -> Iterator[str]
         log_prob: its log-prob, or a wrapped module that ends in it.
         batch: a few rows, which fit one pack.
     """
-    roots = [root for root in (log_prob, lm.module, lm._head) if isinstance(root, nn.Module)]
-    modules = list({part: None for root in roots for part in root.modules()})
-    with evaluation(modules):
+    modules = parts_of([*given_modules(log_prob), *lm.modules()])
+    with calm(modules):
         yield from _Trial(lm, log_prob, batch, modules).findings()
+
+
+def as_given(lm: "CausalLM", rows: TokenRows) -> Tensor:
+    """Run the model's own forward on rows as they lie, and read all its logits; [N, S]."""
+    ids, real = rows.input_ids.to(lm.device), rows.attention_mask.to(lm.device)
+    positions = None if rows.position_ids is None else rows.position_ids.to(lm.device)
+    layer = lm._given_head
+    inputs: dict[str, Any] = {"attention_mask": real, "position_ids": positions}
+    if layer is None or lm._hugging_face:
+        inputs |= {"attention_mask": real.long(), "use_cache": False}
+        inner = lm._base if layer is None else lm.backbone
+        if "position_ids" not in inspect.signature(inner.forward).parameters:
+            del inputs["position_ids"]
+    elif positions is None:
+        inputs["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)
+    if layer is None:
+        logits = lm.module(input_ids=ids, **inputs).logits
+    else:
+        hidden = lm._as_head_takes(last_hidden(lm.backbone(ids, **inputs)), lm.head)
+        logits = _logits(hidden, layer)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    log_probs = (logits[:, :-1].to(wide) / lm.temperature).log_softmax(-1)
+    taken = log_probs.gather(-1, ids[:, 1:, None].to(logits.device)).squeeze(-1)
+    return nn.functional.pad(taken, (1, 0))
+
+
+def _logits(hidden: Tensor, head: nn.Module | Head) -> Tensor:
+    if isinstance(head, Head):
+        return bend(nn.functional.linear(hidden, head.weight, head.bias), head)
+    logits: Tensor = head(hidden)
+    return logits
 
 
 class _Trial:

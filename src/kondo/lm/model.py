@@ -8,43 +8,42 @@ its own loss, such as the balance of a mixture's router, are no part of ours.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kondo.core._checks import expand_rows
+from kondo.arguments import expand_rows
+from kondo.core.base_gate import Unit
 from kondo.engine.compact import MicroBatch
-from kondo.engine.policy import Policy
-from kondo.engine.preserved import preserved
-from kondo.engine.select import Selection
-from kondo.engine.untraced import without_trace
-from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
-from kondo.lm.faults import AsGiven
-from kondo.lm.graphs import Graphs, Inputs
-from kondo.lm.head import Backend, Head, token_log_probs
-from kondo.lm.logits_check import bend, difference, layer_fault, logits_fault
-from kondo.lm.pack import Layout, Pack, packs, unpacked
-from kondo.lm.parts import (
+from kondo.engine.policy import LogProb, Policy
+from kondo.engine.selection import KeptRows
+from kondo.lm.alignment import check_per_token, check_screen, lengths_of
+from kondo.lm.architecture import (
     backbone_of,
     bend_of,
     check_plain,
     check_positions,
     check_whole,
     input_embeddings,
-    is_here,
+    last_hidden,
     output_layer,
     without_adapters,
 )
+from kondo.lm.attention import configs_of, pack_arguments, serve_packs, varlen_fault
+from kondo.lm.faults import AsGiven, as_given, faults
+from kondo.lm.graphs import Graphs, Inputs
+from kondo.lm.head import Backend, Head, token_log_probs
+from kondo.lm.model_checks import ahead_fault, head_fault, packs_fault
+from kondo.lm.pack import Layout, Pack, balanced_groups, packs, unpacked
 from kondo.lm.rows import TokenRows
 
-_T = TypeVar("_T")
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class CausalLM:
+class CausalLM(Policy):
     """Adapter from a causal language model to `log_prob`, for `kondo.backward`.
 
     Args:
@@ -88,6 +87,10 @@ class CausalLM:
         [[0, 1, 1], [0, 1, 0]]
     """
 
+    unit: Unit = "sequence"
+    screen_rows = "promising"
+    plain = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -115,13 +118,13 @@ class CausalLM:
         self._graphs = Graphs(self.backbone, self._run_varlen)
         check_positions(self.backbone)
         self._faults: dict[tuple[str, torch.dtype], str | None] = {}
-        if fault := self._logits_fault():
+        if fault := head_fault(self):
             raise ValueError(
                 f"model must make its logits by its output layer alone, but for a scale and a soft "
                 f"cap that its config names, got {type(model).__name__}: {fault}. Give the parts: "
                 f"CausalLM(backbone, head=Head(...))."
             )
-        if fault := self._ahead_fault():
+        if fault := ahead_fault(self):
             raise ValueError(
                 f"model must be causal, got {type(model).__name__}, in which hidden states depend "
                 f"on tokens that follow them ({fault}): log-probs would not be those of sampling, "
@@ -170,11 +173,10 @@ class CausalLM:
         fast = self.device.type == "cuda" and self._dtype in _HALF
         return "varlen" if fast and self._varlen_fault() is None else "padded"
 
-    def kondo_policy(self, log_prob: nn.Module | None = None) -> Policy:
-        """Return what `kondo.backward` knows of this policy."""
-        from kondo.lm.token_policy import TokenPolicy  # built on this class
-
-        return TokenPolicy(self, log_prob or self.log_prob)
+    def modules(self) -> list[nn.Module]:
+        """Return the model, and an output layer that stands outside of it."""
+        head = self._given_head
+        return [self.module, head] if isinstance(head, nn.Module) else [self.module]
 
     def log_prob(self, rows: TokenRows | Pack | AsGiven) -> Tensor:
         """Return log pi(token | tokens before it) of the tokens that were sampled.
@@ -192,7 +194,7 @@ class CausalLM:
         if isinstance(rows, Pack):
             return self._read(rows)
         if isinstance(rows, AsGiven):
-            return self._as_given(rows.rows)
+            return as_given(self, rows.rows)
         check_rows(rows).check(self.vocab_size)
         found = []
         for pack in packs(
@@ -209,11 +211,77 @@ class CausalLM:
         nothing = log_probs.new_zeros(rows.input_ids.shape)
         return nothing.index_put((row.to(home), column.to(home)), log_probs)
 
+    def check(
+        self,
+        batch: Any,
+        advantages: Tensor,
+        screen: Any,
+        loss_inputs: dict[str, Tensor],
+        unit: Unit,
+    ) -> None:
+        """Refuse rows that are not tokens, and values that are not aligned with them."""
+        rows = check_rows(batch)
+        rows.check(self.vocab_size)
+        if unit == "sample":
+            raise ValueError(
+                f'unit must be "sequence" or "token", got {unit!r}; a completion is a "sequence".'
+            )
+        for name, value in {"advantages": advantages, **loss_inputs}.items():
+            check_per_token(name, value, rows)
+        if isinstance(screen, Tensor):
+            self.check_log_probs(screen, rows)
+
+    def check_log_probs(self, log_probs: Tensor, rows: Any) -> None:
+        """Refuse log-probs that no policy can have given to these tokens."""
+        check_screen(log_probs, rows)
+
+    def mask(self, batch: Any) -> Tensor:
+        """Return the completion mask."""
+        return check_rows(batch).completion_mask
+
+    def num_counted(self, batch: Any) -> int | None:
+        """Return the number of sampled tokens, which the check of the rows has read."""
+        measures = batch.measures
+        return None if measures is None else int(measures[2].sum())
+
+    def screen_calls(self, batch: Any, size: int, chunk: int | None) -> int:
+        """Return how many packs a screen of these rows takes."""
+        lengths = lengths_of(batch, batch.completion_mask)
+        chunk = chunk or size or 1
+        pieces = [lengths[start : start + chunk] for start in range(0, size, chunk)]
+        return sum(self._num_packs(piece) for piece in pieces)
+
+    def _num_packs(self, lengths: Tensor) -> int:
+        longest_first = lengths.sort(descending=True).values.tolist()
+        padded = self.layout == "padded"
+        groups = balanced_groups(
+            longest_first, self.max_tokens, padded=padded, max_size=len(lengths)
+        )
+        return len(groups)
+
+    def row_costs(self, batch: Any, kept: KeptRows) -> Tensor:
+        """Return what each kept row costs, [R] int64 on the CPU: tokens up to its last kept one."""
+        return lengths_of(batch, kept.keep)[kept.rows.cpu()]
+
+    def cheapest_row(self, batch: Any) -> int:
+        """Return the shortest row."""
+        return int(lengths_of(batch, batch.completion_mask).argmin())
+
+    def one_element(self, batch: Any, like: Tensor) -> Tensor:
+        """Return a bool tensor like `like`, [1, S], that is True at the first sampled token."""
+        counts = batch.completion_mask.to(like.device)
+        place = counts.byte().argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(like).scatter(-1, place, True)
+
+    def faults(self, batch: Any, log_prob: LogProb) -> Iterator[str]:
+        """Yield what makes tokens of this model depend on others; see `kondo.lm.faults`."""
+        return faults(self, log_prob, batch)
+
     def compact(
         self,
-        batch: TokenRows,
+        batch: Any,
         advantages: Tensor,
-        selection: Selection,
+        kept: KeptRows,
         *,
         loss_inputs: dict[str, Tensor],
         size: int | None = None,
@@ -226,21 +294,21 @@ class CausalLM:
         Args:
             batch: N rows of S tokens.
             advantages: [N] or [N, S].
-            selection: what was kept.
+            kept: what was kept.
             loss_inputs: each [N] or [N, S].
             size: most rows of a pack.
         """
         shape = check_rows(batch).input_ids.shape
-        host_rows = selection.host_rows if selection.by_row else None
+        host_rows = kept.host_rows if kept.by_row else None
         made: Iterable[Pack] | None = None
-        dense = selection.weight is None and size is None and self.device == batch.device
+        dense = kept.weight is None and size is None and self.device == batch.device
         if dense and host_rows is not None and len(host_rows) == shape[0]:
-            made = unpacked(batch, selection.keep, max_tokens=self.max_tokens)
+            made = unpacked(batch, kept.keep, max_tokens=self.max_tokens)
         if made is None:
             made = packs(
                 batch,
-                selection.keep,
-                selection.rows,
+                kept.keep,
+                kept.rows,
                 layout=self.layout,
                 max_tokens=self.max_tokens,
                 max_rows=size,
@@ -255,7 +323,7 @@ class CausalLM:
                 advantages=at("advantages", advantages),
                 loss_inputs={k: at(k, v) for k, v in loss_inputs.items()},
                 keep=None,  # a pack holds kept tokens alone
-                weight=None if selection.weight is None else at("weight", selection.weight),
+                weight=None if kept.weight is None else at("weight", kept.weight),
                 num_rows=pack.num_rows,
                 num_tokens=pack.num_tokens,
                 row_of=pack.rows,  # all kept tokens of a row are in one pack, side by side
@@ -273,29 +341,6 @@ class CausalLM:
             backend=self.head_backend,
             check=False,  # TokenRows.check has looked
         )
-
-    def _as_given(self, rows: TokenRows) -> Tensor:
-        """Run the model's own forward on rows as they lie, and read all its logits; [N, S]."""
-        ids, real = rows.input_ids.to(self.device), rows.attention_mask.to(self.device)
-        positions = None if rows.position_ids is None else rows.position_ids.to(self.device)
-        layer = self._given_head
-        inputs: dict[str, Any] = {"attention_mask": real, "position_ids": positions}
-        if layer is None or self._hugging_face:
-            inputs |= {"attention_mask": real.long(), "use_cache": False}
-            inner = self._base if layer is None else self.backbone
-            if "position_ids" not in inspect.signature(inner.forward).parameters:
-                del inputs["position_ids"]
-        elif positions is None:
-            inputs["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)
-        if layer is None:
-            logits = self.module(input_ids=ids, **inputs).logits
-        else:
-            hidden = self._as_head_takes(_last_hidden(self.backbone(ids, **inputs)), self.head)
-            logits = _logits(hidden, layer)
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        log_probs = (logits[:, :-1].to(wide) / self.temperature).log_softmax(-1)
-        taken = log_probs.gather(-1, ids[:, 1:, None].to(logits.device)).squeeze(-1)
-        return nn.functional.pad(taken, (1, 0))
 
     def _as_head_takes(self, hidden: Tensor, head: Head) -> Tensor:
         """Return hidden states in the head's dtype where one of the two is half of the other.
@@ -325,8 +370,8 @@ class CausalLM:
                 f"not laid end to end here, since {self._why_padded()}; leave it out."
             )
         if self._hugging_face:
-            return _last_hidden(self.backbone(**self._padded_inputs(pack)))
-        return _last_hidden(
+            return last_hidden(self.backbone(**self._padded_inputs(pack)))
+        return last_hidden(
             self.backbone(
                 pack.input_ids, attention_mask=pack.attention_mask, position_ids=pack.position_ids
             )
@@ -334,9 +379,9 @@ class CausalLM:
 
     def _run_varlen(self, inputs: Inputs, longest: int) -> Tensor:
         if self._hugging_face:
-            return _last_hidden(self.backbone(**pack_arguments(*inputs, longest)))
+            return last_hidden(self.backbone(**pack_arguments(*inputs, longest)))
         ids, positions, starts = inputs
-        return _last_hidden(
+        return last_hidden(
             self.backbone(ids, position_ids=positions, cu_seqlens=starts, max_length=longest)
         )
 
@@ -369,74 +414,13 @@ class CausalLM:
         """Return why rows cannot be laid end to end here; found once per device and dtype."""
         key = (self.device.type, self._dtype)
         if key not in self._faults:
-            self._faults[key] = varlen_fault(self.backbone) or self._try_varlen()
+            self._faults[key] = varlen_fault(self.backbone) or packs_fault(self)
         return self._faults[key]
 
     def _why_padded(self) -> str:
         if self.attention == "auto" and (self.device.type != "cuda" or self._dtype not in _HALF):
             return f'the model is {self._dtype} on {self.device.type} (attention="varlen" insists)'
         return self._varlen_fault() or 'attention is "padded"'
-
-    def _try_varlen(self) -> str | None:
-        """Compare the hidden states of two short rows, end to end and side by side."""
-        ids = torch.arange(10, device=self.device).reshape(2, 5) % self.vocab_size
-        real = torch.ones_like(ids, dtype=torch.bool)
-        sampled = real.clone()
-        sampled[:, 0] = False
-        rows = TokenRows(input_ids=ids, attention_mask=real, completion_mask=sampled)
-        hidden = {}
-        for layout in ("padded", "varlen"):
-            (pack,) = packs(rows, sampled, layout=layout, max_tokens=10)
-            try:
-                found = _as_written(partial(self._hidden, pack), self.backbone)
-                hidden[layout] = found.flatten(0, -2)[pack.read]
-            except Exception as error:  # whatever a foreign model raises is the reason we look for
-                return str(error)
-        return difference(hidden["varlen"], hidden["padded"], least=1e-3, least_half=0.05)
-
-    def _ahead_fault(self) -> str | None:
-        """Return by how much hidden states change with later tokens, None if they do not.
-
-        Two rows of four tokens that end otherwise. Weights that are elsewhere are left to
-        `kondo.check`, and so is a backbone that does not run yet.
-        """
-        if not all(map(is_here, self.backbone.parameters())):
-            return None
-        ids = (torch.arange(4, device=self.device) + self.vocab_size // 2) % self.vocab_size
-        later = torch.cat([ids[:2], (ids[2:] + 1) % self.vocab_size])
-        real = torch.ones(2, 4, dtype=torch.bool, device=self.device)
-        rows = TokenRows(
-            input_ids=torch.stack([ids, later]), attention_mask=real, completion_mask=real
-        )
-        wanted = real.index_fill(1, torch.tensor([0], device=self.device), False)
-        (pack,) = packs(rows, wanted, layout="padded", max_tokens=8, bare=self._hugging_face)
-        devices = {each.device for each in self.backbone.parameters() if each.is_cuda}
-        with preserved(list(self.backbone.modules()), list(devices), None, None):
-            try:
-                hidden = _as_written(partial(self._hidden, pack), self.backbone)
-            except Exception:
-                return None
-        # Experts take other groups of tokens, whose rounding grows from layer to layer.
-        return difference(hidden[1, :2], hidden[0, :2], least=1e-3, least_half=0.05)
-
-    def _logits_fault(self) -> str | None:
-        """Return what makes logits beside the head and the bends we know, None if nothing does."""
-        layer, head = self._head, self.head
-        if not isinstance(layer, nn.Module):
-            return None
-        check_whole(head.weight)
-        if not is_here(head.weight):
-            return None
-        if self._given_head is not None:
-            return _as_written(partial(layer_fault, layer, head), layer)
-        ids = torch.arange(3, device=self.device).unsqueeze(0) % self.vocab_size
-
-        def compare() -> str | None:
-            hidden = _last_hidden(self.backbone(input_ids=ids, use_cache=False))
-            hidden = self._as_head_takes(hidden, head)
-            return logits_fault(self.module, layer, head, ids, hidden)
-
-        return _as_written(compare, self.module)
 
 
 def check_rows(rows: object) -> TokenRows:
@@ -471,33 +455,3 @@ def _at(name: str, values: Tensor, *, shape: torch.Size, rows: Tensor, flat: Ten
     if values.shape == shape[:1]:
         return values.index_select(0, rows.to(home))
     return expand_rows(name, values, shape).reshape(-1).index_select(0, flat.to(home))
-
-
-def _as_written(call: Callable[[], _T], module: nn.Module) -> _T:
-    """Return `call()` and leave no trace; compiled layers run as they are written, because a graph
-    of a few tokens serves nothing else."""
-
-    def eager() -> _T:
-        if all(each._compiled_call_impl is None for each in module.modules()):
-            return call()
-        with torch.compiler.set_stance("force_eager"):
-            return call()
-
-    return without_trace(eager, module)
-
-
-def _logits(hidden: Tensor, head: nn.Module | Head) -> Tensor:
-    if isinstance(head, Head):
-        return bend(nn.functional.linear(hidden, head.weight, head.bias), head)
-    logits: Tensor = head(hidden)
-    return logits
-
-
-def _last_hidden(output: Any) -> Tensor:
-    hidden = getattr(output, "last_hidden_state", output)
-    if not isinstance(hidden, Tensor) or hidden.ndim != 3:
-        raise ValueError(
-            f"model must return hidden states [B, T, D], or an object with last_hidden_state, got "
-            f"{type(output).__name__}; give the backbone, without its head."
-        )
-    return hidden

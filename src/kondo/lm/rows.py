@@ -9,7 +9,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from kondo.core._checks import check_dense
+from kondo.arguments import check_dense
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ gradient of what is kept is always that of the policy itself.
 | `truncated(lm, k)`      | k / layers of F, and the head | the layers left out                  |
 | `draft(small, lm)`      | the small model's forward     | another model's opinion              |
 
-`agreement` compares kept sets, `gradient_cosine` the gradients they lead to. `kondo.lm.guard` falls
+`agreement` compares kept sets, `gradient_cosine` the gradients they lead to. `CheckedScreen` falls
 back to the exact screen when a free one stops agreeing.
 """
 
@@ -24,9 +24,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kondo.core.contract import as_gate
-from kondo.engine.screen import LogProb
-from kondo.engine.select import Unit, select
+from kondo.core.base_gate import Unit
+from kondo.core.given_gates import as_gate
+from kondo.engine.policy import LogProb, evaluation
+from kondo.engine.select import select
 from kondo.engine.step import backward
 from kondo.lm.model import CausalLM
 from kondo.lm.quantise import Format, LinearBackend, QuantisedLinear, quantise_linears, requantised
@@ -127,8 +128,8 @@ def quantised(
 def truncated(lm: CausalLM, num_layers: int) -> LogProb:
     """Return an early exit of `lm` as a screen: its first layers, then its final norm and head.
 
-    Weights are the policy's own: nothing is copied, and there is nothing to refresh. The policy
-    must not run in another thread meanwhile.
+    Weights are the policy's own: nothing is copied, and there is nothing to refresh. The policy is
+    in evaluation mode meanwhile, and must not run in another thread.
 
     Args:
         lm: a policy with the layout of Llama, Qwen, Gemma or Mistral (`layers`, `norm`) or of GPT-2
@@ -147,7 +148,8 @@ def truncated(lm: CausalLM, num_layers: int) -> LogProb:
         # A list of its own: modules and weights are shared.
         owner._modules[name] = nn.ModuleList(layers[:num_layers])
         try:
-            return lm.log_prob(rows)
+            with evaluation(lm.modules()):
+                return lm.log_prob(rows)
         finally:
             owner._modules[name] = layers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kondo.core.contract import in_words
+from kondo.core.fingerprint import in_words
 from kondo.ranks.communicator import Ranks
 
 

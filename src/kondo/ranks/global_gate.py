@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core._checks import first_unit
-from kondo.core.contract import BaseGate, Choice, Randomness
-from kondo.core.rules import GOLDEN, count_for, lottery, mix_bits
-from kondo.engine.report import StageClock
-from kondo.engine.select import Selection
+from kondo.arguments import first_unit
+from kondo.core.base_gate import BaseGate, Choice, Randomness
+from kondo.core.sampling import GOLDEN, count_for, lottery, mix_bits
 from kondo.ranks.communicator import Ranks
+from kondo.stage_clock import StageClock
 
 # Values a sketch keeps per level: the rank of its quantiles is off by about 0.05% of all units.
 _SKETCH_SIZE = 4096
@@ -60,15 +59,8 @@ class GlobalGate(BaseGate):
         """Units kept by all ranks, as this rank has it."""
         self.digest = 0
         """Which units these are, as one number; 0 where every rank chose for its own alone."""
-        self._all: tuple[Tensor, Tensor, Choice]
-
-    def of_all_ranks(self, chosen: Selection) -> Selection:
-        """Return the selection with the values and the choice of all ranks, where they are known.
-
-        Only what diagnostics read is replaced.
-        """
-        values, mask, choice = self._all
-        return chosen._replace(values=values, unit_mask=mask, choice=choice)
+        self.all_units: tuple[Tensor, Tensor, Choice]
+        """Values, mask and choice of all ranks where they came together, else of this one."""
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Return this rank's part of the choice; see `choose_all`."""
@@ -96,7 +88,7 @@ class GlobalGate(BaseGate):
         with self._same_draws(generator, all_values.device) as shared:
             choice = gate.choose_all(all_values, all_mask, shared)
         self._check_choice(choice, all_values)
-        self.gathered, self._all = True, (all_values, all_mask, choice)
+        self.gathered, self.all_units = True, (all_values, all_mask, choice)
         place = torch.arange(1, choice.keep.numel() + 1, device=choice.keep.device)
         marks = mix_bits(place * GOLDEN).where(choice.keep.flatten(), 0)
         self.num_kept, self.digest = torch.stack([choice.keep.sum(), marks.sum()]).tolist()
@@ -201,7 +193,7 @@ class GlobalGate(BaseGate):
         share = self.num_kept / counted if counted else 0.0
         numbers = torch.tensor([float(choice.price), share], dtype=torch.float64)
         choice = choice._replace(price=numbers[0], rate=numbers[1])
-        self._all = (values, mask, choice)
+        self.all_units = (values, mask, choice)
         return choice
 
     def _draw_by_sketch(

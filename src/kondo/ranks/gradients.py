@@ -8,6 +8,7 @@
 | plain             | nothing                  | nothing: each rank has its part of the sum      |
 """
 
+import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,10 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from kondo.engine.modules import modules_in
-from kondo.engine.report import StageClock
-from kondo.engine.screen import LogProb
+from kondo.engine.finite import leaves_of
 from kondo.ranks.communicator import Ranks
+from kondo.stage_clock import StageClock
 
 When = Literal["last", "each", "never"]
 
@@ -39,27 +39,26 @@ class Gradients:
     """The gradients of one step.
 
     Args:
-        log_prob: where the modules are looked for.
+        roots: the modules that are trained.
         ranks: the group.
-        module: the module to train, where it cannot be found.
         all_reduce: whether to sum gradients of plain modules ourselves; None where none is plain.
         when: in which calls of the step wrapped modules exchange gradients.
     """
 
     def __init__(
         self,
-        log_prob: LogProb,
+        roots: Sequence[nn.Module],
         ranks: Ranks,
         *,
-        module: nn.Module | None,
         all_reduce: bool | None,
         when: When,
     ):
-        roots = list(modules_in(log_prob)) if module is None else [module]
+        self._roots = roots
         self._averaged = list(_outermost(roots, DistributedDataParallel))
         self._sharded = list(_outermost(roots, FSDPModule))
         self._ranks, self._when = ranks, when
         self._own: list[nn.Parameter] = []
+        self._outside: list[weakref.ref[Tensor]] | None = None
         wrapped = bool(self._averaged or self._sharded)
         self.scale = ranks.size if wrapped else 1
         """What the loss is multiplied by, since wrapped modules divide by it."""
@@ -72,6 +71,13 @@ class Gradients:
     def _check(self, roots: Sequence[nn.Module], all_reduce: bool | None, wrapped: bool) -> None:
         if self._when not in ("last", "each", "never"):
             raise ValueError(f'sync must be "last", "each" or "never", got {self._when!r}.')
+        if not roots:
+            raise ValueError(
+                "module must be given with a group where the policy is a plain function, got None: "
+                "what ranks train, in DDP, sharded or plain, is not looked for in a function. Give "
+                "kondo.Options(module=net), or several as [actor, critic], or a policy that is a "
+                "module or a method of one."
+            )
         if next(_outermost(roots, FullyShardedDataParallel), None) is not None:
             raise ValueError(
                 "module must be DistributedDataParallel, sharded by fully_shard, or plain, got "
@@ -94,24 +100,45 @@ class Gradients:
             )
         if all_reduce is None and not wrapped and self._ranks.size > 1:
             raise ValueError(
-                "all_reduce must be given for a plain module, and log_prob reaches none in DDP or "
-                "sharded by fully_shard: True sums gradients over ranks, False leaves each rank "
-                "its part of the sum. Or give the wrapped module as module=..."
+                "all_reduce must be given for a plain module, and none was given in DDP or sharded "
+                "by fully_shard: True sums gradients over ranks, False leaves each rank its part "
+                "of the sum. Or give the wrapped module as module=..."
             )
         if all_reduce and wrapped:
             raise ValueError(
                 "all_reduce must be False for a module in DDP or sharded by fully_shard, which "
                 "exchange gradients themselves."
             )
-        if all_reduce and not roots:
-            raise ValueError(
-                "all_reduce needs the module whose gradients it sums, and found none in log_prob; "
-                "give module=..."
-            )
         if self._when != "last" and not wrapped:
             raise ValueError(
                 f"sync must be left at 'last' for plain modules, got {self._when!r}: nothing is "
                 f"exchanged in their backward; all_reduce decides."
+            )
+
+    def note_leaves(self, loss: Tensor) -> None:
+        """Note which leaves a first backward adds gradients to that are outside the modules.
+
+        Weights of `fully_shard` are other tensors in a forward: with them nothing is looked for.
+        """
+        if self._sharded or self._outside is not None:
+            return
+        inside = {id(each) for root in self._roots for each in root.parameters()}
+        self._outside = [weakref.ref(leaf) for leaf in leaves_of(loss) if id(leaf) not in inside]
+
+    def refuse_outside(self) -> None:
+        """Raise a ValueError for a leaf outside the modules, after the backward: no rank sums it.
+
+        Leaves that a forward made, as for PEFT's input gradients, are gone with its graph.
+        """
+        if self._outside and any(ref() is not None for ref in self._outside):
+            gc.collect()
+        left = [leaf for ref in self._outside or () if (leaf := ref()) is not None]
+        if left:
+            raise ValueError(
+                f"module must hold all that is trained with a group, got a gradient of a tensor "
+                f"{list(left[0].shape)} outside of it ({len(left)} in all): ranks would have "
+                f"different gradients there. Give all modules, kondo.Options(module=[...]), make "
+                f"the tensor a parameter of one, or detach it. Clear .grad before the next step."
             )
 
     def _learns_graph(self) -> bool:

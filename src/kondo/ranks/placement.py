@@ -1,16 +1,17 @@
 """Which rows this rank has, trains, or runs only to keep step with the others."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kondo.engine import rows
+from kondo import rows
 from kondo.engine.compact import MicroBatch
+from kondo.engine.differentiate import micro_batches_of
 from kondo.engine.inputs import Inputs, Rows
-from kondo.engine.select import Selection
+from kondo.engine.selection import KeptRows
 from kondo.ranks.communicator import Ranks
 from kondo.ranks.gradients import Gradients
 from kondo.ranks.rebalance import deal, move
@@ -22,7 +23,7 @@ class Placed(NamedTuple):
     batch: Any
     advantages: Tensor
     loss_inputs: dict[str, Tensor]
-    selection: Selection
+    kept: KeptRows
     rows_of: list[int]
     """Rows that each rank trains."""
     rows_moved: int
@@ -50,49 +51,41 @@ def with_a_row(ranks: Ranks, local: Rows, sizes: Sequence[int]) -> Rows:
     return local if local.size else Rows(*moved.nest)
 
 
-def place(ranks: Ranks, inputs: Inputs, chosen: Selection, num_kept: Sequence[int]) -> Placed:
+def place(ranks: Ranks, inputs: Inputs, kept: KeptRows, num_kept: Sequence[int]) -> Placed:
     """Assign the kept rows to ranks, and move those that are assigned elsewhere.
 
     Args:
         ranks: the group.
         inputs: this rank's.
-        chosen: what was kept of its rows.
+        kept: what was kept of its rows.
         num_kept: kept rows of every rank.
     """
     local = inputs.rows
-    unmoved = Placed(local.batch, local.advantages, local.loss_inputs, chosen, list(num_kept), 0, 0)
+    unmoved = Placed(local.batch, local.advantages, local.loss_inputs, kept, list(num_kept), 0, 0)
     if not inputs.options.rebalance:
         return unmoved
-    costs = ranks.gather(inputs.policy.row_costs(local.batch, chosen), num_kept)
+    costs = ranks.gather(inputs.policy.row_costs(local.batch, kept), num_kept)
     targets = deal(costs)
     rows_of = [sum(int((own == rank).sum()) for own in targets) for rank in range(ranks.size)]
     num_moved = sum(int((own != rank).sum()) for rank, own in enumerate(targets))
     if num_moved == 0:
         return unmoved
     given = (local.batch, local.advantages, local.loss_inputs)
-    kept = rows.take((*given, chosen.mask, chosen.weight, chosen.keep), chosen.rows)
-    moved = move(ranks, kept, targets)
+    going = rows.take((*given, kept.mask, kept.weight, kept.keep), kept.rows)
+    moved = move(ranks, going, targets)
     batch, advantages, loss_inputs, mask, weight, keep = moved.nest
     everything = torch.arange(moved.num_rows, device=keep.device)
     # What the host knew of the rows is about those before the move.
-    selection = chosen._replace(
-        mask=mask, weight=weight, keep=keep, rows=everything, host_rows=None
-    )
-    return Placed(batch, advantages, loss_inputs, selection, rows_of, num_moved, moved.num_bytes)
+    here = kept._replace(mask=mask, weight=weight, keep=keep, rows=everything, host_rows=None)
+    return Placed(batch, advantages, loss_inputs, here, rows_of, num_moved, moved.num_bytes)
 
 
 def planned(ranks: Ranks, inputs: Inputs, placed: Placed) -> tuple[Iterator[MicroBatch], int, int]:
     """Return this rank's micro-batches, their number, and the most that any rank has."""
     compact, size = inputs.options.compact, inputs.micro_batch
-    made: Iterable[MicroBatch] = ()
-    if placed.rows_of[ranks.rank]:
-        made = (compact or inputs.policy.compact)(
-            placed.batch,
-            placed.advantages,
-            placed.selection,
-            loss_inputs=placed.loss_inputs,
-            size=size,
-        )
+    made = micro_batches_of(
+        inputs, placed.batch, placed.advantages, placed.loss_inputs, placed.kept
+    )
     if compact is None and inputs.policy.plain:
         calls = [math.ceil(n / (size or n)) if n else 0 for n in placed.rows_of]
     else:
@@ -101,14 +94,15 @@ def planned(ranks: Ranks, inputs: Inputs, placed: Placed) -> tuple[Iterator[Micr
     return iter(made), calls[ranks.rank], max(calls)
 
 
-def filler(inputs: Inputs, spare: Rows, chosen: Selection) -> MicroBatch:
+def filler(inputs: Inputs, kept: KeptRows) -> MicroBatch:
     """Return a micro-batch of one row of which nothing is kept: its gradient is exactly zero.
 
     Args:
         inputs: this rank's.
-        spare: rows to take it from; at least one.
-        chosen: what was kept of this rank's rows; for its shapes.
+        kept: what was kept of this rank's rows; for its shapes.
     """
+    spare = inputs.spare
+    assert spare is not None
     policy, compact = inputs.policy, inputs.options.compact
     row = policy.cheapest_row(spare.batch)
     batch, advantages, loss_inputs = rows.take(
@@ -117,15 +111,13 @@ def filler(inputs: Inputs, spare: Rows, chosen: Selection) -> MicroBatch:
     if compact is None and policy.plain:
         return MicroBatch(batch, advantages, loss_inputs, None, None, 0, 0, filler=True)
     # A compaction lays out kept elements: it is shown one, which is then not kept after all.
-    width = chosen.keep.shape[1:]
+    width = kept.keep.shape[1:]
     shape = width if spare.mask is None or spare.mask.ndim == 1 else spare.mask.shape[1:]
-    nothing = torch.zeros(1, *shape, dtype=torch.bool, device=chosen.keep.device)
+    nothing = torch.zeros(1, *shape, dtype=torch.bool, device=kept.keep.device)
     one = policy.one_element(batch, nothing)
     only = torch.zeros(1, dtype=torch.int64, device=one.device)
-    selection = chosen._replace(mask=one, weight=None, keep=one, rows=only, host_rows=None)
-    (micro,) = (compact or policy.compact)(
-        batch, advantages, selection, loss_inputs=loss_inputs, size=1
-    )
+    this = kept._replace(mask=one, weight=None, keep=one, rows=only, host_rows=None)
+    (micro,) = (compact or policy.compact)(batch, advantages, this, loss_inputs=loss_inputs, size=1)
     return micro._replace(keep=None, weight=None, num_rows=0, num_tokens=0, filler=True)
 
 

@@ -1,12 +1,9 @@
-"""What a step of many ranks did: the engine's report and clock, with what only ranks have."""
+"""What a step of many ranks did: the engine's report, with what only ranks have."""
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import torch
-
-from kondo.engine.report import STAGES, Report, StageClock
+from kondo.engine.report import Report
+from kondo.stage_clock import STAGES
 
 RANK_STAGES = (*STAGES, "coordinate", "wait", "reduce")
 
@@ -38,36 +35,3 @@ class RankReport(Report):
     """Rows trained on another rank than their own."""
     bytes_moved: int
     """Bytes of those rows."""
-
-
-class RankClock(StageClock):
-    """Adds up seconds per stage; a stage inside another is counted once, as the inner one."""
-
-    def __init__(self, device: torch.device):
-        super().__init__(device)
-        self._open: list[str] = []
-        self._spent = {name: 0.0 for stage in RANK_STAGES for name in (stage, _inside(stage))}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to the stage `name`, and take it from the one around."""
-        names = [name, *(_inside(outer) for outer in self._open[-1:])]
-        self._open.append(name)
-        try:
-            with super().stage(names[0]):
-                if len(names) == 1:
-                    yield
-                else:
-                    with super().stage(names[1]):
-                        yield
-        finally:
-            self._open.pop()
-
-    def seconds(self) -> dict[str, float]:
-        """Return seconds per stage; on CUDA this is a sync point."""
-        spent = super().seconds()
-        return {name: spent[name] - spent[_inside(name)] for name in RANK_STAGES}
-
-
-def _inside(stage: str) -> str:
-    return f"inside {stage}"

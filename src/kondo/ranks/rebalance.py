@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kondo.engine import rows
+from kondo import rows
 from kondo.ranks.communicator import Ranks
 
 

@@ -1,6 +1,5 @@
 """The asynchronous trainer: samples that are skipped never leave the queue's end."""
 
-import itertools
 import math
 
 import numpy as np
@@ -18,11 +17,7 @@ from integrations.trl.test_experts import experts
 from integrations.trl.test_options import PutIn
 from integrations.trl.test_page import explained
 from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig, KondoAsyncGRPOTrainer
-from kondo.integrations.trl.sample_stream import (
-    GatedPlanner,
-    StreamedUnbiasedGate,
-    sample_advantages,
-)
+from kondo.integrations.trl.sample_stream import GatedPlanner, sample_advantages
 from oracles.async_grpo import loss
 from tolerances import assert_close
 
@@ -215,7 +210,12 @@ class OwnDraw(kondo.UnbiasedGate):
 def test_a_subclass_of_the_unbiased_gate_stays_what_it_is(tmp_path):
     made = gated(tmp_path, samples(4), kondo_gate=f"{__name__}:OwnDraw")
     assert type(made.gate) is OwnDraw
-    assert type(gated(tmp_path, samples(4)).gate) is StreamedUnbiasedGate
+    assert gated(tmp_path, samples(4)).gate.window == 32  # of the config
+
+
+def test_a_window_of_the_gates_own_is_kept(tmp_path):
+    made = gated(tmp_path, samples(4), kondo_gate="unbiased:0.3,window=3,max_weight=9")
+    assert repr(made.gate) == "UnbiasedGate(rate=0.3, max_weight=9, window=3)"
 
 
 def test_a_gate_in_the_place_of_dense_is_used(tmp_path):
@@ -269,51 +269,6 @@ def test_a_checkpoint_holds_the_window_and_the_draws(tmp_path):
     assert set(expected) == set(restored)
     for name, value in expected.items():
         assert torch.equal(value.nan_to_num(), restored[name].nan_to_num())
-
-
-# The gate of a stream
-
-
-def test_samples_are_drawn_one_by_one_at_the_price_of_a_window():
-    stream = StreamedUnbiasedGate(kondo.UnbiasedGate(rate=0.1), 50)
-    generator = torch.Generator().manual_seed(0)
-    values = torch.rand(400, 4, generator=generator)
-    kept, total = 0, torch.zeros(())
-    for row in values:  # 4 samples: a rate of 0.1 cannot be had of them
-        choice = stream(row, generator=generator)
-        kept += int(choice.keep.sum())
-        total += (choice.weight * row).sum()
-        assert_close(choice.weight[choice.keep], 1 / choice.probability[choice.keep])
-    assert 0.08 < kept / 1600 < 0.13
-    assert abs(total / values.sum() - 1) < 0.1
-
-
-def test_the_price_depends_on_no_draw_so_that_the_mean_is_the_dense_one():
-    """Add up all draws of a second micro-batch, each with its probability."""
-    first, second = torch.tensor([1.0, 3.0, 0.5]), torch.tensor([2.0, 0.0, 0.25])
-    found = []
-    for seed in (1, 2):
-        stream = StreamedUnbiasedGate(kondo.UnbiasedGate(rate=0.4), 8)
-        stream(first, generator=torch.Generator().manual_seed(seed))
-        found.append(stream(second, generator=torch.Generator().manual_seed(seed)))
-    assert torch.equal(found[0].probability, found[1].probability)
-    chance = found[0].probability.tolist()
-    price = float(found[0].price)  # 0.4 of 6 samples, those of the past included
-    assert sum(min(1.0, v / price) for v in (1.0, 3.0, 0.5, 2.0, 0.25)) == pytest.approx(2.4)
-    mean = torch.zeros(3)
-    for drawn in itertools.product([0, 1], repeat=3):
-        odds = math.prod(p if d else 1 - p for p, d in zip(chance, drawn, strict=True))
-        weight = [d / p if d and p else 0.0 for p, d in zip(chance, drawn, strict=True)]
-        mean += odds * torch.tensor(weight)
-    assert_close(mean, torch.tensor([1.0, 0.0, 1.0]))
-
-
-def test_a_stream_refuses_the_window_of_another_gate():
-    window = kondo.Gate(rate=0.5, window=4)
-    window(torch.rand(8))
-    stream = StreamedUnbiasedGate(kondo.UnbiasedGate(rate=0.5), 4)
-    with pytest.raises(ValueError, match=r"state must have the keys \['past'\]"):
-        stream.load_state_dict(window.state_dict())
 
 
 # Rows of several processes

@@ -67,7 +67,7 @@ DELIGHT = {"kondo_by": "delight"}
         (DELIGHT | {"kondo_rate": 0.1, "delight_eta": True}, "delight_eta must be a number"),
         ({"kondo_rate": 0.1, "kondo_correction_cap": "2"}, "kondo_correction_cap must be a numb"),
         ({"kondo_rate": 0.1, "kondo_check": "no"}, "kondo_check must be True or False, got 'no'"),
-        ({"kondo_gate": 0.1}, "gate spec must be text, got 0.1"),
+        ({"kondo_gate": 0.1}, "gate must be a kondo.BaseGate.* got 0.1. To keep that share"),
     ],
     ids=str,
 )
@@ -234,7 +234,13 @@ def test_a_gate_in_the_place_of_dense_is_checked(tmp_path):
         made.gate = kondo.VarianceGate(rate=0.25)
     assert made.gate is None
     with pytest.raises(ValueError, match=r"gate must be a kondo\.BaseGate"):
-        made.gate = "unbiased:0.1"
+        made.gate = 0.1
+
+
+def test_the_gate_may_be_set_to_a_text(tmp_path):
+    made = trainer(tmp_path, kondo_gate="dense")
+    made.gate = "unbiased:0.1"
+    assert repr(made.gate) == "UnbiasedGate(rate=0.1)"
 
 
 class PutIn(TrainerCallback):

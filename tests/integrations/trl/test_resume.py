@@ -146,7 +146,7 @@ def test_a_state_without_a_kind_that_does_not_fit_is_left_behind(tmp_path, caplo
 
 def test_gates_that_remember_nothing_are_exchanged_without_a_word(tmp_path, caplog):
     saved_and_loaded(tmp_path, kondo.UnbiasedGate(rate=0.1), kondo.VarianceGate(rate=0.1))
-    saved_and_loaded(tmp_path, None, lambda values, mask, generator: None)
+    saved_and_loaded(tmp_path, None, kondo.parse_gate(lambda values, mask, generator: None))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -6,13 +6,13 @@ import torch
 
 import kondo
 from integrations.verl.worker_runs import run_all
-from kondo.integrations.trained_forward import Forward, TrainedForward, check_forwards
 from kondo.integrations.verl.first_batch import (
     check_engine,
     engine_forward,
     rows_to_try,
     token_rows,
 )
+from kondo.lm.trained_forward import Forward, TrainedForward, check_forwards
 from tolerances import assert_close
 
 KEEP = [1, 2, 6]

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kondo
-from kondo.core import signals
-from kondo.core.rules import most_variance
-from kondo.lm.budget import BudgetGate
+from kondo import quantiles, signals
+from kondo.lm import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders, decisions
@@ -151,7 +150,7 @@ def test_no_other_subset_varies_more(values, data):
     count = data.draw(st.integers(1, len(values)))
     ties = torch.rand(len(values), generator=torch.Generator().manual_seed(len(values)))
     found, able = torch.tensor(values, dtype=torch.float64), torch.ones(len(values)).bool()
-    keep = most_variance(found, able, count, ties)
+    keep = quantiles.most_variance(found, able, count, ties)
     assert int(keep.sum()) == count
     found = oracle.variance([v for v, k in zip(values, keep.tolist(), strict=True) if k])
     best = oracle.largest_variance(values, count)
@@ -166,7 +165,7 @@ def test_half_of_what_varies_most_are_successes_as_far_as_there_are_any(successe
     rewards = torch.tensor([1.0] * successes + [0.0] * (8 - successes))
     ties = torch.rand(50, 8, generator=torch.Generator().manual_seed(0))
     able = torch.ones(50, 8, dtype=torch.bool)
-    keep = most_variance(rewards.expand(50, 8), able, count, ties)
+    keep = quantiles.most_variance(rewards.expand(50, 8), able, count, ties)
     assert (torch.where(keep, rewards, 0.0).sum(dim=1) == expected).all()
     assert (keep.sum(dim=1) == count).all()
     if 1 <= count < successes:

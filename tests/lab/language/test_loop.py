@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import kondo
-from kondo import lm
-from kondo.core import signals
-from kondo.lm.budget import BudgetGate
+from kondo import lm, signals
+from kondo.lm import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, Everything
 from kondo_lab.language import contenders, decisions, selections, step_seconds, timed_step

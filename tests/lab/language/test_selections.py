@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kondo
-from kondo.core import signals
+from kondo import signals
 from kondo_lab.draws import Draws
 from kondo_lab.gates import WeightedGate
 from kondo_lab.language import selections

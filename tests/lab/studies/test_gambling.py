@@ -120,6 +120,7 @@ def test_a_reserve_takes_the_samples_with_the_highest_draws(inverse_propensity):
 
 
 FREE, DEAR = kondo.Gate(price=0.0), kondo.Gate(price=5.0)
+BOTH_SIGNS = kondo.Gate(price=5.0, signal=kondo.signals.abs_delight)
 
 
 def batch(**changes):
@@ -153,7 +154,7 @@ def batch(**changes):
             [0.1, 1, 0],
         ),
         (rules.Rule(name="", gate=FREE, signal=rules.clipped), [0.1, 1, 0]),
-        (rules.Rule(name="", gate=DEAR, symmetric=True), [0.0, 3.0, -3.0]),
+        (rules.Rule(name="", gate=BOTH_SIGNS), [0.0, 3.0, -3.0]),
         (rules.Rule(name="", gate=DEAR, surprisal_cap=0.5), [0.0, 0.0, 0.0]),
     ],
 )

@@ -11,12 +11,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from kondo.core import losses, signals
-from kondo.core.contract import BaseGate, Signal
-from kondo.core.delight import delight
-from kondo.core.gates import Gate
-from kondo.core.unbiased import UnbiasedGate
-from kondo.lm.budget import BudgetGate
+from kondo import BaseGate, Gate, UnbiasedGate, delight, losses, signals
+from kondo.lm import BudgetGate
 from kondo_lab.gates import DrawnVarianceGate, Everything, unchecked
 from kondo_lab.population.losses import Loss, words
 from kondo_lab.text.alphabet import encode
@@ -191,7 +187,7 @@ CLIPPED = partial(losses.ppo, clip=0.2)
 """GRPO's loss."""
 FILTER = Gate(rate=1.0, signal=signals.abs_advantage)
 """Keeps answers to prompts whose rewards differ: U is not 0."""
-UNBIASED_SIGNALS: dict[str, Signal] = {
+UNBIASED_SIGNALS: dict[str, signals.Signal] = {
     "": signals.gradient_norm,
     " |delight|": signals.abs_delight,
     " |advantage|": signals.unit_advantage,
@@ -240,7 +236,7 @@ def at_rate(rate: float) -> list[Contender]:
     def other(name: str, **changes: Any) -> Contender:
         return dataclasses.replace(kept, name=f"{name} {share}", **changes)
 
-    def by(signal: Signal) -> Gate:
+    def by(signal: signals.Signal) -> Gate:
         return Gate(rate=rate, signal=signal)
 
     grpo: dict[str, Any] = {"loss": CLIPPED, "divided": True}

@@ -31,9 +31,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kondo.core import losses
-from kondo.core.delight import delight
-from kondo.core.gates import Gate
+from kondo import Gate, delight, losses
 from kondo_lab.gates import unchecked
 from kondo_lab.language.contenders import CLIPPED, Contender, percent
 from kondo_lab.population.losses import Loss

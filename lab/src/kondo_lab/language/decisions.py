@@ -17,13 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kondo.core import signals
-from kondo.core.advantage import group_mean
-from kondo.core.contract import BaseGate, Choice, attribute_of, needs_log_probs
-from kondo.core.gates import Gate
-from kondo.core.rules import count_for
-from kondo.core.unbiased import UnbiasedGate
-from kondo.lm.budget import BudgetGate
+from kondo import BaseGate, Choice, Gate, UnbiasedGate, advantage, sampling, signals
+from kondo.lm import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, kept_first, unchecked
 from kondo_lab.language.contenders import Contender, PartialDelight, entropy
@@ -162,12 +157,12 @@ def fixed_rows(contender: Contender, num_rows: int, group: int) -> int | None:
     """Return how many rows suffice for a training forward; None where only all of them do."""
     gate = contender.gate
     if isinstance(gate, DrawnVarianceGate) and gate.group is not None:
-        return num_rows // group * count_for(gate.rate, group)
+        return num_rows // group * sampling.count_for(gate.rate, group)
     if contender.kind not in ("top", "variance", "unbiased") or contender.unit == "token":
         return None
     if isinstance(gate, Gate) and gate.draws:  # each row by a draw of its own
         return None
-    return None if math.isnan(contender.rate) else count_for(contender.rate, num_rows)
+    return None if math.isnan(contender.rate) else sampling.count_for(contender.rate, num_rows)
 
 
 def loss_advantages(
@@ -182,7 +177,7 @@ def loss_advantages(
         among: [P, N] bool, take mean and std of these rows alone; U is 0 elsewhere.
     """
     if among is None:
-        centred = group_mean(rewards, group)
+        centred = advantage.group_mean(rewards, group)
         if not contender.divided:
             return centred
         centred = centred.reshape(len(rewards), -1, group)
@@ -244,15 +239,15 @@ def values_of(contender: Contender, gate: BaseGate, batch: Batch, log_probs: Ten
     signal, by_row, mask = gate.signal, contender.unit == "sequence", batch.sampled.mask
     if signal is entropy:
         return torch.where(mask, batch.sampled.entropies, 0.0)
-    centred = group_mean(batch.rewards, batch.group)
+    centred = advantage.group_mean(batch.rewards, batch.group)
     if isinstance(signal, PartialDelight):
         return signal.values(log_probs, centred, signal.counts(batch.sampled.completions, mask))
     if signal is signals.uniform:
         shape = (centred if by_row else mask).shape[1:]
         return batch.draws.uniform("priority", batch.step, *shape)
-    if by_row and not needs_log_probs(signal):  # a sum over tokens would favour length
+    if by_row and not signals.needs_log_probs(signal):  # a sum over tokens would favour length
         return signal(centred, centred)
-    of_rows = attribute_of(signal, "of_sequences") if by_row else None
+    of_rows = signals.attribute_of(signal, "of_sequences") if by_row else None
     if of_rows is not None:
         rows = log_probs.detach().flatten(0, 1), centred.flatten()  # members side by side
         of_each: Tensor = of_rows(*rows, mask=mask.flatten(0, 1))

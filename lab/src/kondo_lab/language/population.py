@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core.advantage import group_mean
-from kondo.core.delight import delight
+from kondo import advantage, delight
 from kondo_lab.draws import Draws
 from kondo_lab.gates import unchecked
 from kondo_lab.language.contenders import Contender
@@ -214,7 +213,7 @@ def effective_share(by_token: Tensor, sampled: Sampled, chosen: Chosen) -> Tenso
 
 def _delight(sampled: Sampled, rewards: Tensor, group: int) -> Tensor:
     """Return the delight of every token, [P, N, T]."""
-    centred = group_mean(rewards, group).unsqueeze(2).expand_as(sampled.log_probs)
+    centred = advantage.group_mean(rewards, group).unsqueeze(2).expand_as(sampled.log_probs)
     return unchecked(delight)(sampled.log_probs, centred)
 
 

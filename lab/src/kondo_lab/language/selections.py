@@ -11,10 +11,7 @@ is never confused with a loss, a division or a denominator.
 import dataclasses
 from typing import Any
 
-from kondo.core import losses, signals
-from kondo.core.contract import BaseGate
-from kondo.core.gates import Gate
-from kondo.core.unbiased import UnbiasedGate
+from kondo import BaseGate, Gate, UnbiasedGate, losses, signals
 from kondo_lab.gates import DrawnVarianceGate, WeightedGate
 from kondo_lab.language.contenders import CLIPPED, Contender, PartialDelight
 

@@ -21,12 +21,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import kondo
-from kondo import lm
-from kondo.core import signals
-from kondo.core.advantage import group_mean
-from kondo.core.contract import BaseGate, Signal, needs_log_probs
-from kondo.core.prechosen import Prechosen
-from kondo.lm.budget import BudgetGate
+from kondo import BaseGate, Choice, advantage, lm, signals
+from kondo.lm import BudgetGate
 from kondo_lab.gates import DrawnVarianceGate, WithDraws
 from kondo_lab.language import contenders, decisions
 from kondo_lab.language.contenders import Contender
@@ -70,7 +66,7 @@ def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) ->
     clock = Clock(tokens.device)
     with clock.stage("select"):  # some choose here, before the engine asks
         gate, advantages = _gate(contender, rows, batch)
-        if gate is not None:
+        if isinstance(gate, BaseGate):
             gate.signal = _signal(contender, gate, batch)
     kept: Counter[str] = Counter()
 
@@ -82,7 +78,7 @@ def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) ->
     report = kondo.backward(
         policy,
         rows,
-        group_mean(batch.rewards[0], batch.group),
+        advantage.group_mean(batch.rewards[0], batch.group),
         gate=gate,
         unit=contender.unit,
         screen=old if contender.screen == "free" else None,
@@ -104,29 +100,31 @@ def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) ->
     )
 
 
-def _gate(contender: Contender, rows: lm.TokenRows, batch: Batch) -> tuple[BaseGate | None, Tensor]:
+def _gate(
+    contender: Contender, rows: lm.TokenRows, batch: Batch
+) -> tuple[BaseGate | Choice | None, Tensor]:
     """Return a copy of the contender's gate for these rows, and the advantages [N] of its loss."""
     gate, (_, rewards, _, _, group) = copy.copy(contender.gate), batch
     advantages = decisions.loss_advantages(contender, rewards, group)
     if isinstance(gate, BudgetGate):
         gate = gate.for_rows(rows)
     if isinstance(gate, DrawnVarianceGate):
-        keep = decisions.choose_rows(gate, group_mean(rewards, group), batch).keep
+        keep = decisions.choose_rows(gate, advantage.group_mean(rewards, group), batch).keep
         if gate.group is not None:
             advantages = decisions.loss_advantages(contender, rewards, group, among=keep)
-        gate = Prechosen(keep[0])
-    elif gate is not None and gate.draws:
+        return Choice.of(keep[0]), advantages[0]
+    if gate is not None and gate.draws:
         draws = decisions.draws_of(gate, batch.draws, batch.step, rewards.shape[1])
         gate = WithDraws(gate, draws[0])
     return gate, advantages[0]
 
 
-def _signal(contender: Contender, gate: BaseGate, batch: Batch) -> Signal:
+def _signal(contender: Contender, gate: BaseGate, batch: Batch) -> signals.Signal:
     """Return what the gate looks at, with the sampler's entropies and texts and its own draws."""
     by_row, prompt_length = contender.unit == "sequence", batch.sampled.prompts.shape[-1]
     given = gate.signal in (contenders.entropy, signals.uniform)
     given |= isinstance(gate.signal, contenders.PartialDelight)
-    if not given and (needs_log_probs(gate.signal) or not by_row):
+    if not given and (signals.needs_log_probs(gate.signal) or not by_row):
         return gate.signal
     (values,) = decisions.values_of(contender, gate, batch, batch.sampled.log_probs)
 

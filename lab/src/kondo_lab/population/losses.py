@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kondo.core import losses
-from kondo.core.contract import name_of
+from kondo import losses, signals
 
 Loss = Callable[..., Tensor]
 
@@ -34,14 +33,14 @@ def inputs_of(loss: Loss, given: dict[str, Callable[[], Any]]) -> dict[str, Any]
 
 def words(loss: Loss) -> str:
     """Return a loss in words: equal for losses that are the same."""
-    return repr(loss) if dataclasses.is_dataclass(loss) else name_of(loss)
+    return repr(loss) if dataclasses.is_dataclass(loss) else signals.name_of(loss)
 
 
 def short_name(loss: Loss) -> str:
     """Return a loss's name without its options."""
     while isinstance(loss, functools.partial):
         loss = loss.func
-    return str(getattr(loss, "name", None) or name_of(loss))
+    return str(getattr(loss, "name", None) or signals.name_of(loss))
 
 
 @dataclasses.dataclass(frozen=True)

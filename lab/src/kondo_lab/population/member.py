@@ -5,10 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from kondo.core import losses
-from kondo.core.contract import BaseGate, name_of
-from kondo.core.delight import delight
-from kondo.core.gates import Gate
+from kondo import BaseGate, Gate, delight, losses, signals
 from kondo_lab.gates import Everything, QuantileGate
 from kondo_lab.population.losses import Loss, is_of_labels, short_name, words
 
@@ -97,7 +94,9 @@ class Update:
         batch treat neighbours differently."""
         gate = self.gate
         rate, window = getattr(gate, "rate", None) or 1.0, getattr(gate, "window", 0)
-        signal = name_of(delight if gate is None else getattr(gate.signal, "func", gate.signal))
+        signal = signals.name_of(
+            delight if gate is None else getattr(gate.signal, "func", gate.signal)
+        )
         screen = (self.screen, self.program[5], self.logit_noise > 0)
         chosen = (self.kind, signal, rate, window)
         last = (words(self.loss), self.equal_rewards)

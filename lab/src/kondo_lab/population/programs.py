@@ -15,8 +15,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from kondo.core import signals
-from kondo.core.contract import BaseGate, Signal, needs_log_probs
+from kondo import BaseGate, signals
 from kondo_lab.draws import Draws
 from kondo_lab.gates import kept_first, unchecked
 from kondo_lab.population.losses import inputs_of, is_of_labels
@@ -109,14 +108,14 @@ def decide(
     return Decision(advantages, weight, kept_first(chosen.keep), chosen.keep.sum(dim=1))
 
 
-def _of_rows(signal: Signal, values: Tensor, draws: Draws, step: Tensor) -> Tensor:
+def _of_rows(signal: signals.Signal, values: Tensor, draws: Draws, step: Tensor) -> Tensor:
     """Return [p, N]: a row's delight is the sum over its actions or tokens, its advantage a mean.
 
     Random values are those of the members' own draws.
     """
     if signal is signals.uniform:
         return draws.uniform("priority", step, values.shape[1])
-    return values.sum(dim=2) if needs_log_probs(signal) else values.mean(dim=2)
+    return values.sum(dim=2) if signals.needs_log_probs(signal) else values.mean(dim=2)
 
 
 def _gather(values: Tensor, rows: Tensor) -> Tensor:

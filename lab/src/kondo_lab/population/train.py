@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core.rules import count_for
+from kondo import sampling
 from kondo_lab.draws import Draws
 from kondo_lab.population import draft_screens, frictions
 from kondo_lab.population.cuda_graphs import Captured
@@ -344,7 +344,7 @@ def row_shape(update: Update, num_rows: int) -> tuple[int, bool]:
     if update.trains_all_rows:
         return num_rows, False
     rate = getattr(update.gate, "rate", None)
-    return (1 if rate is None else count_for(rate, num_rows)), True
+    return (1 if rate is None else sampling.count_for(rate, num_rows)), True
 
 
 def _equal_neighbours(keys: Sequence[Any]) -> Iterator[tuple[slice, Any]]:

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from kondo.core import losses
-from kondo.core.gates import Gate
+from kondo import Gate, losses
 from kondo_lab.gates import Everything, QuantileGate
 from kondo_lab.population.losses import PreferenceOptimisation
 from kondo_lab.population.member import Update

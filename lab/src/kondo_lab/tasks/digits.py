@@ -7,7 +7,6 @@ import torch
 from sklearn.datasets import load_digits
 
 import kondo
-from kondo.engine.select import Unit
 from kondo_lab import seeds
 from kondo_lab.policies import MLP
 from kondo_lab.tasks.base import label_reward
@@ -47,7 +46,7 @@ class DigitsBandit:
         seed: of the images drawn and the actions taken.
     """
 
-    unit: Unit = "sample"
+    unit: kondo.Unit = "sample"
 
     def __init__(self, *, batch: int, seed: int):
         self.batch = batch

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import kondo
-from kondo.engine.select import Unit
 from kondo_lab import seeds
 from kondo_lab.draws import Draws
 from kondo_lab.policies import Transformer
@@ -80,7 +79,7 @@ class Reversal:
         reward: see ReversalTask.
     """
 
-    unit: Unit = "sequence"
+    unit: kondo.Unit = "sequence"
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from kondo.engine.select import Unit
+from kondo import Unit
 
 
 class Rollout(NamedTuple):

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from kondo.core.rules import GOLDEN, mix_bits
+from kondo import sampling
 from kondo_lab.draws import Draws
 from kondo_lab.text.alphabet import CHARACTERS, END, PAD, move_right, write
 
@@ -84,7 +84,7 @@ class TextTask(ABC):
         """Return [...] bool of prompts [..., P]: whether their content is never trained on."""
         content = self._content(prompts)
         place = torch.arange(1, content.shape[-1] + 1, device=content.device)
-        bits = mix_bits(mix_bits(content + place * GOLDEN).sum(dim=-1))
+        bits = sampling.mix_bits(sampling.mix_bits(content + place * sampling.GOLDEN).sum(dim=-1))
         return bits >> 61 & 7 == 0
 
     @abstractmethod

@@ -7,11 +7,10 @@ from tensordict.nn import CompositeDistribution
 from torch import Tensor
 from torch.distributions import Distribution, TransformedDistribution
 
-from kondo.engine.distribution import DistributionPolicy
-from kondo.engine.select import Unit
+import kondo
 
 
-class ActorPolicy(DistributionPolicy):
+class ActorPolicy(kondo.DistributionPolicy):
     """A TorchRL actor, for a batch that is a TensorDict with one row per action.
 
     Discrete actions:    a gate sees  log pi(a|s)                     <= 0
@@ -71,7 +70,7 @@ class ActorPolicy(DistributionPolicy):
                 actions = transform.inv(actions)
             found = found.base_dist
         # Of the distribution that was found: the actor is not run a second time.
-        return DistributionPolicy(lambda _: found).screen((observations, actions))
+        return kondo.DistributionPolicy(lambda _: found).screen((observations, actions))
 
     def check(
         self,
@@ -79,7 +78,7 @@ class ActorPolicy(DistributionPolicy):
         advantages: Tensor,
         screen: Any,
         loss_inputs: dict[str, Tensor],
-        unit: Unit,
+        unit: kondo.Unit,
     ) -> None:
         """Raise a ValueError unless the batch is a TensorDict of rows with actions."""
         if not isinstance(batch, TensorDictBase):

@@ -15,13 +15,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives.llm import MCAdvantage, MCAdvantageSelector
 
-from kondo.core.advantage import group_mean
-from kondo.core.contract import BaseGate, Choice, needs_log_probs
-from kondo.core.rules import count_for
-from kondo.core.specs import parse_gate
-from kondo.core.variance import VarianceGate
-from kondo.engine.select import Unit
-from kondo.engine.select import select as select_units
+import kondo
 
 _LEAST_SCALE = 1e-6
 """TorchRL's lower bound of the standard deviation that it divides by."""
@@ -102,7 +96,7 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
 
     def __init__(
         self,
-        gate: BaseGate | str | None,
+        gate: kondo.BaseGate | str | None,
         *,
         candidates: int,
         advantage_key: Any = None,
@@ -111,8 +105,8 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
         denominator: Denominator = "candidates",
         generator: torch.Generator | None = None,
     ):
-        self.gate = _gate_of(gate)
-        reads = self.gate is not None and needs_log_probs(self.gate.signal)
+        self.gate = kondo.parse_gate(gate)
+        reads = self.gate is not None and kondo.signals.needs_log_probs(self.gate.signal)
         _check_keys(self.gate, reads, advantage_key, log_probs_key)
         _check_denominator(denominator, advantage_key, log_probs_key)
         whole = reads or advantage_key is not None
@@ -150,17 +144,17 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
             )
         return kept
 
-    def _choose(self, candidates: TensorDictBase, returns: Tensor) -> Choice:
+    def _choose(self, candidates: TensorDictBase, returns: Tensor) -> kondo.Choice:
         everything = torch.ones_like(returns, dtype=torch.bool)
         if self.gate is None:
-            return Choice.of(everything, everything, dtype=returns.dtype)
-        centred = group_mean(returns, len(returns))
-        unit: Unit = "sample"
+            return kondo.Choice.of(everything, everything, dtype=returns.dtype)
+        centred = kondo.advantage.group_mean(returns, len(returns))
+        unit: kondo.Unit = "sample"
         log_probs, mask = torch.zeros_like(centred), None
         if self.reads_log_probs:
             log_probs = _log_probs(candidates["trajectories"], self.log_probs_key)
             mask, unit = ~log_probs.isnan(), "sequence"
-        chosen = select_units(
+        chosen = kondo.select(
             log_probs,
             centred,
             gate=self.gate,
@@ -174,7 +168,7 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
         self,
         candidates: TensorDictBase,
         returns: Tensor,
-        choice: Choice,
+        choice: kondo.Choice,
         kept: list[int],
         group_size: int,
     ) -> None:
@@ -216,15 +210,16 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
                 f"gate changes. Gates drop prompts whose returns are all equal anyway."
             )
         rate = getattr(self.gate, "rate", None) if self.gate is not None else 1.0
-        if rate is not None and count_for(rate, count) != group_size:
+        wanted = group_size if rate is None else kondo.sampling.count_for(rate, count)
+        if wanted != group_size:
             raise ValueError(
-                f"grpo_size must be the number that the gate keeps, {count_for(rate, count)} of "
+                f"grpo_size must be the number that the gate keeps, {wanted} of "
                 f"{count} by {self.gate!r}, got {group_size}."
             )
 
 
 def gated_advantage(
-    gate: BaseGate | str | None,
+    gate: kondo.BaseGate | str | None,
     *,
     candidates: int,
     kept: int | None = None,
@@ -290,28 +285,20 @@ def gated_advantage(
     )
 
 
-def _kept(gate: BaseGate | None, candidates: int) -> int:
+def _kept(gate: kondo.BaseGate | None, candidates: int) -> int:
     rate = 1.0 if gate is None else getattr(gate, "rate", None)
     if rate is None:
         raise ValueError(
             f"kept must be given for a gate without a rate, got None for {gate!r}: the expected "
             f"number of candidates per prompt."
         )
-    return count_for(rate, candidates)
+    return kondo.sampling.count_for(rate, candidates)
 
 
-def _gate_of(gate: Any) -> BaseGate | None:
-    found = parse_gate(gate) if isinstance(gate, str) else gate
-    if found is not None and not isinstance(found, BaseGate):
-        raise ValueError(
-            f"gate must be a kondo.BaseGate, a text for kondo.parse_gate such as 'variance:0.25', "
-            f"or None, got {gate!r}."
-        )
-    return found
-
-
-def _check_keys(gate: BaseGate | None, reads: bool, advantage_key: Any, log_probs_key: Any) -> None:
-    centred_again = gate is None or isinstance(gate, VarianceGate)
+def _check_keys(
+    gate: kondo.BaseGate | None, reads: bool, advantage_key: Any, log_probs_key: Any
+) -> None:
+    centred_again = gate is None or isinstance(gate, kondo.VarianceGate)
     if advantage_key is None and not centred_again:
         raise ValueError(
             f"advantage_key must be given for {gate!r}, got None: TorchRL would centre the "

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import kondo
-from kondo.core._checks import check_flag, check_whole
-from kondo.core.contract import as_gate, value_name
-from kondo.engine.select import select
+from kondo.arguments import check_flag, check_whole
 from kondo.integrations.trl import _version
 from kondo.integrations.trl.checks import any_trainer, turn_off_router_loss
 from kondo.integrations.trl.config import CHECK
@@ -38,7 +36,6 @@ from kondo.integrations.trl.sample_stream import (
     GatedCollator,
     GatedPlanner,
     Sample,
-    StreamedUnbiasedGate,
     packed_log_probs,
     rows_to_try,
     sample_advantages,
@@ -79,7 +76,7 @@ class KondoAsyncGRPOConfig(AsyncGRPOConfig):
     Example:
         >>> from kondo.integrations.trl.async_grpo import KondoAsyncGRPOConfig
         >>> KondoAsyncGRPOConfig("out", use_cpu=True, bf16=False).make_gate()
-        UnbiasedGate(rate=0.1)
+        UnbiasedGate(rate=0.1, window=32)
     """
 
     kondo_gate: str = field(
@@ -111,14 +108,20 @@ class KondoAsyncGRPOConfig(AsyncGRPOConfig):
     def make_gate(self) -> kondo.BaseGate | None:
         """Return a new gate for a stream of micro-batches; None, which keeps all, for dense.
 
-        A `kondo.UnbiasedGate` becomes a `StreamedUnbiasedGate`. A gate of your own, a subclass of
-        `kondo.UnbiasedGate` too, stays as it is, and decides within a micro-batch.
+        A `kondo.UnbiasedGate` without a window gets one of `kondo_window` micro-batches, since one
+        may hold fewer samples than a rate can be had of. A gate of your own, a subclass of
+        `kondo.UnbiasedGate` too, stays as it is.
         """
         gate = kondo.parse_gate(self.kondo_gate)
-        # A subclass chooses in a way of its own.
-        if type(gate) is kondo.UnbiasedGate:
-            return StreamedUnbiasedGate(gate, self.kondo_window)
-        return gate
+        if type(gate) is not kondo.UnbiasedGate or gate.window:
+            return gate
+        return kondo.UnbiasedGate(
+            rate=gate.rate,
+            noise=gate.noise,
+            signal=gate.signal,
+            max_weight=gate.max_weight,
+            window=self.kondo_window,
+        )
 
 
 class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
@@ -200,12 +203,12 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         """Return the weight of each sample of a micro-batch; 0 for what is skipped."""
         if self.gate is None:
             return [1.0] * len(samples)
-        gate = as_gate(self.gate)
+        gate = self.gate
         rows, log_probs = token_rows(samples)
         unscored = log_probs.isnan() & rows.completion_mask
         log_probs = log_probs.masked_fill(log_probs.isnan(), 0.0)
         facts = gate.row_facts(rows)
-        chosen = select(
+        chosen = kondo.select(
             log_probs,
             sample_advantages(samples, gate),
             gate=gate if facts is None else gate.bind(facts),
@@ -213,16 +216,14 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
             mask=rows.completion_mask,
             generator=self._draws,
         )
-        found = kondo.diagnostics(
-            chosen.values, chosen.choice, mask=chosen.unit_mask, name=value_name(gate.signal)
-        )
+        found = chosen.diagnostics()
         found |= {"entropy": chosen.counts.entropy, "unscored_total": float(unscored.sum())}
         for name, value in found.items():
             # TRL's log drops NaN. A price is infinite where nothing was kept.
             self._metrics["train"][f"kondo/{name}"].append(
                 value if math.isfinite(value) else math.nan
             )
-        return [float(weight) for weight in chosen.choice.weight]
+        return [float(weight) for weight in chosen.weight]
 
     # Loss, and steps that keep nothing
 

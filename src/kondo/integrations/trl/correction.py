@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32
-from kondo.core.ratios import sequence_ratio, weighted
+import kondo
 from kondo.integrations.trl.grpo_inputs import loss_mask
 
 _SAMPLED_BY = ("sampling_per_token_logps", "old_per_token_logps")
@@ -102,10 +101,13 @@ def weighted_advantages(
         inputs: TRL's.
         cap: of the weight.
     """
-    ours = at_least_float32(log_probs.detach())
+    ours = log_probs.detach()
+    ours = ours if ours.dtype == torch.float64 else ours.float()
     theirs = torch.where(behaviour.isnan(), ours, behaviour)
     rows = torch.arange(len(ours), device=ours.device).unsqueeze(1)
     index = torch.where(loss_mask(inputs), rows, -1)
-    ratio = sequence_ratio(ours, theirs, index, max_weight=cap)
+    ratio = kondo.ratios.sequence_ratio(ours, theirs, index, max_weight=cap)
     advantages: Tensor = inputs["advantages"]
-    return weighted(ratio, advantages if advantages.ndim == 2 else advantages.unsqueeze(1))
+    return kondo.ratios.weighted(
+        ratio, advantages if advantages.ndim == 2 else advantages.unsqueeze(1)
+    )

@@ -1,6 +1,6 @@
 """Try TRL's forward with `kondo.check`, on a few rows of the first batch.
 
-What is tried is `kondo.integrations.trained_forward`, with the forward that TRL trains with. Every
+What is tried is `kondo.lm.trained_forward`, with the forward that TRL trains with. Every
 process tries rows of its own, and all make the same number of forwards.
 """
 
@@ -13,9 +13,9 @@ import torch
 from trl.models.utils import disable_gradient_checkpointing
 
 import kondo
-from kondo.integrations.trained_forward import Forward, Run, TrainedForward
 from kondo.integrations.trl.plan import WHOLE_MODELS
 from kondo.lm.rows import TokenRows
+from kondo.lm.trained_forward import Forward, Run, TrainedForward
 
 _logger = logging.getLogger(__name__)
 

@@ -7,14 +7,16 @@ Both make a gate; what does not fit it is refused by `check_gate`, which looks a
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 import kondo
-from kondo.core._checks import check_flag, check_optional, check_whole
-from kondo.core.contract import Signal, needs_log_probs
+from kondo.arguments import check_flag, check_optional, check_whole
 from kondo.integrations.trl import correction
 
-_SIGNALS: dict[str, Signal] = {
+_SIGNALS: dict[str, Callable[..., Tensor]] = {
     "gradient_norm": kondo.signals.gradient_norm,
     "delight": kondo.signals.abs_delight,
     "advantage": kondo.signals.unit_advantage,
@@ -135,7 +137,10 @@ def check_gate(gate: kondo.BaseGate | None, args: Any) -> None:
     """
     if gate is None:
         return
-    unbiased, screens = isinstance(gate, kondo.UnbiasedGate), needs_log_probs(gate.signal)
+    unbiased, screens = (
+        isinstance(gate, kondo.UnbiasedGate),
+        kondo.signals.needs_log_probs(gate.signal),
+    )
     # Option, whether it fits, what it must be, and why.
     for name, fits, expected, why in (
         (

@@ -12,11 +12,10 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 import kondo
-from kondo.core.contract import as_gate
 from kondo.integrations import gate_state
-from kondo.integrations.trained_forward import Run
 from kondo.integrations.trl.first_batch import check_forward
-from kondo.lm.rows import TokenRows
+from kondo.lm import TokenRows
+from kondo.lm.trained_forward import Run
 
 # To mypy, what the Trainer returns is Any.
 _Base: Any = Trainer
@@ -31,26 +30,26 @@ class GatedTrainer(_Base):  # type: ignore[misc]
 
     empty_steps: int
     _draws: torch.Generator
-    _gate: Any = None
+    _gate: kondo.BaseGate | None = None
     _gated = False
     _runs_dense = False
     _tried = False
 
     @property
-    def gate(self) -> Any:
-        """What decides; None keeps everything."""
+    def gate(self) -> kondo.BaseGate | None:
+        """What decides; None keeps everything. May be set to what `kondo.parse_gate` takes."""
         return self._gate
 
     @gate.setter
     def gate(self, gate: Any) -> None:
-        found = None if gate is None else as_gate(gate)
+        found = kondo.parse_gate(gate)
         if found is not None and self._runs_dense:
             raise ValueError(
                 f"gate must be None in a run of train() that began without one, got {gate!r}: "
                 f"batches that are already there were made without it. Set it before train()."
             )
         self._check_gate(found)
-        self._gate = gate
+        self._gate = found
         self._gated = self._gated or found is not None
 
     def _check_gate(self, gate: kondo.BaseGate | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kondo.engine.report import StageClock
+from kondo.stage_clock import StageClock
 
 COUNTED = ("tokens_seen", "rows_seen", "tokens_trained", "rows_trained")
 

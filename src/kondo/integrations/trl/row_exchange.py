@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from kondo.engine import rows
+from kondo import rows
 from kondo.integrations.trl.grpo_inputs import OPTIONAL_LOG_PROBS
 from kondo.ranks.communicator import Ranks
 from kondo.ranks.rebalance import move

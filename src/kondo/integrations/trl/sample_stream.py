@@ -22,12 +22,8 @@ from trl.experimental.async_grpo.async_grpo_trainer import FixedCountBatcher
 from trl.experimental.async_grpo.packing import TreeRow
 
 import kondo
-from kondo.core import rules
-from kondo.core._checks import check_state
-from kondo.core.contract import Choice, Randomness
-from kondo.core.rolling_price import RollingPrice, check_past
-from kondo.engine.trial import MOST_ROWS
-from kondo.lm.rows import TokenRows
+from kondo.lm import TokenRows
+from kondo.lm.trained_forward import MOST_ROWS
 
 # A standard deviation of this part of a reward is rounding: the rewards of the group are equal.
 _ROUNDING = 1e-12
@@ -39,46 +35,6 @@ _EPSILON = 1e-8
 _TRIED = "kondo_try_"
 
 Sample = dict[str, Any]
-
-
-class StreamedUnbiasedGate(kondo.UnbiasedGate):
-    """An unbiased gate whose price comes from past micro-batches; every sample is drawn by itself.
-
-    A micro-batch may hold fewer samples than a rate can be had of. The price is that of the values
-    of `window` micro-batches, the present one included. It depends on no draw, so the mean gradient
-    is still the dense one. The number of kept samples varies, and may be 0.
-
-    Args:
-        gate: whose rate or noise, signal and largest weight hold.
-        window: micro-batches, at least 1.
-    """
-
-    remembers = True
-    one_price = False
-
-    def __init__(self, gate: kondo.UnbiasedGate, window: int):
-        super().__init__(
-            rate=gate.rate, noise=gate.noise, signal=gate.signal, max_weight=gate.max_weight
-        )
-        self.window = window
-        self._past = RollingPrice(window)
-
-    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
-        """Choose among M samples, and remember their values."""
-        self._past.push(values, mask & (values != 0), mask.sum(-1, keepdim=True))
-        pool, weight = self._past.pooled()
-        price = self.price_for(pool.nan_to_num(nan=0.0), weight, self._past.budget(1.0))
-        return self.choose_at(values, mask, price, rules.uniform(values, generator))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the window."""
-        return {"past": self._past.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        check_state("state", state, {"past"})
-        check_past(state["past"])
-        self._past.load_state_dict(state["past"])
 
 
 def num_trained(sample: Sample) -> int:

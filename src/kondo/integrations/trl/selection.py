@@ -13,10 +13,6 @@ from torch import Tensor, nn
 from trl.models.utils import disable_gradient_checkpointing
 
 import kondo
-from kondo.core.contract import as_gate, needs_log_probs, value_name
-from kondo.core.prechosen import Prechosen
-from kondo.engine.select import Selection, select
-from kondo.engine.watch import watch
 from kondo.integrations.trl.advantages import centred_rewards, loss_advantages, weighted_rewards
 from kondo.integrations.trl.gate_options import check_gate
 from kondo.integrations.trl.grpo_inputs import loss_mask, token_rows
@@ -25,9 +21,9 @@ from kondo.integrations.trl.grpo_inputs import loss_mask, token_rows
 # mypy: warn-return-any=False
 
 
-def screens(gate: Any) -> bool:
+def screens(gate: kondo.BaseGate | None) -> bool:
     """Return whether a choice needs log-probs; None, which keeps everything, may for its eta."""
-    return gate is None or needs_log_probs(as_gate(gate).signal)
+    return gate is None or kondo.signals.needs_log_probs(gate.signal)
 
 
 def screen(trainer: Any, output: dict[str, Any]) -> Tensor:
@@ -72,7 +68,7 @@ def decide(
     """
     args, accelerator = trainer.args, trainer.accelerator
     mask, prompt = loss_mask(output), 0
-    watched = gate = None if trainer.gate is None else as_gate(trainer.gate)
+    gate = trainer.gate
     check_gate(gate, args)
     facts = None if gate is None else gate.row_facts(token_rows(output))
     if gate is not None and facts is not None:  # they describe prompts and completions
@@ -83,9 +79,7 @@ def decide(
     known = torch.zeros(counted.shape)
     if log_probs is not None:
         known = _gather(accelerator, whole(log_probs.float())).cpu()
-    if gate is None:
-        gate = Prechosen(counted if args.kondo_unit == "token" else counted.any(dim=1))
-    chosen = select(
+    chosen = kondo.select(
         known,
         _gate_advantages(trainer, gate, log_probs, output, rewards).cpu(),
         gate=gate,
@@ -93,14 +87,15 @@ def decide(
         mask=counted,
         generator=trainer._draws,
     )
-    _log_choice(trainer, gate, chosen)
+    for name, value in chosen.diagnostics(args.delight_eta or 1.0).items():
+        trainer._log(name, value)
     counts = chosen.counts
     if log_probs is None:
         counts = counts._replace(surprisal=math.nan)
     trainer._log("entropy", counts.entropy)
     if accelerator.is_main_process:
         mean = weighted_rewards(rewards, trainer.reward_weights).nanmean()
-        watch(watched, counts, reward=float(mean))
+        kondo.monitor(trainer.gate, counts, reward=float(mean))
     decision = _of_first_process(accelerator, _stacked(chosen, args.delight_eta))
     start = accelerator.process_index * mask.shape[0]
     rows = slice(start, start + mask.shape[0])
@@ -108,18 +103,9 @@ def decide(
     return keep.bool(), weight, factor
 
 
-def _log_choice(trainer: Any, gate: kondo.BaseGate, chosen: Selection) -> None:
-    name, eta = value_name(gate.signal), trainer.args.delight_eta or 1.0
-    found = kondo.diagnostics(
-        chosen.values, chosen.choice, mask=chosen.unit_mask, eta=eta, name=name
-    )
-    for key, value in found.items():
-        trainer._log(key, value)
-
-
 def _gate_advantages(
     trainer: Any,
-    gate: kondo.BaseGate,
+    gate: kondo.BaseGate | None,
     log_probs: Tensor | None,
     output: dict[str, Any],
     rewards: Tensor,
@@ -148,15 +134,14 @@ def _gather(accelerator: Any, values: Tensor) -> Tensor:
     return accelerator.gather(accelerator.pad_across_processes(values, dim=1))
 
 
-def _stacked(chosen: Selection, eta: float | None) -> Tensor:
+def _stacked(chosen: kondo.Selection, eta: float | None) -> Tensor:
     """Return keep, weight and the advantage's factor of all rows: [3, N, T]."""
-    weight = chosen.weight
-    assert weight is not None
+    keep, weight, _ = chosen.elements
     factor = torch.ones_like(weight)
     if eta is not None:
         soft = torch.sigmoid(chosen.values / eta)
         factor = factor * (soft if soft.ndim == 2 else soft.unsqueeze(1))
-    return torch.stack([chosen.keep.to(weight.dtype), weight, factor])
+    return torch.stack([keep.to(weight.dtype), weight, factor])
 
 
 def _of_first_process(accelerator: Any, decision: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
 import kondo
-from kondo.engine.report import StageClock
 from kondo.integrations.trl import selection
 from kondo.integrations.trl._version import check_seams
 from kondo.integrations.trl.checks import check_trainer, mean_entropy, turn_off_router_loss
@@ -42,6 +41,7 @@ from kondo.integrations.trl.micro_steps import Part
 from kondo.integrations.trl.optimizer_step import COUNTED, Window, left_out_step
 from kondo.integrations.trl.plan import plan
 from kondo.lm.rows import TokenRows
+from kondo.stage_clock import StageClock
 
 _logger = logging.getLogger(__name__)
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 import kondo
-from kondo.engine.trial import MOST_ROWS
-from kondo.integrations.trained_forward import Forward, Run, TrainedForward, check_forwards
-from kondo.lm.rows import TokenRows
+from kondo.lm import TokenRows
+from kondo.lm.trained_forward import MOST_ROWS, Forward, Run, TrainedForward, check_forwards
 
 
 def rows_to_try(mask: Tensor, sizes: Sequence[int], ranks: int) -> list[int]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import kondo
-from kondo.core.contract import needs_log_probs
 
 SECTION = "trainer.v1.kondo"
 
@@ -168,7 +167,7 @@ def _refused_by(config: Any, gate: kondo.BaseGate) -> _Refusals:
             "False for a signal without log-probs",
             f"{never} KL would be missing from the mean gradient. The default signal, "
             f"gradient_norm, includes it.",
-            unbiased and coefficient != 0.0 and not needs_log_probs(gate.signal),
+            unbiased and coefficient != 0.0 and not kondo.signals.needs_log_probs(gate.signal),
         ),
         f"{SECTION}.gate": (
             "a gate that reads values only",

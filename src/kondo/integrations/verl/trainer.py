@@ -23,9 +23,6 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 import kondo
-from kondo.core.contract import needs_log_probs, value_name
-from kondo.engine.select import Selection, select
-from kondo.engine.watch import watch
 from kondo.integrations import gate_state
 from kondo.integrations.verl._version import TRAINER_SEAMS, VERL
 from kondo.integrations.verl.first_batch import rows_to_try
@@ -140,7 +137,7 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         # verl leaves out what the batch does not have: rewards with a KL penalty, and importance
         # weights of a corrected rollout.
         fields = ["response_mask", "loss_mask", "advantages", "rm_scores", "token_level_rewards"]
-        if needs_log_probs(self.gate.signal):
+        if kondo.signals.needs_log_probs(self.gate.signal):
             fields.append("old_log_probs")  # the rollout's own in bypass mode
         if unbiased:
             fields += ["rollout_is_weights", "ref_log_prob"]
@@ -162,7 +159,7 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         )
         return rows, counted
 
-    def _select(self, batch: Any, rows: GateRows) -> Selection:
+    def _select(self, batch: Any, rows: GateRows) -> kondo.Selection:
         assert self.gate is not None
         coefficient, kind = kl_in_loss(self.config)
         advantages = gate_advantages(
@@ -173,7 +170,7 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
             kl_coef=coefficient,
             kl_type=kind,
         )
-        return select(
+        return kondo.select(
             rows.log_probs,
             advantages,
             gate=self.gate,
@@ -182,7 +179,7 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
             generator=self._draws,
         )
 
-    def _plan(self, chosen: Selection, sizes: list[int], counted: list[int]) -> Plan:
+    def _plan(self, chosen: kondo.Selection, sizes: list[int], counted: list[int]) -> Plan:
         actor = self.config.actor_rollout_ref.actor
         ranks = self._ranks()
         epochs = mini_batches(
@@ -193,8 +190,8 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
             seed=actor.data_loader_seed if actor.shuffle else None,
         )
         return make_plan(
-            chosen.choice.keep,
-            chosen.choice.weight,
+            chosen.keep,
+            chosen.weight,
             sizes,
             counted,
             epochs,
@@ -206,21 +203,16 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self,
         metrics: dict[str, Any],
         rows: GateRows,
-        chosen: Selection,
+        chosen: kondo.Selection,
         plan: Plan,
         sizes: list[int],
     ) -> None:
         assert self.gate is not None
         counts, epochs = chosen.counts, self.config.actor_rollout_ref.actor.ppo_epochs
-        if not needs_log_probs(self.gate.signal):
+        if not kondo.signals.needs_log_probs(self.gate.signal):
             counts = counts._replace(surprisal=math.nan)
         rows_trained, tokens_trained = plan.trained(sizes)
-        numbers = kondo.diagnostics(
-            chosen.values,
-            chosen.choice,
-            mask=chosen.unit_mask,
-            name=value_name(self.gate.signal),
-        )
+        numbers = chosen.diagnostics()
         numbers |= {
             "entropy": counts.entropy,
             "rows_seen": len(sizes) * epochs,
@@ -235,7 +227,7 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         }
         # A price is infinite where nothing was kept or there is none; a share of nothing is NaN.
         metrics.update({f"kondo/{k}": v for k, v in numbers.items() if math.isfinite(v)})
-        watch(self.gate, counts, reward=float(rows.rewards[chosen.unit_mask].mean()))
+        kondo.monitor(self.gate, counts, reward=float(rows.rewards[chosen.mask].mean()))
 
     # Checkpoints
 

@@ -117,6 +117,8 @@ _BACKENDS: dict[str, Callable[[Tensor, Head, Tensor, How], Tensor]] = {
 
 def _choose(backend: str, hidden: Tensor, head: Head, how: How) -> str:
     """Return the backend to use, never "auto"."""
+    if backend == "torch" or (backend == "auto" and how.device.type != "cuda"):
+        return "torch"
     if backend == "auto":
         names = AUTO_WITH_GRAPH if wants_graph(hidden, head) else AUTO_WITHOUT_GRAPH
         return next(name for name in names if obstacle_of(name, head, how) is None)

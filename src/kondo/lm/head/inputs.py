@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kondo.core._checks import at_least_float32, check_float
+from kondo.arguments import at_least_float32, check_float
 
 # A chunk's float32 logits take this much, or as much as MIN_CHUNK_CUDA tokens need. In the backward
 # each chunk reads the weight, and reads and writes the float32 sum of its gradient: 10 bytes an

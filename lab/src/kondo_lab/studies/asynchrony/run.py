@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from kondo import losses
 from kondo.actors.setup import Settings as ActorSettings
 from kondo.actors.setup import Setup
-from kondo.core import losses
 from kondo_lab.actors import digits, slowed
 from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.policies import MLP

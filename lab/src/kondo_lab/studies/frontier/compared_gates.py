@@ -3,8 +3,7 @@
 import math
 from typing import NamedTuple
 
-from kondo.core import signals
-from kondo.core.gates import Gate
+from kondo import Gate, signals
 from kondo_lab.population.member import Member, Update, each_seed
 from kondo_lab.studies import updates
 from kondo_lab.studies.frontier.settings import Settings

@@ -7,13 +7,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 import kondo
-from kondo.core.contract import BaseGate
-from kondo.core.gates import Gate
-from kondo.core.unbiased import UnbiasedGate
+from kondo import BaseGate, Gate, UnbiasedGate, signals
 from kondo_lab.gates import Everything
 
 
@@ -77,8 +74,6 @@ class Rule:
     """Batches joined into one step; steps are so many times fewer, the learning rate as many
     times higher."""
     surprisal_cap: float = float("inf")
-    symmetric: bool = False
-    """Gate on |chi|: a bad surprise is worth as much as a good one."""
 
     @property
     def draws(self) -> bool:
@@ -94,13 +89,11 @@ class Rule:
         """Return [P, n] each: what multiplies the sample's score, and whether it is paid for."""
         trained = self.signal(samples)
         gated = trained if self.gate_signal is None else self.gate_signal(samples)
-        chi = kondo.delight(samples.log_probs.clamp_min(-self.surprisal_cap), gated)
-        values = chi.abs() if self.symmetric else chi
-        everything = torch.ones_like(values, dtype=torch.bool)
+        log_probs = samples.log_probs.clamp_min(-self.surprisal_cap)
         # A reserve takes the lowest draws; published results have taken the highest.
         draws = 1 - samples.uniform if self.draws else None
-        weight = self.gate.choose(values, everything, draws).weight
-        return weight * trained, weight > 0
+        kept = kondo.select(log_probs, gated, gate=self.gate, unit="sample", generator=draws)
+        return kept.weight * trained, kept.weight > 0
 
 
 PG = Rule(name="PG", gate=Everything())
@@ -146,9 +139,9 @@ def mitigations() -> list[Rule]:
             gate=Gate(rate=0.1, reserve=0.5, inverse_propensity=True),
         ),
         Rule(name=f"{rate}, negative quota 50%", gate=Gate(rate=0.1, negative_quota=0.5)),
-        Rule(name=f"{rate}, by |delight|", gate=tenth, symmetric=True),
-        Rule(name=f"unbiased {rate}", gate=UnbiasedGate(rate=0.1)),
-        Rule(name="unbiased, noise 1.5", gate=UnbiasedGate(noise=1.5)),
+        Rule(name=f"{rate}, by |delight|", gate=Gate(rate=0.1, signal=signals.abs_delight)),
+        Rule(name=f"unbiased {rate}", gate=UnbiasedGate(rate=0.1, signal=kondo.delight)),
+        Rule(name="unbiased, noise 1.5", gate=UnbiasedGate(noise=1.5, signal=kondo.delight)),
         Rule(name=f"{price}, batches of 1000", gate=free, batches=10),
         Rule(name=f"{rate}, batches of 1000", gate=tenth, batches=10),
     ]

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
-from kondo.core.unbiased import UnbiasedGate
+from kondo import UnbiasedGate
 from kondo_lab.language import step_seconds
 from kondo_lab.language.contenders import Contender, percent
 from kondo_lab.language.loop import Learner, Path

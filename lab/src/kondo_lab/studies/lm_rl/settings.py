@@ -5,8 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from kondo.core.rules import count_for
-from kondo.core.unbiased import UnbiasedGate
+from kondo import UnbiasedGate, sampling
 from kondo_lab.gates import DrawnVarianceGate
 from kondo_lab.language.contenders import Contender, percent
 from kondo_lab.language.loop import Path
@@ -168,7 +167,7 @@ class Point:
     @property
     def num_kept(self) -> int:
         """Rows that are differentiated."""
-        return count_for(self.rate, self.num_rows)
+        return sampling.count_for(self.rate, self.num_rows)
 
     @property
     def contender(self) -> Contender:
@@ -279,7 +278,7 @@ and a lower one where few rows make a noisy step, else a higher one."""
 def _point(num_rows: int, percents: float, num_steps: int, **options: Any) -> Point:
     """Return a point of the 25m plane with its learning rates."""
     rate = percents / 100
-    noisy = num_rows < 1024 if rate == 1 else count_for(rate, num_rows) < 100
+    noisy = num_rows < 1024 if rate == 1 else sampling.count_for(rate, num_rows) < 100
     rates = LOWER if noisy else HIGHER
     return Point(num_rows=num_rows, rate=rate, num_steps=num_steps, learning_rates=rates, **options)
 

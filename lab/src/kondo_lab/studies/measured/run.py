@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 
 import kondo
-from kondo.core import losses
-from kondo.engine.differentiate import Loss
+from kondo import losses
 from kondo_lab.part import Context, Part, Record, Stopped
+from kondo_lab.population.losses import Loss
 from kondo_lab.studies.measured.settings import RATE, Settings, Shape
 from kondo_lab.studies.measured.workloads import Workload, build
 from kondo_lab.tasks.rollout import Rollout

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 
 import kondo
-from kondo.engine.select import Unit
 from kondo_lab import seeds
 from kondo_lab.policies import MLP, Transformer
 from kondo_lab.studies.measured import settings
@@ -30,11 +29,11 @@ class Workload:
     policy: MLP | Transformer
     optimiser: torch.optim.Adam
     rollout: Callable[[], Rollout]
-    unit: Unit
+    unit: kondo.Unit
     rows: int
 
 
-Made = tuple[MLP | Transformer, Callable[[], Rollout], Unit]
+Made = tuple[MLP | Transformer, Callable[[], Rollout], kondo.Unit]
 
 
 def build(shape: settings.Shape, *, learning_rate: float, device: torch.device) -> Workload:

@@ -5,10 +5,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from kondo.core import signals
-from kondo.core.contract import Signal
-from kondo.core.delight import delight
-from kondo.core.gates import Gate
+from kondo import Gate, delight, signals
 from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Member, Update, each_seed
 from kondo_lab.population.run import log_spaced
@@ -16,7 +13,7 @@ from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_kondo import paper
 from kondo_lab.studies.mnist_kondo.settings import Settings
 
-SIGNALS: dict[str, Signal] = {
+SIGNALS: dict[str, signals.Signal] = {
     "delight": delight,
     "advantage": signals.advantage,
     "|advantage|": signals.abs_advantage,

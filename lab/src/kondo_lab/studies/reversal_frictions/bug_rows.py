@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kondo.core.contract import BaseGate, Choice, Randomness
-from kondo_lab.gates import Everything, QuantileGate
+from kondo import BaseGate, Choice
+from kondo_lab.gates import Everything, QuantileGate, Randomness
 from kondo_lab.population.programs import Decision
 from kondo_lab.population.train import Population
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kondo.core import losses
+from kondo import losses
 from kondo_lab.gates import Everything
 from kondo_lab.part import Context, Part, Record
 from kondo_lab.population.member import Frictions, Member, Update, each_seed

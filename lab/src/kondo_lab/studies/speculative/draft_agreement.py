@@ -6,9 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.core.delight import delight
-from kondo.core.gates import Gate
-from kondo.core.rules import count_for, highest
+from kondo import Gate, delight, quantiles, sampling
 from kondo_lab.gates import TIE_TOLERANCE, unchecked
 from kondo_lab.population.member import Member
 from kondo_lab.population.programs import Program
@@ -88,7 +86,7 @@ def overlap(kept: Tensor, delight: Tensor, rate: float) -> Tensor:
         >>> overlap(torch.tensor([[True, False, True, False]]), delight, 0.5)
         tensor([0.5000], dtype=torch.float64)
     """
-    exact, _ = highest(delight, delight != 0, count_for(rate, delight.shape[1]))
+    exact, _ = quantiles.highest(delight, delight != 0, sampling.count_for(rate, delight.shape[1]))
     last = torch.where(exact, delight, torch.inf).amin(dim=1, keepdim=True)
     both = (kept & (delight >= last - TIE_TOLERANCE)).sum(dim=1).double()
     larger = torch.maximum(kept.sum(dim=1), exact.sum(dim=1))

@@ -4,10 +4,7 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
-from kondo.core import signals
-from kondo.core.contract import Signal
-from kondo.core.delight import delight
-from kondo.core.gates import Gate
+from kondo import Gate, delight, signals
 from kondo_lab.population.member import Member, Update, each_seed
 from kondo_lab.studies import updates
 from kondo_lab.studies.speculative.settings import Settings
@@ -31,7 +28,7 @@ class Screen(NamedTuple):
     """Of `Update`."""
     cost: float
     """Counted, per row, in forward passes of the policy; NaN where it stands for no computation."""
-    signal: Signal = delight
+    signal: signals.Signal = delight
     """What rows are ranked by."""
 
     def update(self, rate: float) -> Update:

@@ -1,0 +1,97 @@
+"""Every other way to say a gate: a choice that was made elsewhere, or a plain function."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from kondo.core.base_gate import BaseGate, Choice, Randomness
+from kondo.core.delight import delight
+from kondo.core.fingerprint import name_of
+
+
+class GivenChoice(BaseGate):
+    """Keep what was chosen elsewhere, whatever the values; what does not count is left out."""
+
+    def __init__(self, choice: Choice):
+        self.choice = choice
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Keep the units that were chosen; nothing is drawn."""
+        keep, weight, probability = (
+            part.to(values.device).reshape(values.shape)
+            for part in (self.choice.keep, self.choice.weight, self.choice.probability)
+        )
+        keep = keep & mask
+        chosen = Choice.of(keep, mask, self.choice.price.to(values.device), values.dtype)
+        return chosen._replace(weight=weight * keep, probability=probability * mask)
+
+
+class CallableGate(BaseGate):
+    """A plain function (values, mask, generator) -> Choice, with delight as its signal.
+
+    Nothing else is known of it: it may draw, and all units matter. A function may carry `signal`.
+    """
+
+    draws = True
+    on_host = False
+
+    def __init__(self, function: Callable[..., Choice]):
+        self.function = function
+        self.signal = getattr(function, "signal", delight)
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Call the function."""
+        return self.function(values, mask, generator)
+
+    choose_all = choose
+    """The function sees units in the shape they have."""
+
+    def fingerprint(self) -> str:
+        """Return the function's name: the same on every rank."""
+        return name_of(self.function)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a callable object that has one."""
+        own = getattr(self.function, "state_dict", super().state_dict)
+        state: dict[str, Any] = own()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        getattr(self.function, "load_state_dict", super().load_state_dict)(state)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+def as_gate(gate: Any) -> BaseGate:
+    """Return `gate` if it is one; a `Choice`, or a plain callable, as one.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if isinstance(gate, BaseGate):
+        return gate
+    if isinstance(gate, Choice):
+        return GivenChoice(gate)
+    if callable(gate) and not isinstance(gate, type):
+        return CallableGate(gate)
+    raise ValueError(
+        f"gate must be a kondo.BaseGate, a callable (values, mask, generator) -> kondo.Choice, or "
+        f"None for dense, got {gate!r}. {_instead_of(gate)}"
+    )
+
+
+def _instead_of(gate: Any) -> str:
+    """Return what to write instead of something that is no gate."""
+    if isinstance(gate, str):
+        return f"Write gate=kondo.parse_gate({gate!r})."
+    if isinstance(gate, type) and issubclass(gate, BaseGate):
+        return f"This is a class: write gate=kondo.{gate.__name__}(...) with its options."
+    if isinstance(gate, int | float) and not isinstance(gate, bool) and 0 < gate <= 1:
+        return (
+            f"To keep that share of the units write gate=kondo.UnbiasedGate(rate={gate}), or "
+            f"gate=kondo.Gate(rate={gate}) for the highest delight."
+        )
+    return "Write for example gate=kondo.UnbiasedGate(rate=0.1)."
