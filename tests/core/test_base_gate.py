@@ -88,3 +88,34 @@ def test_the_default_fingerprint_tells_tensors_apart():
     other[1000] = 1.0
     assert Own(large).fingerprint() != Own(other).fingerprint()
     assert Own(large).fingerprint() == Own(large.clone()).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (kondo.Choice.of(torch.ones(4, dtype=torch.bool)), "among as many units as there are, 6"),
+        (
+            kondo.Choice.of(torch.ones(6, dtype=torch.bool))._replace(weight=torch.ones(2)),
+            "with weight like keep, \\[6\\], got \\[2\\]",
+        ),
+        (
+            kondo.Choice.of(torch.ones(6, dtype=torch.bool))._replace(keep=torch.ones(6)),
+            "keep of dtype torch.bool, got torch.float32",
+        ),
+    ],
+)
+def test_a_choice_among_other_units_is_refused(choice, message):
+    with pytest.raises(ValueError, match=message):
+        kondo.select(-torch.ones(6), torch.ones(6), gate=choice)
+
+
+def test_a_choice_of_tokens_is_made_from_what_is_kept_of_them():
+    keep = torch.tensor([[True, False], [False, True], [False, False]])
+    choice = kondo.Choice.of(keep)._replace(price=torch.tensor([0.5, 0.25, 1.0]))
+    log_probs, advantages = -torch.ones(2, 3, 2), torch.ones(2, 3)
+    one = kondo.select(log_probs[0], advantages[0], gate=choice, unit="token")
+    assert one.keep.equal(keep)
+    assert one.price.tolist() == 0.25  # the lowest: nothing below it was kept
+    many = kondo.Choice(*(torch.stack([part, part]) for part in choice))
+    both = kondo.select(log_probs, advantages, gate=many, unit="token", capacity=2)
+    assert (both.keep[1].equal(keep), both.price.tolist()) == (True, [0.25, 0.25])

@@ -63,3 +63,10 @@ def test_a_large_tensor_is_summed_in_parts():
 
 def test_sets_have_one_order():
     assert in_words({"b", "a"}) == in_words({"a", "b"}) == "set('a', 'b')"
+
+
+def test_an_object_with_a_fingerprint_that_is_no_method_is_named():
+    class Data:
+        fingerprint = "3fa"
+
+    assert in_words(Data()).endswith("Data")

@@ -25,7 +25,11 @@ NUMBERS = [
     (BudgetGate, {}, "budget"),
     (BudgetGate, {"budget": 0.5}, "price"),
 ]
-COUNTS = [(kondo.Gate, RATE, "window"), (kondo.Gate, RATE | {"window": 8}, "warmup")]
+COUNTS = [
+    (kondo.Gate, RATE, "window"),
+    (kondo.Gate, RATE | {"window": 8}, "warmup"),
+    (kondo.UnbiasedGate, RATE, "window"),
+]
 FLAGS = [
     (kondo.Gate, RATE | {"temperature": 1.0}, "soft"),
     (kondo.Gate, RATE | {"temperature": 1.0}, "inverse_propensity"),
@@ -88,6 +92,7 @@ def test_numbers_of_other_types_are_numbers(case, value):
 def test_counts_of_other_types_are_counts():
     gate = kondo.Gate(rate=0.5, window=numpy.int64(3), warmup=numpy.int8(2))
     assert (type(gate.window), type(gate.warmup)) == (int, int)
+    assert type(kondo.UnbiasedGate(rate=0.5, window=numpy.int64(3)).window) is int
     assert gate(torch.tensor([1.0, 2.0])).keep.sum() == 1
 
 

@@ -282,3 +282,11 @@ def test_the_gradient_norm_of_a_normal_density():
 def test_a_log_prob_above_zero_is_no_probability():
     with pytest.raises(ValueError, match="log_probs must not exceed 0"):
         kondo.signals.gradient_norm(torch.tensor([0.5]), torch.ones(1))
+
+
+def test_a_partial_of_what_only_the_checked_signal_takes_is_called_itself():
+    modes, log_probs = torch.tensor([2.0, 1.0, 0.5]), torch.tensor([1.5, 0.25, -1.0])
+    signal = partial(kondo.delight, mode_log_probs=modes)
+    gate = kondo.Gate(rate=0.5, signal=signal)
+    chosen = kondo.select(log_probs, torch.tensor([1.0, -1.0, 0.5]), gate=gate)
+    assert chosen.values.tolist() == [0.5, -0.75, 0.75]

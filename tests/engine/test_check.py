@@ -758,3 +758,8 @@ def test_what_was_found_travels_between_processes():
     assert copied.findings == error.findings
     assert str(copied) == str(error)
     assert copied.__notes__ == error.__notes__
+
+
+def test_a_choice_among_all_rows_is_not_asked_of_the_few():
+    batch, advantages = batch_of(40), torch.ones(40).cumsum(0) - 20.5
+    passes(policy_of(mlp()), batch, advantages, gate=kondo.Choice.of(advantages > 10))

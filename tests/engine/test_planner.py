@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import kondo
 from kondo.engine import planner
+from kondo.engine.select import choose, units_of
 
 
 class Net(nn.Sequential):
@@ -333,3 +334,15 @@ def test_without_advantages_nothing_is_recommended():
     _, log_prob = policy()
     plan = kondo.plan(log_prob, torch.randn(10, 4), rates=(0.5,), repeats=1)
     assert (plan.gate, plan.advice, plan.rates[0].noise) == (None, "", None)
+
+
+def test_what_a_gpu_does_not_read_at_once_is_refused(monkeypatch):
+    def unread(log_probs, advantages, *, gate, unit, mask, generator, density):
+        units = units_of(gate.signal, log_probs, advantages, unit, mask, density=density)
+        return choose(units, gate, generator, reads=False)
+
+    monkeypatch.setattr(planner, "select", unread)
+    net, batch = nn.Linear(4, 1), torch.randn(10, 4)
+    advantages = torch.ones(10).index_fill(0, torch.tensor([3]), math.nan)
+    with pytest.raises(ValueError, match="advantages must not hold NaN"):
+        kondo.plan(lambda rows: -net(rows).square().squeeze(1), batch, advantages=advantages)

@@ -643,3 +643,14 @@ def test_a_selection_on_cuda_is_that_on_the_cpu(unit, price):
         assert there.is_cuda
         assert torch.equal(here, there.cpu())
     assert outs[0].counts == outs[1].counts
+
+
+def test_nothing_is_differentiated():
+    def product(log_probs, advantages, *, mask=None):  # as somebody writes it who forgets to detach
+        return -log_probs * advantages
+
+    given = torch.tensor([-1.0, -2.0], requires_grad=True)
+    advantages = torch.tensor([1.0, 2.0], requires_grad=True)
+    out = kondo.select(given, advantages, gate=kondo.Gate(rate=0.5, signal=product))
+    assert not out.values.requires_grad
+    assert not out.weight.requires_grad

@@ -1,7 +1,9 @@
 """`kondo.Selection`: rows and counts are read once, a capacity gives a number of rows."""
 
+import gc
 import math
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -32,7 +34,7 @@ def test_counts_and_rows_are_read_once(monkeypatch):
     selection = unread(*batch("sample"), kondo.Gate(rate=0.5), "sample")
     reads = []
     read = selection._read
-    monkeypatch.setattr(selection, "_read", lambda: reads.append(1) or read())
+    monkeypatch.setattr(selection, "_read", lambda kept: reads.append(1) or read(kept))
     rows = selection.rows
     assert selection.counts.rows_kept == len(rows) == 3
     with NoReads():
@@ -141,6 +143,12 @@ def test_diagnostics_are_those_of_the_values_and_the_choice():
     )
 
 
+def test_diagnostics_of_several_choices_are_refused():
+    selection = kondo.select(*batch("token", (3,)), gate=None, unit="token", capacity=6)
+    with pytest.raises(ValueError, match=r"must be of one choice, got \[3\] of them"):
+        selection.diagnostics()
+
+
 def test_the_denominator_is_of_all_elements_or_of_those_kept():
     selection = kondo.select(*batch("sequence"), gate=kondo.Gate(rate=0.5), unit="sequence")
     counts = selection.counts
@@ -153,3 +161,15 @@ def test_a_selection_raises_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kondo.select(*batch("sample"), gate=kondo.Gate(rate=0.5)).rows  # noqa: B018
+
+
+def test_a_selection_is_gone_with_its_last_reference():
+    gc.disable()  # on a GPU its tensors would stay until Python counts enough objects
+    try:
+        selection = kondo.select(*batch("token"), gate=kondo.Gate(rate=0.5), unit="token")
+        selection.rows, selection.elements  # noqa: B018
+        seen = weakref.ref(selection), weakref.ref(selection.weight)
+        del selection
+        assert [each() for each in seen] == [None, None]
+    finally:
+        gc.enable()

@@ -13,6 +13,7 @@ from torch import nn
 
 from examples import random_steps
 from tolerances import assert_close
+from torch_exit import run_to_the_end
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = {"accelerate": "accelerate_ddp", "fabric": "fabric_ddp"}
@@ -39,13 +40,18 @@ def launch(framework, script, *arguments):
     if framework == "accelerate":  # a port of its own, so that runs do not meet
         torchrun = "torch.distributed.run --standalone --nproc_per_node 2"
         command[1:1] = ["-m", *torchrun.split()]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+
+    def run():
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        return done, done.stderr
+
+    done = run_to_the_end(run)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

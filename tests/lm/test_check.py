@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
 import kondo
-from kondo.lm import CausalLM, Head, TokenLogProb, TokenRows
+from kondo.lm import BudgetGate, CausalLM, Head, TokenLogProb, TokenRows
 from lm import models
 from lm.test_causality import gemma3
 
@@ -314,3 +314,19 @@ def test_nothing_is_left_behind():
     assert torch.equal(before[1], torch.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+
+
+@pytest.mark.parametrize("unit", ["token", "sequence"])
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_gate_that_is_bound_to_rows_chooses_among_the_few(unit, bound):
+    draw = torch.Generator().manual_seed(0)
+    real = torch.ones(20, 6, dtype=torch.bool)
+    rows = TokenRows(
+        input_ids=torch.randint(models.VOCAB, (20, 6), generator=draw),
+        attention_mask=real,
+        completion_mask=real.index_fill(1, torch.tensor([0, 1]), False),
+    )
+    gate = BudgetGate(budget=0.5)
+    lm = CausalLM(models.Attending(), head=nn.Linear(12, models.VOCAB))
+    advantages = torch.randn(20, generator=draw)
+    kondo.check(lm, rows, advantages, gate=gate.for_rows(rows) if bound else gate, unit=unit)

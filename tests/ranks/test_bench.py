@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from torch_exit import run_to_the_end
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -15,15 +17,19 @@ def test_the_benchmark_writes_the_schema(tmp_path):
     out = tmp_path / "ranks.csv"
     command = [sys.executable, str(FOLDER / "bench_ranks.py"), "--quick", "--models", "mlp"]
     command += ["--repeats", "2", "--commit", "test", "--out", str(out)]
-    with (tmp_path / "log").open("w") as log:
-        # A session of its own: if it hangs, its ranks are ended with it.
-        running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            code = running.wait(timeout=150)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-    assert code == 0, (tmp_path / "log").read_text()
+
+    def run():
+        with (tmp_path / "log").open("w") as log:
+            # A session of its own: if it hangs, its ranks are ended with it.
+            running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            try:
+                code = running.wait(timeout=150)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)
+        return code, (tmp_path / "log").read_text()
+
+    assert run_to_the_end(run) == 0, (tmp_path / "log").read_text()
     lines = list(csv.DictReader(out.open()))
     names = ["dense", "forward", "gate-per-rank", "exact", "free"]
     assert [line["contender"] for line in lines] == names

@@ -7,6 +7,7 @@ import torch
 
 import kondo
 import kondo.ranks
+from kondo.ranks.communicator import Ranks
 from ranks import cases
 from ranks.crew import SIZE, Crew
 from ranks.problems import Policy, gradients, problem
@@ -194,3 +195,18 @@ def test_the_death_of_a_process_ends_the_others_before_the_timeout(tmp_path):
         crew.stop()
     assert found["type"] in ("RuntimeError", "DistBackendError", "DistNetworkError")
     assert found["seconds"] < BOUND
+
+
+def test_ranks_that_failed_before_tell_of_an_error_again():
+    ranks, told = Ranks.__new__(Ranks), []
+
+    def say(*words, error=None):
+        told.append(str(error))
+        ranks._said = True  # as all ranks then raise
+        raise error
+
+    ranks.say = say
+    for text in ("first", "second"):  # a `RankGroup` may serve more than one step
+        with pytest.raises(ValueError, match=text), ranks.together():
+            raise ValueError(text)
+    assert told == ["first", "second"]

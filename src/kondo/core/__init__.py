@@ -1,4 +1,4 @@
-"""Tensor in, tensor out: surprisal, advantage, delight, signals, rules, gates, losses. Torch alone.
+"""Tensor in, tensor out: surprisal, advantage, delight, signals, gates, losses. Torch alone.
 
-Data flows  advantage + signals -> gates (rules) -> diagnostics;  losses stand beside.
+Data flows  advantage + signals -> gates -> diagnostics;  losses stand beside.
 """

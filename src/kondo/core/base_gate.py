@@ -1,4 +1,4 @@
-"""The contract of gates: a signal (what a unit is worth) and a choice (which units that buys).
+"""What every gate has: a signal (what a unit is worth) and a choice (which units that buys).
 
     signal(log_probs, advantages, mask=) -> values      one per element, summed over a sequence
     gate.choose(values, mask, generator) -> Choice      keep, weight, price, rate, probability
@@ -9,6 +9,7 @@ tells the step, the screen or the ranks one thing that they would otherwise have
 """
 
 import functools
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -67,7 +68,8 @@ def needs_log_probs(signal: Signal) -> bool:
 def attribute_of(signal: Signal, name: str, default: Any = None) -> Any:
     """Return what a signal says of itself; of a function that wraps another nothing is believed.
 
-    Options that were bound with `functools.partial` are bound to a function that it names, too.
+    Options that were bound with `functools.partial` are bound to a function that it names, too; one
+    that does not take them does not stand for the signal.
     """
     if hasattr(signal, "__wrapped__"):
         return default
@@ -76,6 +78,10 @@ def attribute_of(signal: Signal, name: str, default: Any = None) -> Any:
     found = attribute_of(signal.func, name, default)
     if found is default or not callable(found):
         return found
+    try:
+        inspect.signature(found).bind_partial(*signal.args, **signal.keywords)
+    except TypeError:
+        return default
     return functools.partial(found, *signal.args, **signal.keywords)
 
 

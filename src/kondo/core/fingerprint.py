@@ -36,7 +36,7 @@ def in_words(value: Any) -> str:
     A tensor is its shape, dtype and a checksum, which reads it from its device. An object without a
     repr of its own is its class.
     """
-    if hasattr(value, "fingerprint") and not isinstance(value, type):
+    if callable(getattr(value, "fingerprint", None)) and not isinstance(value, type):
         return str(value.fingerprint())  # a gate
     if isinstance(value, Tensor):
         return f"tensor({list(value.shape)}, {value.dtype}, checksum {_checksum(value):x})"

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kondo.core.base_gate import BaseGate, Choice, Randomness
@@ -14,16 +15,36 @@ class GivenChoice(BaseGate):
     """Keep what was chosen elsewhere, whatever the values; what does not count is left out."""
 
     def __init__(self, choice: Choice):
+        shape = choice.keep.shape
+        if choice.keep.dtype != torch.bool:
+            raise ValueError(
+                f"gate must be a kondo.Choice with keep of dtype torch.bool, got "
+                f"{choice.keep.dtype}; put factors into weight."
+            )
+        for name in ("weight", "probability"):
+            if getattr(choice, name).shape != shape:
+                raise ValueError(
+                    f"gate must be a kondo.Choice with {name} like keep, {list(shape)}, got "
+                    f"{list(getattr(choice, name).shape)}; kondo.Choice.of(keep) makes one."
+                )
         self.choice = choice
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Keep the units that were chosen; nothing is drawn."""
+        if self.choice.keep.numel() != values.numel():
+            raise ValueError(
+                f"gate must be a kondo.Choice among as many units as there are, {values.numel()}, "
+                f"got keep of shape {list(self.choice.keep.shape)}; choose among these units."
+            )
         keep, weight, probability = (
             part.to(values.device).reshape(values.shape)
             for part in (self.choice.keep, self.choice.weight, self.choice.probability)
         )
         keep = keep & mask
-        chosen = Choice.of(keep, mask, self.choice.price.to(values.device), values.dtype)
+        price, lead = self.choice.price.to(values.device), values.ndim - 1
+        if price.ndim > lead:  # one per row, of units [N, T] that are one choice
+            price = price.flatten(lead).amin(-1)
+        chosen = Choice.of(keep, mask, price, values.dtype)
         return chosen._replace(weight=weight * keep, probability=probability * mask)
 
 

@@ -1,6 +1,6 @@
 """A price from past calls, for batches too small to hold a rate: a ring of tensors.
 
-Works over leading dimensions and reads nothing from the device, as the rules do; the methods for
+Works over leading dimensions and reads nothing from the device, as gates do; the methods for
 state and reports read.
 """
 

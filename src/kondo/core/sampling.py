@@ -25,7 +25,7 @@ _FREE_READS = ContextVar("_FREE_READS", default=False)
 
 
 def with_free_reads(free: bool, choose: Callable[..., _Chosen], *inputs: object) -> _Chosen:
-    """Return choose(*inputs), telling the rules inside that values lie in CPU memory: work that a
+    """Return choose(*inputs), telling what it calls that values lie in CPU memory: work that a
     look at them shows to be needless is left out. What is chosen stays the same.
 
     It runs in a context of its own: an interrupt at any place leaves nothing behind.

@@ -96,7 +96,8 @@ def sequence_advantage(
         mask: [..., N, T] or [..., N] bool. A row in which nothing counts has a value of 0.
 
     Raises:
-        ValueError: log_probs of another shape, or advantages that differ within a row.
+        ValueError: log_probs of another shape, or advantages that differ within a row. On a GPU,
+            where nothing is read, such a row has a value of NaN.
 
     Example:
         >>> import torch, kondo

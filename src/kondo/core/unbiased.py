@@ -118,11 +118,11 @@ class UnbiasedGate(BaseGate):
                 f"max_weight must be finite and at least {least:g}, got {max_weight}: the mean "
                 f"weight of a rate is 1 / rate."
             )
-        if check_whole("window", window) < 0:
+        self.window = check_whole("window", window)
+        if self.window < 0:
             raise ValueError(f"window must be 0 or a number of calls, got {window}.")
         self.rate, self.noise, self.signal, self.max_weight = rate, noise, signal, max_weight
-        self.window = window
-        self._past = RollingPrice(window)
+        self._past = RollingPrice(self.window)
 
     @property
     def one_price(self) -> bool:  # type: ignore[override]

@@ -20,7 +20,7 @@ from torch import Tensor
 from kondo.arguments import check_mask
 from kondo.core import losses, signals
 from kondo.core.base_gate import AnyGate, BaseGate, Unit
-from kondo.core.given_gates import as_gate
+from kondo.core.given_gates import GivenChoice, as_gate
 from kondo.engine import findings
 from kondo.engine.differentiate import Loss
 from kondo.engine.group import Group, group_of
@@ -256,9 +256,9 @@ class _Check:
         """Let gates choose from the log-probs, which refuses what are none; judge the screen."""
         inputs, shown = self._inputs, self._trial.answers.screened
         self._chosen = self._select(shown, as_gate(every_other))
-        if inputs.gate is not None:
+        if (gate := self._gate()) is not None:
             try:
-                self._select(shown, inputs.gate)
+                self._select(shown, gate)
             except ValueError as error:
                 yield in_words(error)
         known = self._some.screen
@@ -270,6 +270,16 @@ class _Check:
         if known is not None:
             for text in findings.of_screen(known, shown, self._mask, self._mistakes(known)):
                 self.warnings.append(text)
+
+    def _gate(self) -> BaseGate | None:
+        """Return the gate for these few rows; None where it has chosen among others already."""
+        gate, some = self._inputs.gate, self._some
+        if gate is None or isinstance(gate, GivenChoice):
+            return None
+        if (facts := gate.row_facts(some.batch)) is not None:
+            return gate.bind(facts)
+        # A lent row is none of those that the gate may be bound to.
+        return gate.take(self._index) if len(self._index) == some.size else None
 
     def _select(self, log_probs: Tensor, gate: BaseGate) -> KeptRows:
         inputs, some = self._inputs, self._some

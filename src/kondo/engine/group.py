@@ -71,7 +71,7 @@ class Group(Protocol):
         """Run some rows, as many forwards as every rank; None where no rank has any."""
 
     def choose(self, inputs: Inputs, screened: Screened | None, clock: StageClock) -> Chosen:
-        """Let one gate choose among the units of all; None of them is screened: keep all."""
+        """Let one gate choose among the units of all; where `screened` is None, keep all."""
 
     def train(self, inputs: Inputs, chosen: Chosen, clock: StageClock) -> Trained:
         """Differentiate what was kept."""

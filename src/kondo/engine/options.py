@@ -18,7 +18,7 @@ EXACT_UNITS = 2**22
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `kondo.backward` does otherwise than by default. The last five are for many ranks.
+    """What `kondo.backward` does otherwise than by default. The last four are for many ranks.
 
     Example:
         >>> import kondo

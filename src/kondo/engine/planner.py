@@ -280,6 +280,7 @@ def _unit_worth(
         generator=torch.Generator().manual_seed(0),
         density=density,
     )
+    chosen.counts  # noqa: B018  # on a GPU too, raises what is wrong
     return chosen.values, chosen.mask
 
 

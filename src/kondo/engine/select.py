@@ -98,6 +98,7 @@ def select(
     Reference: https://arxiv.org/abs/2603.20526, Algorithm 1
     """
     log_probs = check_float("log_probs", log_probs).detach()
+    advantages = check_float("advantages", advantages).detach()
     if unit is None and log_probs.ndim > 1:
         raise ValueError(
             f'unit must be given for log-probs of shape {list(log_probs.shape)}, got None; "token" '
@@ -231,7 +232,8 @@ def choose(
         element_mask=units.valid,
         unit=units.unit,
         signal=units.signal,
-        read=lambda: _read(units, given, selection.kept_rows, known, capacity),
+        # Not of the selection itself, which would then wait for the garbage collector.
+        read=partial(_read, units, given, known, capacity),
         capacity=capacity,
     )
     if reads:
@@ -283,9 +285,9 @@ def _ask(
 def _read(
     units: Units,
     choice: Choice,
-    kept_rows: Tensor,
     faults: list[float] | None,
     capacity: int | None,
+    kept_rows: Tensor,
 ) -> Counts:
     """Read once what the host must know, and refuse what is wrong."""
     keep, mask, values = choice.keep, units.mask, units.values

@@ -92,7 +92,7 @@ class Selection:
         element_mask: Tensor,
         unit: Unit,
         signal: Signal,
-        read: Callable[[], Counts],
+        read: Callable[[Tensor], Counts],
         capacity: int | None = None,
     ):
         self.values, self.mask, self.choice = values, mask, choice
@@ -107,7 +107,7 @@ class Selection:
             ValueError: NaN in a unit that counts, a choice that cannot be right, or more kept rows
                 than the capacity.
         """
-        return self._read()
+        return self._read(self.kept_rows)
 
     @functools.cached_property
     def counts(self) -> Counts:
@@ -144,11 +144,16 @@ class Selection:
         return Elements(self.keep.unsqueeze(-1) & mask, self.weight.unsqueeze(-1) * mask, mask)
 
     def diagnostics(self, eta: float = 1.0) -> dict[str, float]:
-        """Return `kondo.diagnostics` of these values and this choice.
+        """Return `kondo.diagnostics` of these values and this one choice.
 
         Args:
             eta: temperature at which the gate is judged.
         """
+        if self.price.ndim:
+            raise ValueError(
+                f"diagnostics must be of one choice, got {list(self.price.shape)} of them; give "
+                f"kondo.diagnostics the values and the choice of one."
+            )
         name = value_name(self._signal)
         return diagnostics(self.values, self.choice, mask=self.mask, eta=eta, name=name)
 

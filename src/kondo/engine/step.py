@@ -62,8 +62,9 @@ def backward(
             constants, such as a number, are passed on.
         advantages: [N] or [N, T] float, not differentiated; centred only.
         gate: `kondo.Gate`, another `kondo.BaseGate`, or a callable (values, mask, generator) ->
-            `kondo.Choice`, which is shown delight. None is dense: what `loss.backward()` does,
-            which checks nothing for NaN either; `report.loss` shows it.
+            `kondo.Choice`, which is shown delight. Or a `kondo.Choice` that was made elsewhere;
+            with a group it is of the units of all ranks, the same on each. None is dense: what
+            `loss.backward()` does, which checks nothing for NaN either; `report.loss` shows it.
         mask: [N] or [N, T] bool, True means "counts".
         unit: what is gated: "sample" for [N]; "token" or "sequence" for [N, T]. By default
             "sample", and "sequence" for a language model.

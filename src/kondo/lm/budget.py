@@ -412,7 +412,7 @@ def _top_cuts(
 
 
 def _ranks(worth: Tensor, position: Tensor, patient: bool = False) -> Tensor:
-    """Return each token's place in descending worth, [..., N, S]; ties as `rules.highest` does.
+    """Return each token's place in descending worth, [..., N, S]; ties as `quantiles.highest` does.
 
     `position`, [N, S] int64, holds places in the batch, on which ties depend. Tokens that are worth
     nothing come last, in no order; a patient search ranks them too, and reads no number of them.

@@ -1,4 +1,4 @@
-"""A guard over a free screen: trusted while it chooses as the exact one does, and never in silence.
+"""A check of a free screen: trusted while it chooses as the exact one does, and never in silence.
 
 free screen, rows, advantages -> check now and then -> free or exact log-probs
 """
@@ -34,15 +34,15 @@ class CheckedScreen:
     the exact delight bought, as a share of what the exact screen buys, is then held to that limit.
     Call it once a step, and give what it returns as `screen=`:
 
-        guard = CheckedScreen(lm.log_prob, gate=gate)
-        screen = guard(rows, advantages, rollout_log_probs)
+        checked = CheckedScreen(lm.log_prob, gate=gate)
+        screen = checked(rows, advantages, rollout_log_probs)
         kondo.backward(lm, rows, advantages, gate=gate, screen=screen)
 
-    Where ranks each hold a guard of their own, each checks its own rows with its own copy of the
+    Where ranks each hold one of their own, each checks its own rows with its own copy of the
     gate, and each decides for itself: some may screen exactly while others do not. That is sound
     where a forward is a rank's own affair (DDP, whose screen has no gradient to share). Where it is
     a collective (sharded weights), ranks that disagree would wait for each other forever: check on
-    one rank, and send what its guard decided to the others.
+    one rank, and send what it decided to the others.
 
     Args:
         exact: rows -> [N, S], the policy's own log_prob.
@@ -101,7 +101,7 @@ class CheckedScreen:
             free: log-probs that already exist, or a cheap draft.
             mask: [N, S] bool; by default the rows' completion_mask.
             gate: this step's, e.g. a `BudgetGate` that is bound to these rows; by default the
-                guard's own.
+                one of this object.
         """
         if mask is None:
             mask = getattr(rows, "completion_mask", None)

@@ -63,6 +63,7 @@ class Ranks:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Say an error that leaves the block to all ranks, which then raise it too."""
+        self._said = False  # an earlier block of the same ranks may have failed
         try:
             yield
         except Exception as error:

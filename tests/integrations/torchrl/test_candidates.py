@@ -15,6 +15,7 @@ from torchrl.modules.distributions import LLMMaskedCategorical
 from torchrl.objectives.llm import GRPOLoss, MCAdvantage, RayMCAdvantage
 
 import kondo
+from kondo.engine.select import choose, units_of
 from kondo.integrations.torchrl import GateSelector, gated_advantage
 from tolerances import assert_close
 
@@ -442,3 +443,14 @@ def test_bounds_of_the_mean_return_are_torchrls_without_a_gate():
 def test_a_gate_object_is_taken_as_it_is():
     gate = kondo.VarianceGate(rate=0.5)
     assert GateSelector(gate, candidates=8).gate is gate
+
+
+def test_what_a_gpu_does_not_read_at_once_is_refused(monkeypatch):
+    def unread(log_probs, advantages, *, gate, unit, mask, generator):
+        return choose(units_of(gate.signal, log_probs, advantages, unit, mask), gate, reads=False)
+
+    monkeypatch.setattr(kondo, "select", unread)
+    selector = GateSelector("variance:0.5", candidates=4)
+    returns = TensorDict({"return": torch.tensor([0.0, math.nan, 0.5, 1.0])}, [4])
+    with pytest.raises(ValueError, match="advantages must not hold NaN"):
+        selector.select(returns, group_size=2)

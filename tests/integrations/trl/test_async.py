@@ -356,6 +356,9 @@ def test_options_are_checked(tmp_path):
         KondoAsyncGRPOConfig(str(tmp_path), kondo_window=0, **options)
     with pytest.raises(ValueError, match="gate spec must name a known rule"):
         KondoAsyncGRPOConfig(str(tmp_path), kondo_gate="tenth", **options)
+    for spec in (None, kondo.Gate(rate=0.1)):  # dense without a word; state shared by copies
+        with pytest.raises(ValueError, match="kondo_gate must be text for"):
+            KondoAsyncGRPOConfig(str(tmp_path), kondo_gate=spec, **options)
     with pytest.raises(ValueError, match="args must be a KondoAsyncGRPOConfig, got AsyncGRPOConfi"):
         KondoAsyncGRPOTrainer(str(tmp_path), args=AsyncGRPOConfig(str(tmp_path), **options))
 

@@ -46,6 +46,7 @@ DELIGHT = {"kondo_by": "delight"}
         ({"kondo_rate": 0.1, "kondo_noise": 2.0}, "exactly one of kondo_rate, kondo_noise and"),
         (DELIGHT | {"kondo_rate": 0.1, "kondo_price": 0.0}, "exactly one of kondo_rate, kondo_no"),
         ({"kondo_noise": 0.5}, "noise must be finite and at least 1"),
+        ({"kondo_gate": kondo.Gate(rate=0.1)}, "kondo_gate must be text for kondo.parse_gate"),
         ({"kondo_rate": 0.0}, r"kondo_rate must lie in \(0, 1\], got 0.0"),
         ({"kondo_rate": 1.5}, "kondo_rate must lie in"),
         ({"kondo_rate": 0.1, "kondo_unit": "row"}, "kondo_unit must be one of"),
@@ -67,7 +68,7 @@ DELIGHT = {"kondo_by": "delight"}
         (DELIGHT | {"kondo_rate": 0.1, "delight_eta": True}, "delight_eta must be a number"),
         ({"kondo_rate": 0.1, "kondo_correction_cap": "2"}, "kondo_correction_cap must be a numb"),
         ({"kondo_rate": 0.1, "kondo_check": "no"}, "kondo_check must be True or False, got 'no'"),
-        ({"kondo_gate": 0.1}, "gate must be a kondo.BaseGate.* got 0.1. To keep that share"),
+        ({"kondo_gate": 0.1}, "kondo_gate must be text for .* got 0.1"),
     ],
     ids=str,
 )

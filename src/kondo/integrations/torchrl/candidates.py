@@ -162,6 +162,7 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
             mask=mask,
             generator=self.generator,
         )
+        chosen.counts  # noqa: B018  # on a GPU too, raises what is wrong
         return chosen.choice
 
     def _write(

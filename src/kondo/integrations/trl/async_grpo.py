@@ -20,6 +20,7 @@ from kondo.arguments import check_flag, check_whole
 from kondo.integrations.trl import _version
 from kondo.integrations.trl.checks import any_trainer, turn_off_router_loss
 from kondo.integrations.trl.config import CHECK
+from kondo.integrations.trl.gate_options import check_text
 from kondo.integrations.trl.gated_trainer import GatedTrainer
 from kondo.integrations.trl.optimizer_step import left_out_step
 
@@ -98,6 +99,7 @@ class KondoAsyncGRPOConfig(AsyncGRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
+        check_text(self.kondo_gate)
         check_flag("kondo_check", self.kondo_check)
         if check_whole("kondo_window", self.kondo_window) < 1:
             raise ValueError(

@@ -53,6 +53,15 @@ _LONG_FORM = {"kondo_rate": None, "kondo_by": "unbiased"} | {
 }
 
 
+def check_text(spec: Any) -> None:
+    """Raise ValueError for a gate that is no text: a config is copied, and written to files."""
+    if not isinstance(spec, str):
+        raise ValueError(
+            f"kondo_gate must be text for kondo.parse_gate, such as 'unbiased:0.1', or 'dense', "
+            f"got {spec!r}; a gate of your own is set as trainer.gate."
+        )
+
+
 def gate_of(args: Any) -> kondo.BaseGate | None:
     """Return a new gate with these options; None, which keeps everything, for dense.
 
@@ -90,6 +99,7 @@ def check_options(args: Any) -> None:
     if args.kondo_gate is None:
         _check_long_form(args)
     else:
+        check_text(args.kondo_gate)
         _check_short_form(args)
     correction.check_options(args)
     eta = args.delight_eta
