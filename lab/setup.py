@@ -37,6 +37,7 @@ setup(
         "scikit-learn>=1.5",
         "pillow>=11",
         "rich>=13",
+        "scipy>=1.13",
         "shtab>=1.13",
     ],
 )

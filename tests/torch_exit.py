@@ -5,8 +5,8 @@ from typing import TypeVar
 
 _Done = TypeVar("_Done")
 
-# torch 2.13: threads of gloo and DDP now and then outlive the interpreter of a process that is
-# already at its end, on a busy machine. It happens in plain DDP programs too.
+# Seen with torch 2.13 on a busy machine, of processes in DDP over gloo that had printed all they
+# have to. The cause is not known; steps of 0.2 end like that too.
 _ABORT = "terminate called without an active exception"
 
 

@@ -48,7 +48,9 @@ TRACEBACK = "KONDO_TRACEBACK"
 """Environment variable: if set, expected errors have their traceback too."""
 
 _INSTALLS = {
-    **dict.fromkeys(("numpy", "pandas", "matplotlib", "sklearn", "PIL", "rich"), "kondo-lab"),
+    **dict.fromkeys(
+        ("numpy", "pandas", "matplotlib", "scipy", "sklearn", "PIL", "rich"), "kondo-lab"
+    ),
     **dict.fromkeys(("ray", "datasketches"), "kondo[ray]"),
     "gymnasium": "kondo-lab[control]",
     "shtab": "kondo[completion]",

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy.stats import fisher_exact, mannwhitneyu  # type: ignore[import-untyped]
+from scipy.stats import fisher_exact, mannwhitneyu
 
 from kondo_lab.studies.reversals import longest_of
 
