@@ -157,6 +157,20 @@ def test_the_plain_path_has_the_same_gradient(contender):
     assert learned.tokens == ROWS * (PROMPT_LENGTH + ANSWER_LENGTH)
 
 
+@by_name([each for each in EVERY if each.unit == "sequence"])
+def test_rows_without_weight_or_advantage_can_be_left_out_of_the_plain_path(contender):
+    model, parameters = tiny(torch.float64)
+    chosen, total, expected = stacked_gradient(contender, model, parameters)
+    batch = rolled(model, parameters)
+    module = model.as_module(parameters, 0)
+    learned = timed_step.plain_backward(contender, module, batch, max_tokens=50, filtered=True)
+    for name, gradient in module_gradient(module).items():
+        assert_close(gradient, expected[name])
+    assert_close(learned.loss, total)
+    kept = chosen.weight[0].any(dim=1) & (chosen.advantages[0] != 0)
+    assert learned.rows == int(kept.sum()) < ROWS
+
+
 @by_name([each for each in EVERY if each.kind == "budget"])
 def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
     model, parameters = tiny(torch.float64)

@@ -41,7 +41,8 @@ GRAPH_TOKENS = 16_384
 to compute than to launch, and would have to be recorded again wherever their number of tokens
 changes from step to step."""
 
-Path = Literal["product", "plain"]
+Path = Literal["product", "plain", "filtered"]
+"""By kondo, or without it: all rows, or those with a weight and an advantage."""
 
 
 class Step(NamedTuple):
@@ -218,7 +219,13 @@ class Learner:
         batch = Batch(self._sampled, self._rewards, self.draws, step, group)
         if self.path == "product":
             return product_backward(self.contender, self.policy, batch)
-        return plain_backward(self.contender, self.module, batch, max_tokens=self.shape.max_tokens)
+        return plain_backward(
+            self.contender,
+            self.module,
+            batch,
+            max_tokens=self.shape.max_tokens,
+            filtered=self.path == "filtered",
+        )
 
     def _update(self, learned: Learned) -> float:
         """Clip and step; return the norm before."""

@@ -135,36 +135,46 @@ def _signal(contender: Contender, gate: BaseGate, batch: Batch) -> signals.Signa
 
 
 def plain_backward(
-    contender: Contender, module: torch.nn.Module, batch: Batch, *, max_tokens: int
+    contender: Contender,
+    module: torch.nn.Module,
+    batch: Batch,
+    *,
+    max_tokens: int,
+    filtered: bool = False,
 ) -> Learned:
-    """Add the same gradient to `.grad` by a loop without a gate: all rows, weighted afterwards.
+    """Add the same gradient to `.grad` by a loop without kondo: all rows, weighted afterwards.
 
     Args:
         contender: the rule; of a gate, the choice is only a mask and saves nothing.
         module: token ids [B, T] -> logits [B, T, V].
         batch: of one member.
         max_tokens: most tokens of a forward.
+        filtered: leave out rows of weight or advantage 0, whose gradient is 0.
     """
     tokens, prompt_length = batch.sampled.tokens[0], batch.sampled.prompts.shape[-1]
     clock, total = Clock(tokens.device), batch.rewards.new_zeros(())
     num_rows, num_columns = tokens.shape
     with clock.stage("select"):
         chosen = decisions.decide(contender, batch)
+        rows = torch.arange(num_rows, device=tokens.device)
+        if filtered:
+            rows = rows[chosen.weight[0].any(dim=1) & (chosen.advantages[0] != 0)]
     with clock.stage("train"):
         size = max(1, max_tokens // num_columns)
-        for start in range(0, num_rows, size):
-            some = torch.arange(start, min(start + size, num_rows), device=tokens.device)
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
             logits = module(tokens[some, :-1])[:, prompt_length - 1 :]
             of_tokens = tokens[some, prompt_length:].unsqueeze(2)
-            rows = some.unsqueeze(0)
             new = logits.log_softmax(dim=2).gather(2, of_tokens).squeeze(2).unsqueeze(0)
-            part = decisions.loss(contender, new, batch.sampled, chosen, rows=rows).sum()
+            part = decisions.loss(
+                contender, new, batch.sampled, chosen, rows=some.unsqueeze(0)
+            ).sum()
             part.backward()  # type: ignore[no-untyped-call]
             total = total + part.detach()
     return Learned(
-        rows=num_rows,
-        tokens=num_rows * num_columns,
-        kept=int(chosen.tokens_kept),
+        rows=len(rows),
+        tokens=len(rows) * num_columns,
+        kept=int(chosen.tokens_kept) if len(rows) else 0,
         loss=float(total),
         seconds={stage: clock.seconds[stage] for stage in ("screen", "select", "train")},
     )
