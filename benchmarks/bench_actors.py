@@ -39,9 +39,9 @@ RATE = 0.03
 LEARNING_RATE = 2e-4
 DENSE, SEND_ALL, AT_SOURCE = "dense", "send-all", "at-source"
 MODES: dict[str, dict[str, Any]] = {
-    DENSE: {"rate": None, "price": -float("inf"), "at_source": False},
-    SEND_ALL: {"rate": RATE, "at_source": False},
-    AT_SOURCE: {"rate": RATE, "at_source": True},
+    DENSE: {"gate": "price:-inf", "at_source": False},
+    SEND_ALL: {"gate": f"delight:{RATE}", "at_source": False},
+    AT_SOURCE: {"gate": f"delight:{RATE}", "at_source": True},
 }
 TARGET_BYTES, TARGET_IDLE, TARGET_ACTOR, TARGET_LEARNER = 1.5, 0.05, 5.0, 30.0
 WARM_UP = 0.2
@@ -199,7 +199,7 @@ def line(
     error, error_se = over_seeds([one.error for one in runs])
     held_out = [e for one in runs if (e := one.summary.held_out_error) is not None]
     held_out_error, held_out_se = over_seeds(held_out) if held_out else (None, None)
-    rate = settings.rate or 1.0
+    rate = settings.gate.rate or 1.0
     return ActorRow(
         benchmark="actors",
         model=name,
@@ -331,7 +331,7 @@ def main() -> None:
                     )
                     rows.append(measure(task, makers[task](), mode, settings, seeds, where))
                     say(rows[-1])
-            settings = Settings(actors=options.actors[0], rate=RATE)
+            settings = Settings(actors=options.actors[0])
             rows.append(measure_kills(task, makers[task](), settings, where))
             say(rows[-1])
     write_csv(options.out, against_dense(rows))

@@ -14,6 +14,7 @@ import argparse
 import copy
 import csv
 import dataclasses
+import importlib.util
 import os
 import random
 import time
@@ -31,7 +32,8 @@ from torch import Tensor
 import kondo
 import kondo.lm
 from harness import Row, environment, peak_bytes_cpu, peak_bytes_cuda, percentile, synchronise
-from kondo.lm import BudgetGate, CausalLM, TokenRows, screens
+from kondo.lm import BudgetGate, CausalLM, TokenRows
+from kondo_lab.language import drafts
 
 BUDGETS = (0.01, 0.03, 0.1, 0.3)
 SCREEN_RATE = 0.1
@@ -411,7 +413,7 @@ def bench_steps(
         )
 
     def gradient(batch: Batch, choice: Choice) -> list[Tensor | None]:
-        with screens.fresh_gradients(lm) as gradients:
+        with drafts.fresh_gradients(lm) as gradients:
             step(batch, choice)
             return gradients()
 
@@ -423,7 +425,7 @@ def bench_steps(
         true = gradient(batch, dense[1])
         for budget, choice in contenders:
             numbers = selection_numbers(choice, batch)
-            numbers["cosine"] = screens.cosine(gradient(batch, choice), true)
+            numbers["cosine"] = drafts.cosine(gradient(batch, choice), true)
             quality.setdefault((budget, choice.name, choice.unit), []).append(numbers)
         found = found or contenders
     calls = [partial(step, batches[0], choice) for _, choice in found]
@@ -467,10 +469,10 @@ def bench_screens(
     for unit in units:
         for (name, screen), cost in zip(contenders.items(), costs, strict=True):
             seen = forward(screen)
-            alike = screens.agreement(
+            alike = drafts.agreement(
                 seen, batch.log_probs, batch.advantages, gate=gate, mask=mask, unit=unit
             )
-            cosine = screens.gradient_cosine(
+            cosine = drafts.gradient_cosine(
                 lm,
                 batch.rows,
                 batch.advantages,
@@ -497,19 +499,32 @@ def bench_screens(
 
 def low_precision(lm: CausalLM) -> dict[str, Tensor | LogProb]:
     """Return the quantised screens this device can do."""
-    import importlib.util
-
     numbers: list[Any] = ["int8", "fp8"] if lm.device.type == "cuda" else ["int8"]
     backends: list[Any] = ["torch", "torchao"] if importlib.util.find_spec("torchao") else ["torch"]
     if lm.device.type != "cuda":
         print("fp8 is left out: it needs CUDA.")
     if "torchao" not in backends:
         print("torchao is left out: it is not installed.")
+    make = {"torch": drafts.quantised, "torchao": by_torchao}
     return {
-        f"{number}-{backend}": screens.quantised(lm, number, backend=backend)
+        f"{number}-{backend}": make[backend](lm, number).log_prob
         for number in numbers
         for backend in backends
     }
+
+
+def by_torchao(lm: CausalLM, number: drafts.Format) -> CausalLM:
+    """Return a copy that torchao has quantised but for its head."""
+    quantization = importlib.import_module("torchao.quantization")
+    draft = drafts.cached(lm)
+    config = {
+        "int8": quantization.Int8DynamicActivationInt8WeightConfig,
+        "fp8": quantization.Float8DynamicActivationFloat8WeightConfig,
+    }[number]
+    # It would otherwise change torch.compile's settings for the whole process.
+    settings = config(granularity=quantization.PerRow(), set_inductor_config=False)
+    quantization.quantize_(draft.backbone, settings)
+    return draft
 
 
 def sampler_log_probs(lm: CausalLM, rows: TokenRows) -> Tensor:
@@ -543,9 +558,9 @@ def run_reversal(options: argparse.Namespace, where: dict[str, Any]) -> Iterator
     imitate(lm, steps, longest, seed=0)
     small = transformer(1, width // 2, options.device, seed=1)
     imitate(small, steps, longest, seed=1)
-    stale = {f"stale-{updates}": screens.stale(lm) for updates in (10, 3)}
+    stale = {"stale-10": drafts.cached(lm).log_prob}
     imitate(lm, 7, longest, seed=2, rate=5e-4)
-    stale["stale-3"].refresh()
+    stale["stale-3"] = drafts.cached(lm).log_prob
     imitate(lm, 3, longest, seed=3, rate=5e-4)
     batches = []
     for seed in range(2 if options.quick else 4):
@@ -559,8 +574,8 @@ def run_reversal(options: argparse.Namespace, where: dict[str, Any]) -> Iterator
         "rollout-bfloat16": sampler_log_probs(lm, batch.rows),
         **stale,
         **low_precision(lm),
-        **{f"truncated-{k}": screens.truncated(lm, k) for k in range(1, layers)},
-        "draft": screens.draft(small, lm),
+        **{f"truncated-{k}": drafts.truncated(lm, k) for k in range(1, layers)},
+        "draft": small.log_prob,
     }
     yield from bench_screens(lm, batch, found, options.repeats, shared)
 
@@ -591,7 +606,7 @@ def run_qwen(options: argparse.Namespace, where: dict[str, Any]) -> Iterator[Lin
     advantages = torch.randn(128, generator=draws).to(options.device)
     batch = batch_of(rows, advantages, log_probs_of(lm.log_prob, rows))
     shared = where | describe(batch, weights="random", dtype="bfloat16") | {"model": "qwen2-0.5b"}
-    found = low_precision(lm) | {f"truncated-{k}": screens.truncated(lm, k) for k in (6, 12, 18)}
+    found = low_precision(lm) | {f"truncated-{k}": drafts.truncated(lm, k) for k in (6, 12, 18)}
     yield from bench_screens(lm, batch, found, options.repeats, shared)
 
 

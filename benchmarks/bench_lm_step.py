@@ -20,7 +20,6 @@ allocates everything it needs: without CUDA graphs, which keep theirs from step 
 
 import argparse
 import dataclasses
-import importlib.util
 import json
 import math
 import random
@@ -37,9 +36,9 @@ from torch import Tensor
 
 import kondo
 from harness import Row, environment, percentile, synchronise, write_csv
-from kondo.lm import screens
 from kondo.lm.graphs import shape_of
 from kondo.lm.pack import Pack, packs
+from kondo_lab.language.drafts import agreement, quantised
 from lm_workloads import QUICK, SHAPES, LmWorkload, build_batch, build_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,7 +216,7 @@ def contenders_for(
 def _agreement(work: LmWorkload, known: Tensor, draft: Any, rate: float) -> float:
     """Return the share of the exact kept sequences that the draft keeps too."""
     return float(
-        screens.agreement(
+        agreement(
             draft(work.rows),
             known,
             work.advantages,
@@ -244,8 +243,8 @@ def make_drafts(work: LmWorkload, wanted: Sequence[str]) -> dict[str, Any]:
     if FP8 not in wanted:
         return {}
     try:
-        return {FP8: screens.quantised(work.lm, "fp8")}
-    except (ValueError, ImportError) as error:
+        return {FP8: quantised(work.lm, "fp8").log_prob}
+    except ValueError as error:
         print(f"fp8 is left out: {error}", flush=True)
         return {}
 
@@ -578,10 +577,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.quick:
         print_targets(lines)
     print(f"\nwrote {table}")
-    if importlib.util.find_spec("kondo_lab") is not None:
-        from plot_lm import draw
+    from plot_lm import draw
 
-        print(f"wrote {draw(table)}")
+    print(f"wrote {draw(table)}")
 
 
 def describe(options: argparse.Namespace, num_rows: int, layout: str) -> str:

@@ -301,9 +301,7 @@ def build_trainer(
     ours = contender.name != TRL
     kind: Any = KondoGRPOConfig if ours else GRPOConfig
     gate = (
-        {"kondo_rate": contender.rate, "kondo_screen": contender.name, "kondo_by": "delight"}
-        if ours
-        else {}
+        {"kondo_gate": f"delight:{contender.rate}", "kondo_screen": contender.name} if ours else {}
     )
     args = kind(
         folder,

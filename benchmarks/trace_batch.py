@@ -23,7 +23,7 @@ ROOT = Path(kondo.__file__).parent
 
 # Modules and lines of a batch of each kind: what we aim for, and what it may not exceed today.
 AIMS = {"plain function": (15, 3_000), "CausalLM": (25, 5_000)}
-LIMITS = {"plain function": (20, 4_250), "CausalLM": (29, 6_250)}
+LIMITS = {"plain function": (18, 4_100), "CausalLM": (23, 5_700)}
 
 
 class Passed(NamedTuple):

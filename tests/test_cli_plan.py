@@ -1,6 +1,7 @@
 """`kondo plan`, with a real language model of a config on this machine."""
 
 import json
+import sys
 
 import pytest
 
@@ -43,6 +44,16 @@ def misshapen():
     log_prob, batch, advantages = make()
     return log_prob, batch, advantages[:5]
 """
+GATES = """
+import kondo
+
+class Half(kondo.BaseGate):
+    def choose(self, values, mask, generator=None):
+        return kondo.Choice.of(mask & (mask.cumsum(-1) % 2 == 0), mask)
+
+    def __repr__(self):
+        return "Half()"
+"""
 
 
 @pytest.fixture
@@ -53,10 +64,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny/config.json").write_text(json.dumps(SIZES))
     (tmp_path / "own_plan.py").write_text(OWN)
+    (tmp_path / "own_gates").mkdir()
+    (tmp_path / "own_gates/halves.py").write_text(GATES)
     yield tmp_path
-    import sys
-
-    sys.modules.pop("own_plan", None)
+    for name in ("own_plan", "own_gates", "own_gates.halves"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny/config.json"])
@@ -112,8 +124,26 @@ def test_a_function_brings_policy_batch_and_advantages(folder, capsys):
 
 
 @pytest.mark.parametrize(
+    ("spec", "shown", "share"),
+    [
+        ("delight:0.25", "Gate(rate=0.25)", "25%"),
+        ("own_gates.halves:Half", "Half()", "50%"),
+    ],
+)
+def test_a_gate_is_planned_for(spec, shown, share, folder, capsys):
+    assert cli.main(["plan", "own_plan:make", "--repeats", "1", "--gate", spec, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gate"] in (None, shown)  # whether it pays depends on the clock
+    slower = f"recommended: dense, gate=None. {shown} would be slower"
+    kept = f"recommended: gate={shown}: it keeps {share} of this batch"
+    assert found["advice"].startswith((slower, kept))
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["own_plan:make", "--gate", "sideways:2"], "gate spec must name a known rule"),
+        (["own_plan:without_advantages", "--gate", "noise:2"], "advantages must be given with a"),
         (["nowhere"], "there is no nowhere/config.json"),
         (["own_plan.py"], "there is no own_plan.py/config.json"),
         (["no_such_module:make"], "MODEL no_such_module:make: no module no_such_module here."),

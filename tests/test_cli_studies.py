@@ -12,7 +12,7 @@ import torch
 
 from cli_studies import studies  # noqa: F401
 from kondo import cli
-from kondo.cli import output
+from kondo.cli.common import OutputError
 from kondo_lab import cli as lab_cli
 
 
@@ -297,7 +297,7 @@ def test_a_run_whose_output_is_lost_says_what_is_kept(cause, status, capsys, stu
 
     def lose(name, step, context):
         if (name, step) == ("second", 4):
-            raise output.OutputError("cannot write standard output: lost.") from cause
+            raise OutputError("cannot write standard output: lost.") from cause
 
     monkeypatch.setattr(cli, "drop_output", lambda: None)
     studies(toy.study(lose))

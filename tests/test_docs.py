@@ -85,7 +85,7 @@ def test_every_member_of_a_gate_is_documented():
     text = (ROOT / "docs/concepts/gates.md").read_text()
     members = [member for member in vars(kondo.BaseGate) if member[0] != "_"]
     assert "choose" in members
-    assert [member for member in members if f"| `{member}" not in text] == []
+    assert [member for member in members if f"`{member}`" not in text] == []
     assert [field for field in kondo.Choice._fields if f"`{field}`" not in text] == []
 
 

@@ -18,10 +18,11 @@ ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PROMPT = '<span class="gp">&gt;&gt;&gt; </span>'
 # What gates, plan() and select() return, whose examples show them; a protocol and a literal.
-WITHOUT_EXAMPLE = ("Choice", "Plan", "Selection", "Group", "Unit")
+# Those of `kondo.check` stand in its own docstring.
+WITHOUT_EXAMPLE = ("CheckError", "CheckWarning", "Choice", "Plan", "Selection", "Group", "Unit")
 # Modules in the API; those of the second line are parts of others, without an example each.
 MODULES = ("advantage", "losses", "signals")
-PARTS = ("quantiles", "ratios", "rows", "sampling")
+PARTS = ("adapters", "quantiles", "ratios", "rows", "sampling")
 PACKAGES = ("actors", "lm", "ranks")
 PAGES = (
     *("index", "get-started/rl-loop", "get-started/trl", "get-started/language-model"),

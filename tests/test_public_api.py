@@ -28,6 +28,7 @@ PUBLIC = [
     "Unit",
     "VarianceGate",
     "actors",
+    "adapters",
     "advantage",
     "backward",
     "check",
@@ -59,7 +60,9 @@ MODULES = {
         "oracle",
         "zero",
     ],
-    "losses": ["awr", "dg", "is_pg", "pg", "pmpo", "ppo", "sequence_dg", "sequence_is_pg"],
+    "losses": [
+        *("awr", "dg", "dg_weight", "is_pg", "pg", "pmpo", "ppo", "sequence_dg", "sequence_is_pg")
+    ],
     "signals": [
         "abs_advantage",
         "abs_delight",
@@ -67,16 +70,14 @@ MODULES = {
         "advantage",
         "gradient_norm",
         "needs_log_probs",
-        "sequence_advantage",
         "surprisal",
         "uniform",
-        "unit_advantage",
     ],
 }
 # What signals, gates and integrations are made of: documented, without an example each.
 PARTS = {
     "quantiles": ["above_price", "highest", "most_variance", "quantile_price", "solve_price"],
-    "ratios": ["capped_ratio", "sequence_ratio", "weighted"],
+    "ratios": ["capped_ratio", "sequence_ratio", "sequence_sum", "weighted"],
     "rows": [
         "devices",
         "fields",
@@ -96,9 +97,11 @@ PARTS = {
         "reads_are_free",
         "running_sum",
         "uniform",
+        "uniform_of",
         "with_free_reads",
     ],
-    "signals": ["attribute_of", "name_of", "unit_values", "value_name"],
+    "adapters": ["adapter_of", "register"],
+    "signals": ["known_of", "name_of", "unit_values", "value_name"],
 }
 LAZY = ["actors", "lm", "ranks"]
 OPTIONAL = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kondo import actors, lm, ranks, rows
-    from kondo.core import advantage, losses, quantiles, ratios, sampling, signals
+    from kondo.core import adapters, advantage, losses, quantiles, ratios, sampling, signals
     from kondo.core.base_gate import BaseGate, Choice, Unit
     from kondo.core.delight import delight, surprisal
     from kondo.core.diagnostics import diagnostics
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kondo.core.variance import VarianceGate
     from kondo.engine.check import CheckError, CheckWarning, check
     from kondo.engine.distribution import DistributionPolicy
-    from kondo.engine.group import Group
     from kondo.engine.monitor import monitor
     from kondo.engine.options import Options
     from kondo.engine.planner import Plan, plan
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from kondo.engine.report import Report
     from kondo.engine.select import select
     from kondo.engine.selection import Selection
-    from kondo.engine.step import backward
+    from kondo.engine.step import Group, backward
 
 __version__ = "0.3.0"
 
@@ -49,6 +48,7 @@ __all__ = [
     "Unit",
     "VarianceGate",
     "actors",
+    "adapters",
     "advantage",
     "backward",
     "check",
@@ -71,6 +71,7 @@ __all__ = [
 
 _MODULES = {
     "actors": "actors",
+    "adapters": "core.adapters",
     "advantage": "core.advantage",
     "lm": "lm",
     "losses": "core.losses",
@@ -91,7 +92,6 @@ _HOMES = {
     "core.variance": ("VarianceGate",),
     "engine.check": ("CheckError", "CheckWarning", "check"),
     "engine.distribution": ("DistributionPolicy",),
-    "engine.group": ("Group",),
     "engine.monitor": ("monitor",),
     "engine.options": ("Options",),
     "engine.planner": ("Plan", "plan"),
@@ -99,7 +99,7 @@ _HOMES = {
     "engine.report": ("Report",),
     "engine.select": ("select",),
     "engine.selection": ("Selection",),
-    "engine.step": ("backward",),
+    "engine.step": ("Group", "backward"),
 }
 
 if find_spec("numpy") is None:

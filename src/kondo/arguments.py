@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 
+def require(holds: bool, why: str) -> None:
+    """Raise a ValueError that says why, unless it holds. For what costs nothing to put in words."""
+    if not holds:
+        raise ValueError(why)
+
+
 def check_number(name: str, value: Any) -> float:
     """Return an option that is a number, as an int or a float of Python; True would count as 1."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(
-            f"{name} must be a number, got {value!r} of type {type(value).__name__}; write it as "
-            f"one, such as 1 or 0.1."
-        )
+        raise _wrong_type(name, "a number", value, "write it as one, such as 1 or 0.1")
     return int(value) if isinstance(value, Integral) else float(value)
 
 
@@ -28,19 +31,15 @@ def check_optional(name: str, value: Any) -> float | None:
 def check_whole(name: str, value: Any) -> int:
     """Return an option that counts something; a float does not, not even 3.0."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(
-            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}; write "
-            f"it without a decimal point, such as 3."
-        )
+        hint = "write it without a decimal point, such as 3"
+        raise _wrong_type(name, "a whole number", value, hint)
     return int(value)
 
 
 def check_flag(name: str, value: Any) -> bool:
     """Return an option that is True or False: text such as "no" would count as True."""
     if not isinstance(value, bool):
-        raise ValueError(
-            f"{name} must be True or False, got {value!r} of type {type(value).__name__}."
-        )
+        raise _wrong_type(name, "True or False", value, "give one of the two")
     return value
 
 
@@ -49,12 +48,14 @@ def check_size(name: str, size: Any) -> None:
     if size is None:
         return
     if isinstance(size, bool) or not isinstance(size, Integral):
-        raise ValueError(
-            f"{name} must be a whole number of rows, got {size!r}; round it with int(...), or "
-            f"give None for all rows at once."
-        )
-    if size < 1:
-        raise ValueError(f"{name} must be at least 1 row, got {size}; None takes all at once.")
+        hint = "round it with int(...), or give None for all rows at once"
+        raise _wrong_type(name, "a whole number of rows", size, hint)
+    require(int(size) >= 1, f"{name} must be at least 1 row, got {size}; None takes all at once.")
+
+
+def _wrong_type(name: str, wanted: str, value: Any, hint: str) -> ValueError:
+    kind = type(value).__name__
+    return ValueError(f"{name} must be {wanted}, got {value!r} of type {kind}; {hint}.")
 
 
 def check_dense(name: str, value: Tensor, *, coo: bool = False) -> None:

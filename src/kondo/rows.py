@@ -68,11 +68,7 @@ def take(batch: Any, index: Tensor | slice) -> Any:
 
 def devices(batch: Any) -> set[torch.device]:
     """Return the devices that hold the batch's tensors."""
-    found: set[torch.device] = set()
-    for _, leaf in tensors(batch, "batch"):
-        inner = [leaf] if isinstance(leaf, Tensor) else leaf.values(True, True)
-        found |= {tensor.device for tensor in inner if isinstance(tensor, Tensor)}
-    return found
+    return {tensor.device for tensor in leaves(batch)}
 
 
 def _take_leaf(leaf: Any, index: Tensor | slice) -> Any:
@@ -109,16 +105,21 @@ def map_fields(node: Any, leaf_fn: Callable[[Any], Any]) -> Any:
 def _map(node: Any, leaf_fn: Callable[[Any], Any], size: int | None) -> Any:
     if _is_field(node):
         return leaf_fn(node)
-    found = {name: leaf_fn(value) for name, value in _row_attributes(node, size).items()}
+    parts = _parts(node)
+    if parts is None:
+        return node
+    changed = {name: leaf_fn(value) for name, value in _row_attributes(node, size).items()}
+    held = [_map(value, leaf_fn, size) for _, value in parts]
     if isinstance(node, Mapping):
-        items = {key: _map(value, leaf_fn, size) for key, value in node.items()}
-        return _mapping_like(node, items, found)
-    if _is_record(node):
-        held = _declared(node).items()
-        return _record_like(node, found | {k: _map(v, leaf_fn, size) for k, v in held})
-    if is_sequence(node):
-        return sequence_like(node, [_map(value, leaf_fn, size) for value in node])
-    return node
+        return _mapping_like(node, dict(zip(node, held, strict=True)), changed)
+    if not _is_record(node):
+        return sequence_like(node, held)
+    # A copy with other attributes: `dataclasses.replace` would compute from kept rows.
+    made = object.__new__(type(node))
+    changed |= dict(zip(_declared(node), held, strict=True))
+    for name, value in (_attributes(node) | changed).items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def fields(node: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -139,27 +140,32 @@ def _fields(node: Any, path: str, size: int | None) -> Iterator[tuple[str, Any]]
     if _is_field(node):
         yield path, node
         return
-    for name, value in _row_attributes(node, size).items():
-        yield f"{path}.{name}", value
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _fields(value, f"{path}[{key!r}]", size)
-    elif _is_record(node):
-        for name, value in _declared(node).items():
-            yield from _fields(value, f"{path}.{name}", size)
-    elif is_sequence(node):
-        for place, value in enumerate(node):
-            yield from _fields(value, f"{path}[{place}]", size)
-    elif _is_array(node):
+    parts = _parts(node)
+    if parts is None and _is_array(node):
         raise ValueError(
             f"{path} must be a tensor, got {type(node).__name__}, whose rows would not be "
             f"selected; convert it with torch.as_tensor(...)."
         )
+    for name, value in _row_attributes(node, size).items():
+        yield f"{path}.{name}", value
+    for where, value in parts or ():
+        yield from _fields(value, path + where, size)
 
 
 def tensors(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield every tensor (or TensorDict) of a nest with its path."""
     return ((where, leaf) for where, leaf in fields(node, path) if not is_sequence(leaf))
+
+
+def _parts(node: Any) -> list[tuple[str, Any]] | None:
+    """Return what a nest holds, each with the end of its path; None for what is no nest."""
+    if isinstance(node, Mapping):
+        return [(f"[{key!r}]", value) for key, value in node.items()]
+    if _is_record(node):
+        return [(f".{name}", value) for name, value in _declared(node).items()]
+    if is_sequence(node):
+        return [(f"[{place}]", value) for place, value in enumerate(node)]
+    return None
 
 
 def leaves(node: Any) -> list[Tensor]:
@@ -184,19 +190,14 @@ def _holding(node: Any, path: str, size: int) -> Iterator[tuple[str, Any]]:
     """Yield what holds `size` rows in a nest of which one was taken."""
     if _is_field(node):
         return
-    inside: dict[str, Any] = {}
-    if isinstance(node, Mapping):
-        inside = {f"[{key!r}]": value for key, value in node.items()}
-    elif _is_record(node):
-        inside = {f".{name}": value for name, value in _declared(node).items()}
-    elif is_sequence(node):
-        inside = {f"[{place}]": value for place, value in enumerate(node)}
-    elif _has_rows(node, size):
-        yield path, node
+    parts = _parts(node)
+    if parts is None:
+        if _has_rows(node, size):
+            yield path, node
         return
-    for where, value in inside.items():
+    for where, value in parts:
         yield from _holding(value, path + where, size)
-    seen = set(map(id, inside.values()))
+    seen = {id(value) for _, value in parts}
     for name, value in _attributes(node).items():
         # What is private is a store or a cache of the class, which knows whose rows it holds.
         if id(value) not in seen and not name.startswith("_") and _has_rows(value, size):
@@ -204,7 +205,7 @@ def _holding(node: Any, path: str, size: int) -> Iterator[tuple[str, Any]]:
 
 
 def _has_rows(node: Any, size: int, depth: int = 3) -> bool:
-    """Whether this, or what it holds, has `size` entries in an order."""
+    """Return whether this, or what it holds, has `size` entries in an order."""
     if not depth or isinstance(node, type | torch.nn.Module | str | bytes):
         return False
     if _is_leaf(node):
@@ -218,12 +219,12 @@ def _has_rows(node: Any, size: int, depth: int = 3) -> bool:
 
 
 def is_sequence(node: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether this has entries: a list or a tuple, not a string."""
+    """Return whether this has entries: a list or a tuple, not a string."""
     return isinstance(node, Sequence) and not isinstance(node, _TEXT)
 
 
 def _is_field(node: Any) -> bool:
-    """Whether this has one entry per row; a named tuple is a record, as a dataclass is."""
+    """Return whether this has one entry per row; a named tuple is a record, as a dataclass is."""
     if _is_leaf(node) or not is_sequence(node):
         return _is_leaf(node)
     record = hasattr(node, "_fields") or _is_record(node)
@@ -231,17 +232,12 @@ def _is_field(node: Any) -> bool:
 
 
 def _holds_tensors(node: Any) -> bool:
-    """Whether there is a tensor anywhere in a nest; an array counts, and is refused there."""
+    """Return whether a tensor is anywhere in a nest; an array counts, and is refused there."""
     if _is_leaf(node) or _is_array(node):
         return True
-    if isinstance(node, Mapping):
-        return any(map(_holds_tensors, node.values()))
-    if _is_record(node):
-        return any(map(_holds_tensors, _declared(node).values()))
     # Long lists of strings and numbers are settled by their types, without a look at each.
-    if not is_sequence(node) or set(map(type, node)) <= _NO_NEST:
-        return False
-    return any(map(_holds_tensors, node))
+    plain = is_sequence(node) and not _is_record(node) and set(map(type, node)) <= _NO_NEST
+    return not plain and any(_holds_tensors(value) for _, value in _parts(node) or ())
 
 
 def sequence_like(node: Sequence[Any], entries: list[Any]) -> Any:
@@ -249,14 +245,6 @@ def sequence_like(node: Sequence[Any], entries: list[Any]) -> Any:
     if isinstance(node, tuple) and hasattr(node, "_make"):
         return node._make(entries)
     return type(node)(entries) if isinstance(node, list | tuple) else entries
-
-
-def _record_like(node: Any, changed: dict[str, Any]) -> Any:
-    """Return a copy with other attributes: `dataclasses.replace` would compute from kept rows."""
-    made = object.__new__(type(node))
-    for name, value in (_attributes(node) | changed).items():
-        object.__setattr__(made, name, value)
-    return made
 
 
 def _mapping_like(
@@ -299,14 +287,10 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _is_leaf(node: Any) -> bool:
-    """Whether this is a tensor or a TensorDict."""
-    return isinstance(node, Tensor) or _is_tensordict(node)
-
-
-def _is_tensordict(node: Any) -> bool:
-    """Recognise a TensorDict or tensorclass without importing tensordict."""
+    """Return whether this is a tensor, a TensorDict or a tensorclass; imports no tensordict."""
     tensordict = sys.modules.get("tensordict")
-    return tensordict is not None and tensordict.is_tensor_collection(node)
+    collection = tensordict is not None and tensordict.is_tensor_collection(node)
+    return isinstance(node, Tensor) or collection
 
 
 def _is_array(node: Any) -> bool:
@@ -314,7 +298,7 @@ def _is_array(node: Any) -> bool:
 
 
 def _is_record(node: Any) -> bool:
-    """Whether this is of a dataclass, or of a class of attrs, which is recognised without it."""
+    """Return whether this is of a dataclass, or of a class of attrs, which is not imported."""
     made = dataclasses.is_dataclass(node) or hasattr(type(node), "__attrs_attrs__")
     return made and not isinstance(node, type)
 
@@ -331,8 +315,7 @@ def _row_attributes(node: Any, size: int | None) -> dict[str, Any]:
     """Return what a record or mapping holds beside its fields and items, if it has N rows."""
     if size is None or not (_is_record(node) or isinstance(node, Mapping)) or _is_leaf(node):
         return {}
-    known = node.values() if isinstance(node, Mapping) else _declared(node).values()
-    seen = set(map(id, known))
+    seen = {id(value) for _, value in _parts(node) or ()}
     return {
         name: value
         for name, value in _attributes(node).items()

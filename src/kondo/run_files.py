@@ -83,7 +83,14 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
     except OSError as error:
         raise WriteError.of(path, error) from error
     with file:
-        _close_in_children(file)
+        known = weakref.ref(file)
+
+        def close() -> None:
+            """Let go in a process that is forked from this one: it would hold the lock."""
+            if (mine := known()) is not None:
+                mine.close()
+
+        os.register_at_fork(after_in_child=close)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -99,17 +106,6 @@ def locked(path: Path, folder: Path) -> Iterator[None]:
         except OSError as error:
             raise WriteError.of(path, error) from error
         yield
-
-
-def _close_in_children(file: io.FileIO) -> None:
-    """Have processes that are forked from this one close the file: they would hold its lock."""
-    known = weakref.ref(file)
-
-    def close() -> None:
-        if (mine := known()) is not None:
-            mine.close()
-
-    os.register_at_fork(after_in_child=close)
 
 
 def check_regular(path: Path) -> None:

@@ -39,7 +39,7 @@ class StageClock:
         """Add the time spent inside to the stage `name`, and take it from the one around."""
         outer = self._open[-1] if self._open else None
         self._open.append(name)
-        start = self._now()
+        start = self._record() if self._cuda else time.perf_counter()
         try:
             yield
         finally:
@@ -62,9 +62,6 @@ class StageClock:
         self._spent[name] += seconds
         if outer is not None:
             self._spent[outer] -= seconds
-
-    def _now(self) -> "float | torch.cuda.Event":
-        return self._record() if self._cuda else time.perf_counter()
 
     def _record(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -72,7 +72,7 @@ def test_checksums_are_written_whatever_torch_is_told(tmp_path):
 
 
 def test_a_checkpoint_of_another_version_is_refused_and_left_in_place(tmp_path):
-    checkpoint.save(tmp_path, STATE | {"format": 2})
-    with pytest.raises(ValueError, match="must have format 3, got 2"):
+    checkpoint.save(tmp_path, STATE | {"format": 3})
+    with pytest.raises(ValueError, match="must have format 4, got 3"):
         checkpoint.load(tmp_path)
     assert (tmp_path / checkpoint.FILE).exists()

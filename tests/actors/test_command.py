@@ -138,12 +138,12 @@ def test_the_command_passes_its_options_on(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(driver, "run", run)
     options = parse(
-        *("reversal", "--actors", "8", "--send-all", "--steps", "7", "--rate", "0.1"),
+        *("reversal", "--actors", "8", "--send-all", "--steps", "7", "--gate", "price:0.1"),
         *("--checkpoint", str(tmp_path), "--resume", "--address", "10.0.0.1:6379"),
     )
     assert options.run(options) == 0
     settings = given["settings"]
-    assert (settings.actors, settings.steps, settings.rate) == (8, 7, 0.1)
+    assert (settings.actors, settings.steps, settings.gate.price) == (8, 7, 0.1)
     assert settings.at_source is False
     assert given["setup"].name == "reversal"
     assert (given["folder"], given["resume"], given["address"]) == (
@@ -152,14 +152,16 @@ def test_the_command_passes_its_options_on(monkeypatch, tmp_path, capsys):
         "10.0.0.1:6379",
     )
     assert "3 steps." in capsys.readouterr().out
-    assert (settings.gate, settings.noise) == ("delight", None)
-    options = parse("reversal", "--gate", "unbiased", "--noise", "1.5")
-    assert options.run(options) == 0
-    settings = given["settings"]
-    assert (settings.gate, settings.rate, settings.noise) == ("unbiased", None, 1.5)
     options = parse("reversal")
     assert options.run(options) == 0
-    assert given["settings"].rate == 0.03
+    assert repr(given["settings"].gate) == "Gate(rate=0.03)"
+
+
+@pytest.mark.parametrize("option", ["--rate", "--noise"])
+def test_options_that_are_part_of_the_gate_now_say_so(option, capsys):
+    with pytest.raises(SystemExit):
+        parse("digits", option, "0.1")
+    assert "is part of --gate: unbiased:0.1" in capsys.readouterr().err
 
 
 def test_json_alone_is_on_standard_output(monkeypatch, capsys):
@@ -185,7 +187,6 @@ def test_at_the_source_and_on_this_machine_by_default():
     options = parse("digits")
     assert options.at_source is True
     assert options.address is None
-    assert parse("digits", "--price-at-source").at_source is True
 
 
 @pytest.mark.parametrize(
@@ -195,8 +196,8 @@ def test_at_the_source_and_on_this_machine_by_default():
         (["no_such_module:setup"], "no module no_such_module"),
         (["math:pi"], "must be a function that returns a Setup"),
         (["digits", "--resume"], "--resume needs --checkpoint"),
-        (["digits", "--rate", "2"], "rate must lie in"),
-        (["digits", "--noise", "2"], 'noise must be None with gate "delight"'),
+        (["digits", "--gate", "delight:2"], "rate must lie in"),
+        (["digits", "--gate", "unbiased"], "gate spec must name a known rule"),
     ],
 )
 def test_a_wrong_command_is_told_what_is_wrong(arguments, message, capsys):
@@ -234,7 +235,7 @@ def test_the_first_ctrl_c_asks_the_run_to_stop(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_with_a_checkpoint_of_its_last_step(tmp_path, number):
     process = quick_command.start(
-        *(tmp_path, "--actors", "1", "--steps", "1000000", "--rate", "0.25"),
+        *(tmp_path, "--actors", "1", "--steps", "1000000", "--gate", "delight:0.25"),
         checkpoint_every=10**6,
         spares=0,
     )
@@ -258,7 +259,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_of_its_last_step(tmp_path, number
 def test_a_driver_that_was_paused_takes_nobody_to_hang(tmp_path):
     """As by Ctrl-Z: its actors have delivered, and it has not looked."""
     process = quick_command.start(
-        *(tmp_path, "--actors", "2", "--steps", "1000000", "--rate", "0.25"),
+        *(tmp_path, "--actors", "2", "--steps", "1000000", "--gate", "delight:0.25"),
         spares=0,
         rollout_timeout=2.0,
         step_timeout=2.0,
@@ -284,10 +285,10 @@ def test_a_driver_that_was_paused_takes_nobody_to_hang(tmp_path):
     "setup", [digits(batch=50, width=16), reversal(length=3, num_prompts=5)], ids=lambda s: s.name
 )
 def test_the_tasks_of_the_laboratory_train(setup, tmp_path):
-    settings = Settings(rate=0.2)
+    settings = Settings(gate="delight:0.2")
     learner = Learner(setup, settings, tmp_path)
     before = {name: value.clone() for name, value in learner.policy.state_dict().items()}
-    reports = [feed(learner, setup.make_task(1), settings, number) for number in range(1, 6)]
+    reports = [feed(learner, setup.make_task(1), number) for number in range(1, 6)]
     assert all(not report.quarantined for report in reports)
     assert sum(report.trained for report in reports) > 0
     after = learner.policy.state_dict()
@@ -346,9 +347,9 @@ def test_a_disk_that_fills_up_at_a_quarantined_message_is_told_in_one_line(tmp_p
     copies = tmp_path / "quarantine"
     copies.mkdir()
     for number in range(1000):  # whichever rollout is poisoned, and first refused
-        (copies / f".{number}.npz.partial").symlink_to("/dev/full")
+        (copies / f".{number}.pt.partial").symlink_to("/dev/full")
     errors = refused(tmp_path, "--actors", "3", "--steps", "900", task="actors.toys:liars")
-    told = rf"kondo actors: cannot write {copies}/\d+\.npz: No space left on device\. Make room"
+    told = rf"kondo actors: cannot write {copies}/\d+\.pt: No space left on device\. Make room"
     assert re.match(told, errors), errors
     assert errors.count("\n") == 1, errors
 
@@ -357,13 +358,13 @@ def test_a_disk_that_fills_up_at_a_quarantined_message_is_told_in_one_line(tmp_p
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--gate", "unbiased"), "gate must be 'delight' as in the checkpoint, got 'unbiased'."),
+        (("--gate", "noise:1.5"), "gate must be 'Gate' as in the checkpoint, got 'UnbiasedGate'."),
         ((), "setup must be 'another' as in the checkpoint, got 'toy'."),
     ],
 )
 def test_resuming_as_another_run_is_told_in_one_line(tmp_path, options, told):
     name = "toy" if options else "another"
-    Learner(dataclasses.replace(toy(), name=name), Settings(rate=0.25), tmp_path)
+    Learner(dataclasses.replace(toy(), name=name), Settings(gate="delight:0.25"), tmp_path)
     errors = refused(tmp_path, "--actors", "1", "--resume", *options)
     assert errors == f"kondo actors: {told}\n"
 

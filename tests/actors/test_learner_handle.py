@@ -14,7 +14,7 @@ from kondo.actors.processes import LEARNER_THREADS
 from kondo.actors.setup import Settings
 from kondo.run_files import DamagedFileError, WriteError
 
-SETTINGS = Settings(rate=0.25)
+SETTINGS = Settings(gate="delight:0.25")
 
 
 class Handle:
@@ -48,7 +48,7 @@ def planned(monkeypatch, tmp_path, number, settings=SETTINGS):
     steps = LearnerHandle(toy(), settings, tmp_path, resume=False)
     for step in range(1, number + 1):
         order = Order(step - 1, 0, 1, 0, learner.price)
-        message = make_message(learner, Task(step), SETTINGS, order)
+        message = make_message(learner, Task(step), order)
         steps.plan(StepOrder(step, (order,), (), step, 1), [message], publish=True)
     steps.finish(StepOrder(number, (), (), number, 1))
     return steps, handle
@@ -103,7 +103,7 @@ def test_steps_that_are_replayed_are_given_out_a_few_at_a_time_too(monkeypatch, 
 def test_a_learner_that_died_after_its_checkpoint_and_before_its_report_goes_on(
     monkeypatch, tmp_path
 ):
-    settings = Settings(rate=0.25, checkpoint_every=1)
+    settings = Settings(gate="delight:0.25", checkpoint_every=1)
     steps, handle = planned(monkeypatch, tmp_path, 3, settings)
     monkeypatch.setattr("kondo.actors.learner_handle.LEARNER_THREADS", 1)
     steps.submit()  # the step is done and saved, and nobody reads its report
@@ -172,7 +172,7 @@ def test_the_last_checkpoint_has_a_deadline_too(monkeypatch, tmp_path, clock):
 def test_a_run_that_is_asked_to_stop_waits_for_one_restart_and_names_the_last_checkpoint(
     monkeypatch, tmp_path, clock
 ):
-    steps, _ = planned(monkeypatch, tmp_path, 2, Settings(rate=0.25, checkpoint_every=1))
+    steps, _ = planned(monkeypatch, tmp_path, 2, Settings(gate="delight:0.25", checkpoint_every=1))
     steps.submit()
     steps.arrived(steps.expect()[0])
     steps.allow_restarts(1)

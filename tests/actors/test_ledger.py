@@ -17,7 +17,7 @@ def settled(fates, order):
             case "quarantine":
                 ledger.quarantine(number, "nan", actor=1)
             case "lose":
-                ledger.lose([number], "died")
+                ledger.lose(number, "died")
     return ledger
 
 
@@ -49,7 +49,7 @@ def test_an_order_is_settled_once(again):
             {
                 "train": lambda n: ledger.train(n, 1),
                 "quarantine": lambda n: ledger.quarantine(n, "nan", 0),
-                "lose": lambda n: ledger.lose([n], "died"),
+                "lose": lambda n: ledger.lose(n, "died"),
             }[again](number)
 
 
@@ -72,29 +72,30 @@ def test_accounts_of_rollouts_of_another_size_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    "change",
     [
-        ({"trained": -1}, "whole numbers >= 0 in trained, got -1"),
-        ({"skipped": float("nan")}, "whole numbers >= 0 in skipped, got nan"),
-        ({"issued": 2.0}, "whole numbers >= 0 in issued"),
-        ({"below": True}, "whole numbers >= 0 in below"),
-        ({"lost": {"died": -10}}, "whole numbers >= 0 in lost"),
-        ({"quarantined_by_actor": {1: None}}, "whole numbers >= 0 in quarantined_by_actor"),
-        ({"lost": [1]}, "a dict in lost"),
-        ({"settled": 3}, "a list in settled"),
-        ({"settled": [9]}, r"between below \(1\) and issued \(4\), each once, got \[9\]"),
-        ({"settled": [0]}, "between below"),
-        ({"settled": [2, 2]}, "each once"),
-        ({"below": 5, "settled": []}, "between below"),
-        ({"trained": 4}, "must account for 20 samples of settled orders, got 21"),
-        ({"settled": []}, "must account for 10 samples"),
+        {"trained": -1},
+        {"skipped": float("nan")},
+        {"issued": 2.0},
+        {"below": True},
+        {"lost": {"died": -10}},
+        {"quarantined_by_actor": {1: None}},
+        {"lost": [1]},
+        {"lost": None},
+        {"settled": 3},
+        {"settled": [9]},
+        {"settled": [0]},
+        {"settled": [2, 2]},
+        {"below": 5, "settled": []},
+        {"trained": 4},
+        {"settled": []},
     ],
 )
-def test_accounts_that_no_ledger_can_have_are_refused(change, match):
+def test_accounts_that_no_ledger_can_have_are_refused(change):
     state = settled(["train", "leave", "quarantine", "leave"], range(4)).state_dict()
     ledger = settled(["lose"], [0])
     before = ledger.state_dict()
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match="ledger must have counts >= 0 that add up"):
         ledger.load_state_dict(state | change)
     assert ledger.state_dict() == before
     ledger.load_state_dict(state)
@@ -104,5 +105,5 @@ def test_accounts_that_no_ledger_can_have_are_refused(change, match):
 def test_a_part_of_the_accounts_is_refused():
     state = Ledger(10).state_dict()
     del state["lost"]
-    with pytest.raises(ValueError, match="ledger must have \\['lost'\\]"):
+    with pytest.raises(ValueError, match="ledger must have"):
         Ledger(10).load_state_dict(state)

@@ -28,10 +28,10 @@ from kondo.actors.messages import (
     wire_bytes,
 )
 from kondo.actors.setup import Settings, Setup
-from kondo.actors.source_price import EVERYTHING, Price, rule_for
+from kondo.actors.source_price import EVERYTHING, Price, SourceGate
 
-DELIGHT, UNBIASED = (rule_for(Settings(gate=gate, seed=3)) for gate in ("delight", "unbiased"))
-RULES = pytest.mark.parametrize("rule", [DELIGHT, UNBIASED], ids=["delight", "unbiased"])
+DELIGHT, UNBIASED = "delight:0.03", "unbiased:0.03"
+GATES = pytest.mark.parametrize("gate", [DELIGHT, UNBIASED])
 ORDER = Order(number=3, actor=1, incarnation=5, version=2, price=Price(0.1, 0.5))
 
 
@@ -43,29 +43,33 @@ def schema(unit="sample"):
     return schema_of(toy(unit=unit), unit, rollout(unit))
 
 
-def packed(made=None, *, order=ORDER, at_source=True, unit="sample", rule=DELIGHT):
+def source(gate, at_source):
+    return SourceGate(Settings(gate=gate, at_source=at_source, seed=3))
+
+
+def packed(made=None, *, order=ORDER, at_source=True, unit="sample", gate=DELIGHT):
     made = rollout(unit) if made is None else made
-    return pack(made, order, rule=rule, unit=unit, at_source=at_source, sketch_size=4)
+    return pack(made, order, source(gate, at_source), unit)
 
 
-def check(message, order=ORDER, made=None, *, at_source=True, rule=DELIGHT):
-    return validate(message, order, made or schema(), rule=rule, at_source=at_source)
+def check(message, order=ORDER, made=None, *, at_source=True, gate=DELIGHT):
+    return validate(message, order, made or schema(), source(gate, at_source))
 
 
 UNITS = ["sample", "token", "sequence"]
 
 
-@RULES
+@GATES
 @pytest.mark.parametrize("unit", UNITS)
-def test_what_is_sent_at_the_source_is_what_the_learner_would_keep(unit, rule):
-    order = ORDER if rule is DELIGHT else ORDER._replace(price=Price(2.0, 1.0))
+def test_what_is_sent_at_the_source_is_what_the_learner_would_keep(unit, gate):
+    order = ORDER if gate is DELIGHT else ORDER._replace(price=Price(2.0, 1.0))
     sent, whole = (
         check(
-            packed(order=order, unit=unit, at_source=at_source, rule=rule),
+            packed(order=order, unit=unit, at_source=at_source, gate=gate),
             order,
             schema(unit),
             at_source=at_source,
-            rule=rule,
+            gate=gate,
         )
         for at_source in (True, False)
     )
@@ -83,43 +87,42 @@ def test_what_is_sent_at_the_source_is_what_the_learner_would_keep(unit, rule):
 
 def test_bytes_are_those_of_the_message():
     message = packed()
-    sizes = {key: message.pop(key) for key in ("wire_bytes", "full_bytes")}
-    assert sizes["wire_bytes"] == wire_bytes(message)
+    assert check(message).wire_bytes == wire_bytes(message)
     assert wire_bytes({"a": np.zeros(1000)}) > 8000
 
 
-@RULES
+@GATES
 @pytest.mark.parametrize("at_source", [True, False], ids=["at source", "send all"])
 @pytest.mark.parametrize("kind", sorted(set(POISONS) - set(FINITE_POISONS)))
-def test_every_poison_is_quarantined_with_its_reason(kind, at_source, rule):
+def test_every_poison_is_quarantined_with_its_reason(kind, at_source, gate):
     order = ORDER._replace(price=EVERYTHING)
-    message = packed(poisoned(rollout(), kind), order=order, at_source=at_source, rule=rule)
-    found = check(message, order, at_source=at_source, rule=rule)
+    message = packed(poisoned(rollout(), kind), order=order, at_source=at_source, gate=gate)
+    found = check(message, order, at_source=at_source, gate=gate)
     assert isinstance(found, Quarantine)
     assert found.reason == REASON[kind]
     assert "expected" in found.detail
 
 
-@RULES
+@GATES
 @pytest.mark.parametrize(("value", "reason"), [(torch.nan, "nan"), (-torch.inf, "range")])
-def test_what_is_broken_is_sent_even_where_the_price_keeps_nothing(value, reason, rule):
+def test_what_is_broken_is_sent_even_where_the_price_keeps_nothing(value, reason, gate):
     order = ORDER._replace(price=Price(1e9, 0.0))
     made = rollout()
     made.log_probs[3] = value
-    message = packed(made, order=order, rule=rule)
+    message = packed(made, order=order, gate=gate)
     assert message["index"].tolist() == [3]
-    found = check(message, order, rule=rule)
+    found = check(message, order, gate=gate)
     assert isinstance(found, Quarantine)
     assert found.reason == reason
 
 
-@RULES
+@GATES
 @pytest.mark.parametrize("unit", UNITS)
-def test_an_actor_that_sends_a_row_which_the_price_does_not_buy_is_caught(unit, rule):
+def test_an_actor_that_sends_a_row_which_the_price_does_not_buy_is_caught(unit, gate):
     order = ORDER._replace(price=Price(0.4, 0.5))
-    honest = packed(order=order, unit=unit, rule=rule)
-    assert isinstance(check(honest, order, schema(unit), rule=rule), Batch)
-    everything = packed(order=order, unit=unit, at_source=False, rule=rule)
+    honest = packed(order=order, unit=unit, gate=gate)
+    assert isinstance(check(honest, order, schema(unit), gate=gate), Batch)
+    everything = packed(order=order, unit=unit, at_source=False, gate=gate)
     extra = min(set(range(SAMPLES)) - set(honest["index"].tolist()))
     sent = sorted([*honest["index"].tolist(), extra])
     arrays = {name: array[sent] for name, array in everything["arrays"].items()}
@@ -127,11 +130,11 @@ def test_an_actor_that_sends_a_row_which_the_price_does_not_buy_is_caught(unit, 
         honest | {"index": np.array(sent, np.int32), "arrays": arrays},
         order,
         schema(unit),
-        rule=rule,
+        gate=gate,
     )
     assert found == ("rows", "expected rows that the price buys, got 1 others")
     # A whole rollout hides nothing.
-    whole = check(everything, order, schema(unit), rule=rule)
+    whole = check(everything, order, schema(unit), gate=gate)
     assert isinstance(whole, Batch)
     assert whole.trained == len(honest["index"])
 
@@ -168,8 +171,7 @@ def one_value(value, level):
         ({"index": np.zeros(1)}, "dtype"),
         ({"mean_reward": float("nan")}, "reward"),
         ({"mean_reward": 2.0}, "reward"),
-        ({"wire_bytes": -5}, "structure"),
-        ({"wire_bytes": 10**30, "full_bytes": 10**30}, "structure"),
+        ({"more": -5}, "structure"),
         ({"sketch_values": np.array([np.nan], np.float32)}, "sketch"),
         (one_value(0.0, level=0), "sketch"),
         (one_value(1.0, level=40), "sketch"),
@@ -186,15 +188,15 @@ def test_every_part_of_a_message_is_checked(change, reason):
     assert found.reason == reason
 
 
-@RULES
+@GATES
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("value", [-3e38, -1e20])
-def test_log_probs_that_no_arithmetic_holds_are_refused(unit, rule, value):
+def test_log_probs_that_no_arithmetic_holds_are_refused(unit, gate, value):
     """Sums over tokens, and products with advantages, would be infinite in float32."""
     made = rollout(unit)
     made.log_probs[2:4] = value
     order = ORDER._replace(price=EVERYTHING)
-    found = check(packed(made, order=order, unit=unit, rule=rule), order, schema(unit), rule=rule)
+    found = check(packed(made, order=order, unit=unit, gate=gate), order, schema(unit), gate=gate)
     assert isinstance(found, Quarantine)
     assert found.reason == "range"
 
@@ -209,30 +211,30 @@ def test_values_that_are_not_finite_are_refused():
     assert found == ("range", "expected finite values of all units, got others")
 
 
-@RULES
+@GATES
 @pytest.mark.parametrize("at_source", [True, False], ids=["at source", "send all"])
-def test_a_sketch_cannot_claim_what_was_not_sent(rule, at_source):
+def test_a_sketch_cannot_claim_what_was_not_sent(gate, at_source):
     """What is above the price is sent: a higher value in the sketch is a lie about all units."""
-    honest = packed(at_source=at_source, rule=rule)
-    assert isinstance(check(honest, rule=rule, at_source=at_source), Batch)
-    sent = check(honest, rule=rule, at_source=at_source)
+    honest = packed(at_source=at_source, gate=gate)
+    assert isinstance(check(honest, gate=gate, at_source=at_source), Batch)
+    sent = check(honest, gate=gate, at_source=at_source)
     top = max(ORDER.price.price, float(honest["sketch_values"].max()))
     assert isinstance(sent, Batch)
     for value in (3e38, 1.001 * top):
         lie = honest | {"sketch_values": honest["sketch_values"].copy()}
         lie["sketch_values"][0] = value
-        found = check(lie, rule=rule, at_source=at_source)
+        found = check(lie, gate=gate, at_source=at_source)
         assert isinstance(found, Quarantine)
         assert found.reason == "sketch"
 
 
 def test_what_a_draw_is_by_is_not_negative():
-    message = packed(rule=UNBIASED)
+    message = packed(gate=UNBIASED)
     message["sketch_values"] = -message["sketch_values"]
-    found = check(message, rule=UNBIASED)
+    found = check(message, gate=UNBIASED)
     assert isinstance(found, Quarantine)
     assert found.reason == "sketch"
-    assert isinstance(check(packed(rule=DELIGHT)), Batch)
+    assert isinstance(check(packed(gate=DELIGHT)), Batch)
 
 
 class Unshowable:

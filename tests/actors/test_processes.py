@@ -14,7 +14,7 @@ from kondo.actors.processes import LearnerProcess
 from kondo.actors.setup import Settings
 from kondo.run_files import FolderInUseError, locked
 
-SETTINGS = Settings(rate=0.25)
+SETTINGS = Settings(gate="delight:0.25")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def started(folder):
 def call(process, number):
     """Return the arguments of step `number`: a rollout with the first weights."""
     order = Order(number - 1, 0, 1, 0, process._learner.price)
-    message = make_message(process._learner, Task(number), SETTINGS, order)
+    message = make_message(process._learner, Task(number), order)
     return StepOrder(number, (order,), (), number, 1), [message], True
 
 
@@ -111,7 +111,9 @@ def test_a_learner_waits_until_the_one_before_has_let_go_of_the_folder(tmp_path,
         assert not (tmp_path / checkpoint.FILE).exists()
     thread.join(30)
     assert found[0]._learner.step_number == 0
-    second = LearnerProcess(toy(), Settings(rate=0.25, start_timeout=0.5), str(tmp_path), True)
+    second = LearnerProcess(
+        toy(), Settings(gate="delight:0.25", start_timeout=0.5), str(tmp_path), True
+    )
     with pytest.raises(FolderInUseError, match="is in use by another run, process"):
         second.ready()
 

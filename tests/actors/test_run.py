@@ -13,6 +13,7 @@ import pytest
 import ray
 import torch
 
+import kondo
 from actors.toys import SAMPLES, slow_pg, toy
 from kondo.actors import Settings, checkpoint, log, run
 from kondo.actors.learner import Publication
@@ -63,7 +64,7 @@ def eventful(ray_cluster, tmp_path_factory):
     settings = Settings(
         actors=3,
         steps=100_000,
-        rate=0.25,
+        gate="delight:0.25",
         checkpoint_every=10,
         rollout_timeout=4.0,
     )
@@ -185,12 +186,12 @@ def test_a_run_that_was_killed_as_a_whole_goes_on_and_counts_what_ended_with_it(
 
     copying = Copying(tmp_path, 8)
     settings = Settings(
-        actors=1, queue=3, steps=12, rate=0.25, checkpoint_every=4, loss=slow_pg, spares=0
+        actors=1, queue=3, steps=12, gate="delight:0.25", checkpoint_every=4, loss=slow_pg, spares=0
     )
     first = run(toy(), settings, folder=tmp_path, observe=observe)
     assert max(full) == (2,)  # seen when one of three has just been trained on
     assert first.counts["produced"] <= (12 + 3) * SAMPLES
-    ended = log.last_issued(tmp_path).orders
+    ended = log.last_issued(tmp_path)[0]
     os.replace(tmp_path / "kept.pt", tmp_path / checkpoint.FILE)
 
     with pytest.raises(ValueError, match="holds a checkpoint; give resume"):
@@ -219,7 +220,9 @@ class StoppingTheLearner:
 
 
 # Long enough for a busy machine, short enough to wait for.
-STOPPED = Settings(actors=1, steps=12, rate=0.25, checkpoint_every=4, spares=0, step_timeout=6.0)
+STOPPED = Settings(
+    actors=1, steps=12, gate="delight:0.25", checkpoint_every=4, spares=0, step_timeout=6.0
+)
 
 
 def test_a_learner_that_hangs_is_replaced_and_nothing_is_trained_on_twice(tmp_path):
@@ -252,7 +255,7 @@ def test_a_run_whose_learner_hangs_ends_when_it_is_asked_to(tmp_path):
 
 def test_actors_draw_what_they_send(tmp_path):
     """A row that was not drawn would be quarantined."""
-    settings = Settings(actors=2, steps=40, gate="unbiased", rate=0.25, spares=0)
+    settings = Settings(actors=2, steps=40, gate="unbiased:0.25", spares=0)
     summary = run(toy(), settings, folder=tmp_path)
     assert summary.step == 40
     assert summary.balanced
@@ -324,3 +327,38 @@ def test_ray_listens_on_loopback_alone(ray_cluster):
             }
     assert listening
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+
+
+class EveryThird(kondo.BaseGate):
+    """Of the units in the order of their values, over all rollouts of a step."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def choose(self, values, mask, generator=None):
+        self.calls += 1
+        order = values.argsort(dim=-1).argsort(dim=-1)
+        return kondo.Choice.of(mask & (order % 3 == 0), mask)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def test_a_gate_that_nobody_knows_chooses_at_the_learner_and_the_log_says_so(tmp_path):
+    settings = Settings(
+        actors=2, steps=12, gate=EveryThird(), rollouts_per_step=2, checkpoint_every=5, spares=0
+    )
+    summary = run(toy(), settings, folder=tmp_path)
+    assert summary.balanced
+    assert summary.wire_bytes == summary.full_bytes  # actors sent everything
+    assert summary.counts["trained"] == 12 * -(-2 * SAMPLES // 3)
+    assert summary.counts["quarantined"] == 0
+    said = [line for line in log.lines(tmp_path) if line.get("event") == "gate at the learner"]
+    assert len(said) == 1
+    assert "EveryThird" in said[0]["detail"]
+    second = run(toy(), dataclasses.replace(settings, steps=14), folder=tmp_path, resume=True)
+    assert second.step == 14
+    assert checkpoint.load(tmp_path)["gate_state"] == {"calls": 14}

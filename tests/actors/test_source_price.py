@@ -6,26 +6,16 @@ from hypothesis import strategies as st
 
 import kondo
 from kondo.actors.setup import Settings
-from kondo.actors.source_price import (
-    EVERYTHING,
-    HighestDelight,
-    Price,
-    PriceWindow,
-    UnbiasedDraw,
-    bought,
-    rule_for,
-    sketch,
-    unit_values,
-)
+from kondo.actors.source_price import EVERYTHING, Price, PriceWindow, SourceGate, sketch
 from tolerances import assert_close
 
 
 def at(rate):
-    return HighestDelight(rate=rate, price=None)
+    return SourceGate(Settings(gate=kondo.Gate(rate=rate)))
 
 
 def draw(seed=0, **options):
-    return UnbiasedDraw(kondo.UnbiasedGate(**options), seed)
+    return SourceGate(Settings(gate=kondo.UnbiasedGate(**options), seed=seed))
 
 
 @given(
@@ -77,29 +67,29 @@ def test_zero_delight_is_never_bought_and_counts_for_the_rate():
     window = PriceWindow(1)
     window.push(sketch(delight, 4), 8)
     assert window.price(at(1.0)) == EVERYTHING
-    kept = bought(at(1.0), delight, EVERYTHING, number=0, index=torch.arange(8)).keep
+    kept = at(1.0).bought(delight, EVERYTHING, 0, torch.arange(8)).keep
     assert kept.tolist() == (delight != 0).tolist()
     assert window.price(at(0.25)).price == 1.0  # two of eight units
 
 
 def test_a_share_of_ties_is_bought_and_the_same_wherever_it_is_judged():
     delight, price, every = torch.ones(4000), Price(1.0, 0.25), torch.arange(4000)
-    keep, weight = bought(at(0.1), delight, price, number=7, index=every)
+    keep, weight, *_ = at(0.1).bought(delight, price, 7, every)
     assert torch.equal(weight, keep.double())
     assert float(keep.float().mean()) == pytest.approx(0.25, abs=0.03)
     some = every[::3]
-    again = bought(at(0.1), delight[some], price, number=7, index=some).keep
+    again = at(0.1).bought(delight[some], price, 7, some).keep
     assert torch.equal(again, keep[some])
-    assert not torch.equal(keep, bought(at(0.1), delight, price, number=8, index=every).keep)
+    assert not torch.equal(keep, at(0.1).bought(delight, price, 8, every).keep)
 
 
-@pytest.mark.parametrize("rule", [at(0.1), draw(rate=0.1)])
+@pytest.mark.parametrize("gate", [at(0.1), draw(rate=0.1)])
 @pytest.mark.parametrize("unit", ["sample", "token", "sequence"])
-def test_the_value_of_a_unit_does_not_depend_on_who_else_is_there(unit, rule):
+def test_the_value_of_a_unit_does_not_depend_on_who_else_is_there(unit, gate):
     log_probs = -torch.rand(500) if unit == "sample" else -torch.rand(500, 7)
     advantages = torch.randn(500)
-    whole = unit_values(rule, log_probs, advantages, unit)
-    part = unit_values(rule, log_probs[::3], advantages[::3], unit)
+    whole = gate.values(log_probs, advantages, unit)
+    part = gate.values(log_probs[::3], advantages[::3], unit)
     assert torch.equal(whole[::3], part)
     assert whole.dtype == torch.float32
 
@@ -143,7 +133,8 @@ def test_a_unit_is_drawn_as_often_as_its_chance_says_and_weighted_by_its_inverse
     values, price = torch.tensor([0.0, 0.1, 0.5, 1.9, 2.0, 7.0]), Price(2.0, 1.0)
     chance = torch.tensor([0.0, 0.05, 0.25, 0.95, 1.0, 1.0]).double()
     every, number = torch.arange(6), 20_000
-    drawn = [bought(draw(rate=0.1), values, price, number=n, index=every) for n in range(number)]
+    gate = draw(rate=0.1)
+    drawn = [gate.bought(values, price, n, every)[:2] for n in range(number)]
     for keep, weight in drawn[:50]:
         assert_close(weight, torch.where(keep, 1 / chance, 0.0), torch.float32)
     share = torch.stack([keep for keep, _ in drawn]).double().mean(0)
@@ -157,7 +148,7 @@ def test_draws_are_those_of_the_run_the_rollout_the_row_and_the_token():
     values, price, every = torch.ones(500, 4), Price(2.0, 1.0), torch.arange(500)
 
     def keep(index=every, seed=0, number=3):
-        return bought(draw(seed, rate=0.1), values[index], price, number=number, index=index).keep
+        return draw(seed, rate=0.1).bought(values[index], price, number, index).keep
 
     first = keep()
     assert float(first.double().mean()) == pytest.approx(0.5, abs=0.05)
@@ -169,15 +160,49 @@ def test_draws_are_those_of_the_run_the_rollout_the_row_and_the_token():
 
 def test_a_draw_without_a_price_keeps_everything():
     values = torch.tensor([0.0, 1e-30, 3.0])
-    keep, weight = bought(draw(rate=0.1), values, EVERYTHING, number=0, index=torch.arange(3))
+    keep, weight, *_ = draw(rate=0.1).bought(values, EVERYTHING, 0, torch.arange(3))
     assert keep.tolist() == [False, True, True]
     assert weight.tolist() == [0, 1, 1]
 
 
-def test_the_settings_name_the_rule():
-    assert isinstance(rule_for(Settings()), HighestDelight)
-    unbiased = Settings(gate="unbiased", rate=None, noise=2.0)
-    assert isinstance(rule_for(unbiased), UnbiasedDraw)
+class EveryOther(kondo.BaseGate):
+    """Of units in the order of their values."""
+
+    def choose(self, values, mask, generator=None):
+        order = values.argsort(dim=-1).argsort(dim=-1)
+        return kondo.Choice.of(mask & (order % 2 == 0), mask)
+
+
+@pytest.mark.parametrize(
+    ("gate", "one_price"),
+    [
+        ("delight:0.03", True),
+        ("price:0.1", True),
+        ("noise:2", True),
+        ("unbiased:0.1,max_weight=20", True),
+        ("delight:0.1,reserve=0.1", False),
+        ("unbiased:0.1,window=4", False),
+        ("variance:0.1", False),
+        ("dense", False),
+        (EveryOther(), False),
+        (lambda values, mask, generator: kondo.Choice.of(mask, mask), False),
+    ],
+)
+def test_who_decides_what_is_sent(gate, one_price):
+    """The price of a gate that has one; the learner of any other."""
+    found = SourceGate(Settings(gate=gate))
+    assert found.one_price == found.at_source == one_price
+    assert not SourceGate(Settings(gate=gate, at_source=False)).at_source
+    if not one_price:
+        assert found.price(torch.ones(5), torch.ones(5).double(), 10) == EVERYTHING
+
+
+def test_the_sign_of_a_value_does_not_matter_for_a_draw():
+    """Losses are as large as wins: the sketch of an actor must count them alike."""
+    gate = draw(rate=0.5, signal=kondo.signals.advantage)
+    values = gate.values(-torch.rand(4), torch.tensor([0.5, -0.5, 0.25, 0.0]), "sample")
+    assert values.tolist() == [0.5, 0.5, 0.25, 0.0]
+    assert gate.least == 0
 
 
 def test_the_window_forgets_and_its_state_comes_back():
@@ -220,19 +245,17 @@ def test_a_state_that_no_window_can_hold_is_refused(change):
 def test_after_rollouts_without_a_value_a_draw_keeps_everything():
     """They say nothing of a price; an infinite one would drop the first success for good."""
     for options in ({"rate": 0.1}, {"noise": 1.5}):
-        rule, window = UnbiasedDraw(kondo.UnbiasedGate(**options), 0), PriceWindow(4)
+        gate, window = draw(**options), PriceWindow(4)
         for _ in range(4):
             window.push(sketch(torch.zeros(100), 4), 100)
-        found = bought(rule, torch.ones(100), window.price(rule), number=5, index=torch.arange(100))
+        found = gate.bought(torch.ones(100), window.price(gate), 5, torch.arange(100))
         assert found.keep.all()
         assert (found.weight == 1).all()
 
 
 def test_large_seeds_differ():
     draws = [
-        UnbiasedDraw(kondo.UnbiasedGate(rate=0.1), seed).choose(
-            torch.ones(200).double(), Price(2.0, 1.0), torch.arange(200)
-        )
+        draw(seed, rate=0.1).bought(torch.ones(200), Price(2.0, 1.0), 0, torch.arange(200))
         for seed in (2**24, 2**24 + 1)
     ]
     assert not torch.equal(draws[0].keep, draws[1].keep)

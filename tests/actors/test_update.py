@@ -1,19 +1,23 @@
 """What an update does when a try fails: whose fault it is, and what is left behind."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
+import kondo
 from actors.toys import ACTIONS, INPUTS, SAMPLES, Policy, Task, make_message, toy
 from kondo.actors.learner import Learner, StepOrder
 from kondo.actors.messages import Order
 from kondo.actors.setup import Settings
+from kondo.actors.update import FACTOR, PATIENCE, GradientScale, all_finite, gradient_norm
 from kondo.core import losses
+from kondo.lm.budget import BudgetGate
 
 
 def settings(**options):
-    return Settings(**{"rate": 0.25, "checkpoint_every": 1000, **options})
+    return Settings(**{"gate": "delight:0.25", "checkpoint_every": 1000, **options})
 
 
 class Loss:
@@ -35,9 +39,7 @@ def step_of(made, number, seeds, spoil=(), without=()):
         Order(first + index, index, 1, made.step_number, made.price) for index in range(len(seeds))
     )
     messages = [
-        make_message(
-            made, Task(seed), settings(), order, spoil="absurd_input" if seed in spoil else None
-        )
+        make_message(made, Task(seed), order, spoil="absurd_input" if seed in spoil else None)
         for seed, order in zip(seeds, orders, strict=True)
     ]
     sent = [
@@ -123,6 +125,26 @@ def test_only_the_rollout_that_makes_the_step_raise_is_refused(tmp_path):
     assert not torch.equal(made.policy.weight, before)
 
 
+def test_a_gate_that_cannot_choose_here_ends_the_run_at_its_start(tmp_path):
+    with pytest.raises(ValueError, match="needs the prefix costs of its rows"):
+        Learner(toy(), settings(gate=BudgetGate(budget=0.1)), tmp_path)
+
+
+def test_an_error_of_the_gate_is_no_fault_of_a_rollout(tmp_path):
+    calls = []
+
+    def choose(values, mask, generator):
+        calls.append(len(values))
+        if len(calls) > 1:
+            raise OSError("the table of the gate is gone")
+        return kondo.Choice.of(mask, mask)
+
+    made = Learner(toy(), settings(gate=choose), tmp_path)
+    with pytest.raises(OSError, match="the table of the gate is gone"):
+        step_of(made, 1, [3, 4])
+    assert not made.ledger.quarantined
+
+
 class Counting(Policy):
     """Counts the rows it has seen, as a running mean of inputs would."""
 
@@ -139,7 +161,7 @@ def test_a_refused_rollout_leaves_no_trace_in_the_policys_buffers(tmp_path):
     ends = []
     setup = dataclasses.replace(toy(), make_policy=Counting)
     for without in ((4,), ()):
-        made = Learner(setup, settings(rate=None, price=0.05), tmp_path)
+        made = Learner(setup, settings(gate="price:0.05"), tmp_path)
         step_of(made, 1, [3, 4], spoil=(4,), without=without)
         assert made.ledger.quarantined.total() == (0 if without else SAMPLES)
         ends.append(made.policy.state_dict())
@@ -169,7 +191,7 @@ def test_nothing_honest_is_refused_when_a_first_success_comes_late(tmp_path):
         rollout = task.rollout(made.policy)
         if number < 70:
             rollout = rollout._replace(advantages=rollout.advantages * 1e-7)
-        message = make_message(made, Same(rollout), settings(at_source=False), order)
+        message = make_message(made, Same(rollout), order)
         report = made.step(StepOrder(number, (order,), (), number, 1), [message])
         assert not report.quarantined
         assert number < 10 or report.trained > 0
@@ -195,3 +217,96 @@ def test_the_own_rows_do_not_change_what_is_drawn(tmp_path):
     assert torch.equal(torch.rand(3), expected)
     assert made.policy.weight.shape == (ACTIONS, INPUTS)
     assert made.policy.weight.grad is None
+
+
+WEIGHTS = [torch.zeros(3)]
+
+
+def parameters(*gradients):
+    made = [torch.zeros(len(each)) for each in gradients]
+    for weight, gradient in zip(made, gradients, strict=True):
+        weight.grad = torch.tensor(gradient)
+    return made
+
+
+def test_the_norm_is_that_of_all_gradients_together():
+    assert gradient_norm([*parameters([3.0, 0.0], [4.0]), torch.zeros(2)]) == 5.0
+    assert gradient_norm(WEIGHTS) == 0.0
+
+
+def test_the_norm_does_not_overflow_and_hides_no_nan():
+    assert gradient_norm(parameters([3e38, 3e38])) == pytest.approx(3e38 * 2**0.5)
+    assert not math.isfinite(gradient_norm(parameters([1.0], [math.inf])))
+    assert math.isnan(gradient_norm(parameters([1.0], [math.nan])))
+
+
+def test_without_a_scale_squares_alone_are_bounded():
+    """Adam keeps squares in the dtype of the weights."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        bound = GradientScale(0.0, [torch.zeros(2, dtype=dtype)]).bound
+        assert bool(torch.tensor(bound * 0.99, dtype=dtype).square().isfinite())
+        assert not bool(torch.tensor(bound * 1.02, dtype=dtype).square().isfinite())
+    for floor in (math.nan, math.inf):
+        assert GradientScale(floor, WEIGHTS).bound == GradientScale(0.0, WEIGHTS).bound
+
+
+def test_the_bound_follows_what_is_accepted_and_never_falls_below_the_floor():
+    scale = GradientScale(1.0, WEIGHTS)
+    scale.accept(1e-9)
+    assert scale.bound == FACTOR
+    for _ in range(1000):
+        scale.accept(50.0)
+    assert scale.bound == pytest.approx(50 * FACTOR, rel=1e-3)
+    for _ in range(5000):
+        scale.accept(0.0)
+    assert scale.bound == FACTOR
+
+
+def test_a_scale_that_has_really_grown_is_not_locked_out_for_good():
+    scale, norm, refused = GradientScale(1.0, WEIGHTS), 1e9, 0
+    while norm > scale.bound:
+        scale.refuse()
+        refused += 1
+    assert refused == PATIENCE * round(math.log10(norm / FACTOR))
+    scale.accept(norm)
+    assert scale.bound >= norm
+    scale.accept(1.0)
+
+
+def test_refusals_between_sound_steps_do_not_widen_the_bound():
+    scale = GradientScale(1.0, WEIGHTS)
+    for _ in range(10 * PATIENCE):
+        scale.refuse()
+        scale.accept(1.0)
+    assert scale.bound == FACTOR
+
+
+def test_no_number_of_refusals_lets_squares_overflow():
+    scale = GradientScale(1.0, WEIGHTS)
+    for _ in range(10_000):
+        scale.refuse()
+    assert scale.bound == GradientScale(0.0, WEIGHTS).bound
+
+
+def test_its_state_comes_back():
+    scale, again = GradientScale(1.0, WEIGHTS), GradientScale(7.0, WEIGHTS)
+    scale.accept(30.0)
+    scale.refuse()
+    again.load_state_dict(scale.state_dict())
+    assert again.state_dict() == scale.state_dict() == {"floor": 1.0, "mean": 30.0, "refusals": 1}
+
+
+@pytest.mark.parametrize(
+    "change", [{"floor": math.nan}, {"mean": -1.0}, {"mean": math.inf}, {"refusals": -1}]
+)
+def test_a_state_without_sense_is_refused(change):
+    scale = GradientScale(1.0, WEIGHTS)
+    with pytest.raises(ValueError, match="gradient_scale must have"):
+        scale.load_state_dict(scale.state_dict() | change)
+    assert scale.state_dict() == {"floor": 1.0, "mean": 0.0, "refusals": 0}
+
+
+def test_finite_means_every_number():
+    assert all_finite([torch.zeros(0), torch.ones(2), torch.tensor([2**40])])
+    for value in (math.nan, math.inf, -math.inf):
+        assert not all_finite([torch.ones(2), torch.tensor([1.0, value])])

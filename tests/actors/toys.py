@@ -1,6 +1,5 @@
 """A bandit of four inputs and three actions, whose processes misbehave on demand."""
 
-import dataclasses
 import os
 import signal
 import time
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from kondo.actors.learner import StepOrder
 from kondo.actors.messages import Order, pack
-from kondo.actors.setup import Settings, Setup
+from kondo.actors.setup import Setup
 
 SAMPLES = 40
 INPUTS, ACTIONS, TOKENS = 4, 3, 5
@@ -178,25 +177,14 @@ def slow_pg(log_probs: Tensor, advantages: Tensor) -> Tensor:
     return -log_probs * advantages
 
 
-def feed(learner, task, settings: Settings, number: int, *, at_source=None, spoil=None):
+def feed(learner, task, number: int, *, spoil=None):
     """Make one rollout with the learner's weights and give it to the learner; return its report."""
     issued = learner.ledger.issued
     order = Order(issued, 0, 1, learner.step_number, learner.price)
-    message = make_message(learner, task, settings, order, at_source=at_source, spoil=spoil)
+    message = make_message(learner, task, order, spoil=spoil)
     return learner.step(StepOrder(number, (order,), (), issued + 1, 1), [message])
 
 
-def make_message(learner, task, settings: Settings, order, *, at_source=None, spoil=None):
+def make_message(learner, task, order, *, spoil=None):
     rollout = task.rollout(learner.policy)
-    return pack(
-        poisoned(rollout, spoil) if spoil else rollout,
-        order,
-        rule=learner.rule,
-        unit=task.unit,
-        at_source=settings.at_source if at_source is None else at_source,
-        sketch_size=settings.sketch_size,
-    )
-
-
-def sending_all(settings: Settings) -> Settings:
-    return dataclasses.replace(settings, at_source=False)
+    return pack(poisoned(rollout, spoil) if spoil else rollout, order, learner.gate, task.unit)

@@ -19,10 +19,10 @@ from oracles import causal, core, sampling, variance
 _FEW = 10
 
 _RATES = (0.02, 0.1, 0.25, 1 / 3, 0.5, 0.75, 1.0)
-_SIGNALS = ("delight", "abs_delight", "gradient_norm", "unit_advantage")
+_SIGNALS = ("delight", "abs_delight", "gradient_norm", "advantage")
 KINDS = (
-    "rate", "rate", "rate", "price", "reserve", "quota", "sigmoid", "soft", "unbiased", "noise",
-    "variance", "window", "normalised", "function",
+    "rate", "rate", "rate", "price", "reserve", "quota", "sigmoid", "unbiased", "noise",
+    "variance", "window", "function",
 )  # fmt: skip
 
 
@@ -39,13 +39,11 @@ def draw_gate(draw, kinds=KINDS):
         "reserve": {"rate": rate, "reserve": draw.choice((0.1, 0.5, 1.0))},
         "quota": {"rate": rate, "negative_quota": draw.choice((0.2, 0.5, 1.0))},
         "sigmoid": {**level, "temperature": temperature},
-        "soft": {**level, "temperature": temperature, "soft": True},
         "unbiased": {"rate": rate},
         "noise": {"noise": draw.choice((1.0, 1.2, 1.5, 4.0))},
         "variance": {"rate": rate},
         "window": {"rate": rate, "window": 4},
-        "normalised": {"price": 0.3, "normalise": True, "temperature": draw.choice((0.0, 0.5))},
-        "budget": {"budget": draw.choice((0.05, 0.3, 0.7, 1.0)), "price": draw.choice((0.0, 0.2))},
+        "budget": {"budget": draw.choice((0.05, 0.3, 0.7, 1.0))},
         "function": {"seed": draw.randrange(1000), "share": draw.choice((0.0, 0.3, 0.8))},
     }[kind]
     if kind in ("reserve", "sigmoid"):
@@ -55,7 +53,7 @@ def draw_gate(draw, kinds=KINDS):
         if draw.random() < 0.3:
             options["max_weight"] = draw.choice((1.0, 3.0)) / options.get("rate", 1.0)
     elif kind == "variance":
-        signal = "unit_advantage"
+        signal = "advantage"
     elif kind in ("rate", "price", "sigmoid"):
         signal = draw.choice(("delight", "delight", *_SIGNALS))
     return {"kind": kind, "options": options, "signal": signal}
@@ -79,14 +77,16 @@ def make(spec, seen):
 
 def _recording(gate: BaseGate, seen):
     """Return the gate, of a class of its own that notes every choice; copies of it do so too."""
-    own = type(gate)
+    own, known = type(gate), type(kondo.adapters.adapter_of(gate))
 
-    def choose_all(self, values, mask, generator=None):
-        choice = own.choose_all(self, values, mask, generator)
-        seen.append((values, mask, choice))
-        return choice
+    class Noting(known):
+        def choose(self, values, mask, generator=None):
+            choice = super().choose(values, mask, generator)
+            seen.append((values, mask, choice))
+            return choice
 
-    gate.__class__ = type(own.__name__, (own,), {"choose_all": choose_all})
+    gate.__class__ = type(own.__name__, (own,), {})
+    kondo.adapters.register(type(gate))(Noting)
     return gate
 
 
@@ -117,7 +117,7 @@ def unit_values(signal, log_probs: Tensor, advantages: Tensor, mask: Tensor, uni
         "delight": torch.where(spread == 0, 0.0, spread * -log_probs),
         "abs_delight": torch.where(spread == 0, 0.0, spread * -log_probs).abs(),
         "gradient_norm": spread.abs() * (1 - log_probs.exp()),
-        "unit_advantage": spread,
+        "advantage": spread,
     }[signal]
     each = torch.where(mask, each, 0.0)
     counts = mask
@@ -125,7 +125,7 @@ def unit_values(signal, log_probs: Tensor, advantages: Tensor, mask: Tensor, uni
         counts = mask.any(1)
         if signal == "gradient_norm":
             each = each.square().sum(1).sqrt()
-        elif signal == "unit_advantage":
+        elif signal == "advantage":
             each = torch.where(counts, spread.gather(1, mask.byte().argmax(1, True))[:, 0], 0.0)
         else:
             each = each.sum(1)
@@ -200,11 +200,11 @@ def judge_budget(spec, worth, keep, mask, rows, slack):
     (real, sampled), options = rows, spec["options"]
     if keep.ndim == 2:
         values = torch.tensor(worth).double().view(real.shape)
-        choices = knapsack.curves(values, mask, real, options["price"], whole=False)
+        choices = knapsack.curves(values, mask, real)
         cost, bought = sum(causal.kept_prefixes(real, keep)), float(values[keep].sum())
     else:
         ends = causal.kept_prefixes(real, sampled)
-        sold = [v if v > options["price"] else 0.0 for v in worth]
+        sold = [max(v, 0.0) for v in worth]
         choices = [[(0, 0.0), (end, value)] for end, value in zip(ends, sold, strict=True)]
         kept = [i for i, kept in enumerate(keep.tolist()) if kept]
         cost, bought = sum(ends[i] for i in kept), sum(worth[i] for i in kept)
@@ -247,7 +247,6 @@ def _quota(found):
 
 def _sigmoid(found):
     eta, price = found.options["temperature"], found.price
-    soft = found.options.get("soft", False)
     if not found.maybe:
         return
 
@@ -262,10 +261,7 @@ def _sigmoid(found):
         wanted = found.options["rate"] * found.valid
         assert math.isclose(number, wanted, rel_tol=1e-3, abs_tol=1e-3), (number, wanted)
     relative = 1e-3 + 10 * found.slack / eta
-    if soft:
-        assert {i for i in found.able if chance(i) > 1e-6} <= set(found.kept)
-        found.weighs(chance, relative)
-    elif found.options.get("inverse_propensity"):
+    if found.options.get("inverse_propensity"):
         found.weighs(lambda i: 1 / chance(i), relative)
     else:
         found.weighs(lambda _: 1.0)
@@ -303,16 +299,6 @@ def _window(found):
     found.highest()
 
 
-def _normalised(found):
-    worth = [found.values[i] for i in found.maybe]
-    if not worth or found.options["temperature"]:
-        return
-    price = found.options["price"] * core.root_mean_square(worth)
-    for i in found.able:
-        if abs(found.values[i] - price) > found.slack:
-            assert (i in set(found.kept)) == (found.values[i] > price)
-
-
 def _budget(found):
     """What it costs depends on the rows: see `judge_budget`."""
     found.weighs(lambda _: 1.0)
@@ -324,12 +310,10 @@ _RULES = {
     "reserve": _split,
     "quota": _quota,
     "sigmoid": _sigmoid,
-    "soft": _sigmoid,
     "unbiased": _unbiased,
     "noise": _unbiased,
     "variance": _variance,
     "window": _window,
-    "normalised": _normalised,
     "budget": _budget,
     "function": lambda found: None,
 }

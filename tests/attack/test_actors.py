@@ -64,9 +64,9 @@ class Run:
         self.home, self.story, self._began = folder / "run", [], time.monotonic()
         self._process, self._stopped = None, []
         self._seen = set()  # every process of the run, Ray's too
-        gate = draw.choice(("delight", "unbiased"))
-        actors, sending = draw.randint(1, 3), draw.choice(("--price-at-source", "--send-all"))
-        self._options = ("--actors", str(actors), "--gate", gate, "--rate", "0.25", sending)
+        gate = draw.choice(("delight:0.25", "unbiased:0.25", "variance:0.25"))
+        actors, sending = draw.randint(1, 3), draw.choice(((), ("--send-all",)))
+        self._options = ("--actors", str(actors), "--gate", gate, *sending)
         self._settings = {
             "checkpoint_every": draw.choice((1, 5, 20, 50)),
             "spares": draw.randint(0, 2),

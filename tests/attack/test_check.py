@@ -171,6 +171,8 @@ def train(problem):
     keep, weight = choice.keep, choice.weight.to(problem.dtype)
     if problem.unit == "sequence":
         keep, weight = keep[:, None] & counts, weight[:, None]
+    elif problem.unit == "token":  # the gate saw them in one row
+        keep, weight = keep.view(counts.shape), weight.view(counts.shape)
     log_probs = problem.log_prob(problem.batch)
     spread = problem.advantages if problem.length is None else problem.advantages[:, None]
     loss = torch.where(keep, -spread * weight * log_probs, 0.0).sum() / counts.sum()

@@ -218,7 +218,7 @@ def case(draw, counts):
 def gate_of(draw, problem):
     """Return the spec of a gate that these advantages allow; None for a dense step."""
     spec = random_gates.draw_gate(draw)
-    by_row = spec["signal"] == "unit_advantage" and problem.unit == "sequence"
+    by_row = spec["signal"] == "advantage" and problem.unit == "sequence"
     if draw.random() < 0.1 or (by_row and problem.advantages.ndim == 2):
         return None
     return spec
@@ -242,7 +242,8 @@ def kept(problem, spec, seen, shown):
     random_gates.judge(spec, worth, counts, *flat, float(choice.price))
     if problem.unit == "sequence":
         return keep[:, None] & problem.counts, weight[:, None].expand(problem.shape)
-    return keep, weight
+    # A function is shown units in one dimension.
+    return keep.view(problem.counts.shape), weight.view(problem.counts.shape)
 
 
 def check_report(problem, keep, report, *, dense):

@@ -81,14 +81,13 @@ def hard_price(draw, values, mask, draws):
     return out
 
 
-def soft_or_drawn(draw, values, mask, draws):
+def drawn(draw, values, mask, draws):
     eta = draw.choice([0.03, 0.3, 1.0, 10.0])
-    soft = draw.random() < 0.3
-    inverse = not soft and draw.random() < 0.5
+    inverse = draw.random() < 0.5
     known = (
         {"price": draw.gauss(0, 1)} if draw.random() < 0.5 else {"rate": draw.uniform(0.05, 0.95)}
     )
-    gate = kondo.Gate(temperature=eta, soft=soft, inverse_propensity=inverse, **known)
+    gate = kondo.Gate(temperature=eta, inverse_propensity=inverse, **known)
     out = gate.choose(values, mask, draws)
     for index, (line, counted) in enumerate(zip(values.tolist(), mask.tolist(), strict=True)):
         worth = [v for v, c in zip(line, counted, strict=True) if c and v != 0]
@@ -102,12 +101,11 @@ def soft_or_drawn(draw, values, mask, draws):
             assert abs(found - min(wanted, len(worth))) <= 1e-3 * max(1.0, wanted), (found, wanted)
         for place, (value, counts_here) in enumerate(zip(line, counted, strict=True)):
             chance = core.sigmoid((value - price) / eta) if counts_here and value != 0 else 0.0
-            ours = out.weight if soft else out.probability
             # A price of float64 is rounded to the values' float32 before it is compared.
             rounding = torch.finfo(torch.float32).eps * max(abs(value), abs(price)) / eta
             near = LIMITS["atol"] + 1e-4 * chance + rounding
-            assert abs(float(ours[index, place]) - chance) <= near
-            if not soft and abs(float(draws[index, place]) - chance) > near:
+            assert abs(float(out.probability[index, place]) - chance) <= near
+            if abs(float(draws[index, place]) - chance) > near:
                 assert bool(out.keep[index, place]) == (float(draws[index, place]) < chance)
     if inverse:
         assert_close(out.weight[out.keep], 1 / out.probability[out.keep])
@@ -183,9 +181,8 @@ def with_memory(draw, values, mask, draws):
     make = draw.choice(
         [
             lambda: kondo.Gate(rate=0.3, window=4),
-            lambda: kondo.Gate(rate=0.3, temperature=0.5, window=3, normalise=True),
-            lambda: kondo.Gate(price=0.5, normalise=True),
-            lambda: kondo.Gate(rate=0.4, temperature=1.0, normalise="temperature"),
+            lambda: kondo.Gate(rate=0.3, temperature=0.5, window=3),
+            lambda: kondo.UnbiasedGate(rate=0.4, window=3),
         ]
     )
     gate, copy = make(), make()
@@ -207,7 +204,7 @@ def with_memory(draw, values, mask, draws):
 KINDS = {
     "rates": hard_rate,
     "prices": hard_price,
-    "temperatures": soft_or_drawn,
+    "temperatures": drawn,
     "reserves and quotas": split_count,
     "variances": largest_variance,
     "draws": unbiased,

@@ -23,7 +23,7 @@ from attack.random_language import (
     freeze,
     unfreeze,
 )
-from kondo.lm.head import inputs as head_inputs
+from kondo.lm import head as head_module
 from lm import models
 from oracles import causal, core
 from steps import run_step
@@ -103,7 +103,7 @@ def draw_case(draw):
     unit = draw.choice(("sequence", "token"))
     kind = draw.choice(KINDS)
     spec = None if kind == "dense" else random_gates.draw_gate(draw, (kind,))
-    per_row = spec is not None and spec["signal"] == "unit_advantage" and unit == "sequence"
+    per_row = spec is not None and spec["signal"] == "advantage" and unit == "sequence"
     of_rows = per_row or draw.random() < 0.6
     advantages = draw_advantages(draw, shape[:1] if of_rows else shape, dtype)
     given, mask, seen = {"gate": None}, rows.completion_mask, []
@@ -179,12 +179,12 @@ def draw_seam(draw, case):
 @contextlib.contextmanager
 def small_chunks(draw):
     """Let the head make logits of a few tokens at a time."""
-    before = head_inputs.CHUNK_BYTES
-    head_inputs.CHUNK_BYTES = draw.choice((before, before, 4 * models.VOCAB * draw.randint(1, 5)))
+    before = head_module.CHUNK_BYTES
+    head_module.CHUNK_BYTES = draw.choice((before, before, 4 * models.VOCAB * draw.randint(1, 5)))
     try:
         yield
     finally:
-        head_inputs.CHUNK_BYTES = before
+        head_module.CHUNK_BYTES = before
 
 
 def expected_loss(case, log_probs, keep, weight):

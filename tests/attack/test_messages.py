@@ -183,7 +183,7 @@ def spoil(draw: random.Random, sound: dict):
         elif how < 0.86 and type(message.get("arrays")) is dict and message["arrays"]:
             put_names(draw, message["arrays"])
         else:
-            name = draw.choice(("number", "incarnation", "wire_bytes", "full_bytes"))
+            name = draw.choice(("number", "incarnation"))
             lie = draw.choice((-1, 0, 1, 2, 10**30, 10**5000, -(10**5000), 2**62 - 1))
             message[name] = lie
             message["mean_reward"] = draw.choice((message.get("mean_reward"), *SPECIALS))
@@ -209,10 +209,15 @@ def options(draw: random.Random) -> dict:
     """Return settings of a learner."""
     gate = draw.choice(
         [
-            {"rate": draw.choice((0.1, 0.5, 1.0))},
-            {"rate": None, "price": draw.choice((-math.inf, 0.0, 0.1))},
-            {"gate": "unbiased", "rate": draw.choice((0.1, 0.6))},
-            {"gate": "unbiased", "rate": None, "noise": draw.choice((1.0, 1.5))},
+            f"delight:{draw.choice((0.1, 0.5, 1.0))}",
+            f"price:{draw.choice((-math.inf, 0.0, 0.1))}",
+            f"unbiased:{draw.choice((0.1, 0.6))}",
+            f"noise:{draw.choice((1.0, 1.5))}",
+            # At the learner, which sees all units of a step.
+            "variance:0.3",
+            "dense",
+            "delight:0.2,reserve=0.2",
+            "unbiased:0.2,window=3",
         ]
     )
     loss = draw.choice(
@@ -224,7 +229,7 @@ def options(draw: random.Random) -> dict:
         ]
     )
     return {
-        **gate,
+        "gate": gate,
         **loss,
         "at_source": draw.random() < 0.6,
         "micro_batch": draw.choice((None, None, 3, 50)),
@@ -328,14 +333,7 @@ def one_step(draw, counts, number, players, actors, accounts: Accounts, settled:
         # Reports name actors: one for each order tells which was refused.
         order = Order(accounts.issued, accounts.issued, 1 + task, version, learner.price)
         accounts.issued += 1
-        sound = pack(
-            tasks[task].rollout(actor),
-            order,
-            rule=learner.rule,
-            unit=tasks[task].unit,
-            at_source=learner._settings.at_source,
-            sketch_size=learner._settings.sketch_size,
-        )
+        sound = pack(tasks[task].rollout(actor), order, learner.gate, tasks[task].unit)
         fate = draw.random()
         if fate < 0.5:
             sent.append((order, sound, "sound"))

@@ -79,6 +79,7 @@ class Trial:
         keep, weight = choice.keep, choice.weight.double()
         if self.unit == "sequence":
             keep, weight = keep[:, None] & lengths, weight[:, None].expand(lengths.shape)
+        keep, weight = keep.view(lengths.shape), weight.reshape(lengths.shape)
         log_probs = causal.padded(model, *models.inside(self.rows), self.temperature)
         terms = -self.advantages[:, None] * log_probs * weight
         loss = torch.where(keep, terms, 0.0).sum() / lengths.sum()

@@ -50,7 +50,7 @@ def draw_spec(draw, size):
     kind = draw.choice(KINDS)
     gate = None if kind == "dense" else random_gates.draw_gate(draw, (kind,))
     advantages = draw.choice(("normal", "normal", "ties", "zero", "negative", "tokens"))
-    if unit == "sample" or (gate and gate["signal"] == "unit_advantage"):
+    if unit == "sample" or (gate and gate["signal"] == "advantage"):
         advantages = "normal" if advantages == "tokens" else advantages
     wrapping = draw.choice(("plain", "plain", "plain", "ddp", "fsdp"))
     mask = draw.choice(("drawn", "drawn", "ones", "rows", "none"))
@@ -167,7 +167,8 @@ def chosen(spec, results, screen, advantages, mask):
         spec["gate"]["signal"], screen, advantages, mask, spec["unit"]
     )
     keep, weight = first["keep"], first["weight"].double()
-    if keep.ndim == 2:  # a rank without rows may be the widest
+    if spec["unit"] == "token":  # seen in one dimension; a rank without rows may be the widest
+        keep, weight = keep.reshape(len(mask), -1), weight.reshape(len(mask), -1)
         room = (0, mask.shape[1] - keep.shape[1])
         keep, weight = (nn.functional.pad(part, room) for part in (keep, weight))
     slack = 1e-9 if spec["dtype"] == "double" else 1e-4

@@ -50,3 +50,13 @@ def masked(draw, element=signed):
 
 def permutations(size: int) -> st.SearchStrategy:
     return st.permutations(range(size)).map(torch.tensor)
+
+
+def loss_batch(dtype=torch.float64, shape=(7, 5)):
+    """Return log_probs, advantages and old log_probs: both signs, ratios on both sides of 1."""
+    generator = torch.Generator().manual_seed(1)
+    log_probs = -3 * torch.rand(shape, generator=generator, dtype=torch.float64) - 0.01
+    advantages = torch.randn(shape, generator=generator, dtype=torch.float64)
+    shift = 0.4 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    old = (log_probs + shift).clamp_max(0)
+    return log_probs.to(dtype), advantages.to(dtype), old.to(dtype)

@@ -82,9 +82,7 @@ def test_an_unbiased_gate_has_no_bias_and_the_noise_of_its_budget():
     [
         (kondo.Gate(price=0.0), 0.0, 1.0),
         (kondo.Gate(rate=1.0), 0.0, 0.0),
-        # DG: half of what is near 0, more of what is positive.
-        (kondo.Gate(price=0.0, temperature=1.0, soft=True), 0.269, 0.731),
-        # The same as a draw, whose expected weight is its probability.
+        # A draw, whose expected weight is its probability: sigmoid(1) and sigmoid(-1).
         (kondo.Gate(price=0.0, temperature=1.0), 0.269, 0.731),
         (kondo.Gate(price=0.0, temperature=1.0, inverse_propensity=True), 0.0, 0.0),
     ],

@@ -178,32 +178,6 @@ def test_a_generator_of_the_devices_own_will_do(device):
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("size", [300, 70_001])  # a gate may decide small batches on the CPU
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rate": 0.3},
-        {"price": 0.5},
-        {"rate": 0.3, "negative_quota": 0.4, "reserve": 0.2},
-        {"rate": 0.3, "window": 2, "warmup": 1},
-        {"rate": 0.3, "temperature": 0.5, "normalise": True},
-    ],
-    ids=str,
-)
-def test_every_device_decides_alike(options, size, device):
-    # Halves between -2 and 2: ties everywhere, and zeros.
-    delight = torch.randint(-4, 5, (2, size), generator=seeded()) / 2
-    here, there = Gate(**options), Gate(**options)
-    for row in delight:
-        expected = here(row, generator=seeded(1))
-        out = there(row.to(device), generator=seeded(1))
-        assert out.keep.device.type == out.weight.device.type == device.type
-        assert_close(out.probability, expected.probability)
-        assert_close(out.price, expected.price, torch.float32)
-        if not here.temperature:  # a probability's last digit may turn a draw
-            assert torch.equal(out.keep.cpu(), expected.keep)
-
-
 def test_gates_run_where_only_deterministic_kernels_may(device):
     delight = torch.ones(50, device=device)
     before = torch.are_deterministic_algorithms_enabled()
@@ -229,86 +203,7 @@ def test_a_full_rate_is_certain():
     assert out.price.item() == -INF
 
 
-# Soft.
-
-
-def test_soft_literal():
-    # sigmoid(0.5), sigmoid(-0.5); nothing is drawn, so both are kept for certain.
-    delight = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
-    before = torch.get_rng_state()
-    out = Gate(price=0.0, temperature=2.0, soft=True)(delight)
-    expected = [oracle.sigmoid(0.5), oracle.sigmoid(-0.5), 0.0]
-    assert_close(out.weight, torch.tensor(expected, dtype=torch.float64))
-    assert out.keep.tolist() == [True, True, False]
-    assert out.probability.tolist() == [1.0, 1.0, 0.0]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_soft_weights_of_a_rate_sum_to_it():
-    out = Gate(rate=0.2, temperature=0.3, soft=True)(gaussian(500))
-    assert_close(out.weight.sum(), 100.0, torch.float32)
-    assert out.keep.all()
-
-
-def test_soft_weights_tend_to_the_hard_gate():
-    delight = torch.tensor([3.0, -1.0, 0.5])
-    out = Gate(price=1.0, temperature=1e-3, soft=True)(delight)
-    assert out.weight.tolist() == [1.0, 0.0, out.weight[2].item()]
-    assert out.weight[2] < 1e-30
-    assert out.keep.tolist() == [True, False, out.weight[2].item() > 0]
-
-
 # Shapes, types, nothing, and errors.
-
-
-@pytest.mark.parametrize(
-    "gate",
-    [
-        Gate(rate=0.5),
-        Gate(price=-1.0),
-        Gate(rate=0.5, temperature=1.0),
-        Gate(rate=0.5, temperature=1.0, soft=True),
-        Gate(rate=0.5, reserve=0.5, negative_quota=0.5),
-        Gate(rate=0.5, window=4, warmup=1),
-        Gate(price=1.0, temperature=1.0, normalise=True),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("nothing", ["empty", "masked", "zero"])
-def test_where_nothing_is_worth_anything_nothing_is_kept(gate, nothing):
-    for _ in range(3):
-        delight = {"empty": torch.ones(0, 4), "masked": torch.full((3, 4), NAN)}.get(
-            nothing, torch.zeros(3, 4)
-        )
-        mask = torch.full(delight.shape, nothing != "masked")
-        out = gate(delight, mask)
-        assert out.keep.shape == out.weight.shape == out.probability.shape == delight.shape
-        assert not out.keep.any()
-        assert not out.weight.any()
-        assert not out.probability.any()
-        assert out.rate.item() == 0.0
-        assert gate.price is not None or out.price.item() == INF
-
-
-@pytest.mark.parametrize(
-    ("given_dtype", "expected"),
-    [
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float64, torch.float64),
-    ],
-)
-def test_types_and_shapes(given_dtype, expected):
-    delight = gaussian(12).to(given_dtype).reshape(3, 4).requires_grad_()
-    for gate in (Gate(rate=0.5), Gate(rate=0.5, temperature=1.0, inverse_propensity=True)):
-        out = gate(delight)
-        assert out.keep.dtype == torch.bool
-        assert out.weight.dtype == out.probability.dtype == expected
-        assert out.price.dtype == out.rate.dtype == torch.float64
-        assert out.price.shape == out.rate.shape == ()
-        assert out.keep.shape == (3, 4)
-        assert not any(t.requires_grad for t in out)
 
 
 def test_a_single_unit_may_have_no_dimension():
@@ -344,18 +239,11 @@ def test_bad_input_is_named(delight, mask, message):
 
 
 def test_a_refused_batch_leaves_no_trace():
-    gate = Gate(rate=0.5, temperature=1.0, normalise=True, window=2)
+    gate = Gate(rate=0.5, temperature=1.0, window=2)
     before = gate.state_dict()
     with pytest.raises(ValueError, match="NaN"):
         gate(torch.tensor([1.0, NAN]))
     assert gate.state_dict() == before
-
-
-def test_delight_is_left_as_it_was():
-    delight = torch.tensor([1.0, -2.0, 3.0])
-    for gate in (Gate(rate=0.5), Gate(price=0.0, temperature=1.0, soft=True)):
-        gate(delight)
-    assert delight.tolist() == [1.0, -2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -363,8 +251,8 @@ def test_delight_is_left_as_it_was():
     [
         (Gate(rate=0.03), "Gate(rate=0.03)"),
         (
-            Gate(price=0.0, temperature=1.0, soft=True),
-            "Gate(price=0.0, temperature=1.0, soft=True)",
+            Gate(price=0.0, temperature=1.0),
+            "Gate(price=0.0, temperature=1.0)",
         ),
         (Gate(rate=1.0, window=8), "Gate(rate=1.0, window=8, warmup=2)"),
     ],

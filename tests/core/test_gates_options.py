@@ -1,4 +1,4 @@
-"""Gate options: reserve, negatives' quota, inverse propensity, scale, window, contradictions."""
+"""Gate options: reserve, negatives' quota, inverse propensity, window, contradictions."""
 
 import math
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kondo import Gate
+from kondo.core.adapters import adapter_of
 from oracles import core as oracle
 from tolerances import assert_close
 
@@ -157,92 +158,6 @@ def test_the_draw_does_not_keep_what_is_all_but_impossible():
     assert not gate(delight, generator=seeded(34)).keep.any()
 
 
-# Scale.
-
-
-def test_scale_literal():
-    gate = Gate(price=0.0, temperature=1.0, normalise=True, scale_decay=0.5)
-    assert math.isnan(gate.scale)
-    # sqrt((9 + 16) / 2); the zero, the infinite and the masked unit do not count.
-    mask = torch.tensor([True, True, True, True, False])
-    gate(torch.tensor([3.0, -4.0, 0.0, INF, 99.0]), mask)
-    assert_close(gate.scale, math.sqrt(12.5))
-    # Mean squares 12.5 then 1, decay 1/2, bias corrected: (12.5 / 4 + 1 / 2) / (1 - 1/4).
-    gate(torch.tensor([1.0, -1.0]))
-    assert_close(gate.scale, math.sqrt((12.5 / 4 + 0.5) / 0.75))
-    gate(torch.zeros(3))  # says nothing about the scale
-    assert_close(gate.scale, math.sqrt((12.5 / 4 + 0.5) / 0.75))
-
-
-def test_a_gate_without_a_scale_keeps_none():
-    gate = Gate(rate=0.5)
-    gate(gaussian(4))
-    assert math.isnan(gate.scale)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.9])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"price": 0.5},
-        {"price": 0.5, "temperature": 0.3},
-        {"price": 0.5, "temperature": 0.3, "soft": True},
-        {"rate": 0.2, "temperature": 0.3},
-        {"rate": 0.2, "temperature": 0.3, "window": 3, "warmup": 1},
-    ],
-    ids=str,
-)
-def test_normalise_ignores_the_scale_of_delight(options, decay):
-    gates = [Gate(normalise=True, scale_decay=decay, **options) for _ in range(2)]
-    for call in range(5):
-        delight = (1 + call) * gaussian(60, seed=call)
-        small = gates[0](delight, generator=seeded(call))
-        large = gates[1](1000 * delight, generator=seeded(call))
-        assert torch.equal(large.keep, small.keep)
-        assert_close(large.weight, small.weight, torch.float32)
-        assert_close(large.probability, small.probability, torch.float32)
-        assert_close(large.price, 1000 * small.price, torch.float32)
-        assert small.keep.any()
-
-
-def test_normalise_reads_price_and_temperature_in_units_of_scale():
-    # Root mean square of (6, -8) is sqrt(50); the price and eta are multiples of it.
-    delight, scale = torch.tensor([6.0, -8.0], dtype=torch.float64), math.sqrt(50)
-    out = Gate(price=0.5, temperature=2.0, normalise=True, soft=True)(delight)
-    expected = [oracle.sigmoid((chi - 0.5 * scale) / (2 * scale)) for chi in (6.0, -8.0)]
-    assert_close(out.weight, torch.tensor(expected, dtype=torch.float64))
-    assert_close(out.price, 0.5 * scale)
-
-
-def test_relative_temperature_leaves_the_price_alone():
-    delight, scale = torch.tensor([6.0, -8.0], dtype=torch.float64), math.sqrt(50)
-    gate = Gate(price=0.5, temperature=2.0, normalise="temperature", soft=True)
-    out = gate(delight)
-    expected = [oracle.sigmoid((chi - 0.5) / (2 * scale)) for chi in (6.0, -8.0)]
-    assert_close(out.weight, torch.tensor(expected, dtype=torch.float64))
-    assert out.price.item() == 0.5
-
-
-def test_relative_temperature_ignores_the_scale_of_delight_at_a_rate():
-    gate = Gate(rate=0.2, temperature=0.3, normalise="temperature", scale_decay=0.0)
-    delight = gaussian(60)
-    assert_close(gate(1000 * delight).probability, gate(delight).probability, torch.float32)
-
-
-@pytest.mark.parametrize(
-    "gate",
-    [
-        Gate(price=0.5, normalise=True),
-        Gate(price=0.5, temperature=1.0, normalise=True),
-        Gate(rate=0.5, temperature=1.0, normalise="temperature"),
-    ],
-    ids=repr,
-)
-def test_infinite_delight_needs_no_scale(gate):
-    # Nothing finite was seen, so there is no scale; infinite delight is worth any price or none.
-    assert gate(torch.tensor([INF, -INF])).keep.tolist() == [True, False]
-
-
 # Window.
 
 
@@ -340,11 +255,8 @@ def test_a_call_without_units_is_not_a_past_call():
 
 
 def test_eta_is_the_temperature_in_units_of_delight():
-    assert Gate(rate=0.5).eta == 0.0
-    assert Gate(rate=0.5, temperature=0.3).eta == 0.3
-    gate = Gate(rate=0.5, temperature=0.5, normalise="temperature", scale_decay=0.0)
-    gate(torch.tensor([3.0, -3.0]))  # root mean square 3
-    assert_close(gate.eta, 1.5)
+    assert adapter_of(Gate(rate=0.5)).eta == 0.0
+    assert adapter_of(Gate(rate=0.5, temperature=0.3)).eta == 0.3
 
 
 # Contradictions and nonsense.
@@ -364,24 +276,15 @@ def test_eta_is_the_temperature_in_units_of_delight():
         ({"rate": 0.1, "temperature": NAN}, "temperature must be finite"),
         ({"rate": 0.1, "reserve": 1.5}, r"reserve must lie in \[0, 1\], got 1.5"),
         ({"rate": 0.1, "negative_quota": -0.5}, r"negative_quota must lie in \[0, 1\]"),
-        ({"rate": 0.1, "scale_decay": 1.0}, r"scale_decay must lie in \[0, 1\)"),
         ({"rate": 0.1, "window": -1}, "window must be >= 0"),
         ({"rate": 0.1, "warmup": 1}, r"warmup must lie between 1 and window \(0\)"),
         ({"rate": 0.1, "window": 4, "warmup": 5}, "warmup must lie between 1 and window"),
         ({"rate": 0.1, "window": 4, "warmup": 0}, "warmup must lie between 1 and window"),
-        ({"price": 0.0, "soft": True}, "soft needs a temperature"),
         ({"price": 0.0, "reserve": 0.1}, "divide an exact count"),
         ({"price": 0.0, "negative_quota": 0.1}, "divide an exact count"),
         ({"rate": 0.1, "temperature": 1.0, "reserve": 0.1}, "divide an exact count"),
         ({"rate": 0.1, "window": 4, "negative_quota": 0.1}, "divide an exact count"),
         ({"rate": 0.1, "inverse_propensity": True}, "inverse_propensity needs a draw"),
-        (
-            {"rate": 0.1, "temperature": 1.0, "soft": True, "inverse_propensity": True},
-            "inverse_propensity needs a draw",
-        ),
-        ({"rate": 0.1, "normalise": "temperature"}, "needs a temperature > 0"),
-        ({"rate": 0.1, "temperature": 1.0, "normalise": "price"}, "normalise must be True, False"),
-        ({"rate": 0.1, "normalise": True}, "normalise has no effect on a hard rate"),
         ({"price": 0.0, "window": 4}, "with a fixed price drop it"),
     ],
 )

@@ -1,6 +1,4 @@
-"""Choices over [P, M] are P choices of their own, and no choice reads from the device."""
-
-import copy
+"""What gates are built of, over leading dimensions: counts, sums and a window of each member."""
 
 import pytest
 import torch
@@ -8,87 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.strategies import tensors
-from kondo import Gate, UnbiasedGate, VarianceGate
 from kondo.core import quantiles, sampling
 from kondo.core.rolling_price import MAX_VALUES_PER_STEP, RollingPrice
-from no_reads import NoReads
 from tolerances import assert_close
-
-GATES = {
-    "rate": Gate(rate=0.3),
-    "price": Gate(price=0.1),
-    "drawn_rate": Gate(rate=0.3, temperature=0.5),
-    "drawn_price": Gate(price=0.1, temperature=0.5),
-    "soft": Gate(price=0.0, temperature=1.0, soft=True),
-    "soft_rate": Gate(rate=0.3, temperature=1.0, soft=True),
-    "reserve": Gate(rate=0.5, reserve=0.5),
-    "quota": Gate(rate=0.5, negative_quota=0.5),
-    "quota_and_reserve": Gate(rate=0.5, negative_quota=0.5, reserve=0.3),
-    "unbiased": Gate(rate=0.3, temperature=0.5, inverse_propensity=True),
-    "normalise": Gate(price=0.1, temperature=0.5, normalise=True),
-    "relative": Gate(rate=0.3, temperature=0.5, normalise="temperature", scale_decay=0.5),
-    "window": Gate(rate=0.3, window=4, warmup=1),
-    "drawn_window": Gate(rate=0.3, temperature=0.4, window=4, warmup=1),
-    "variance": VarianceGate(rate=0.4),
-    "proportional": UnbiasedGate(rate=0.3),
-    "noise": UnbiasedGate(noise=1.5),
-    "floor": UnbiasedGate(rate=0.3, max_weight=5.0),
-    "noise_and_floor": UnbiasedGate(noise=1.5, max_weight=3.0),
-}
-every_gate = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
-
-P, M = 5, 24
-
-
-def calls(count: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Return values with ties and zeros, masks that leave one member nothing, and draws."""
-    generator = torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(count):
-        values = torch.randint(-4, 5, (P, M), generator=generator) / 2
-        mask = torch.rand(P, M, generator=generator) < 0.8
-        mask[1] = False
-        values[2] = 0.0
-        found.append((values, mask, torch.rand(P, M, generator=generator, dtype=torch.float64)))
-    return found
-
-
-@every_gate
-def test_many_members_choose_as_each_would_alone(gate):
-    together, alone = copy.deepcopy(gate), [copy.deepcopy(gate) for _ in range(P)]
-    for values, mask, draws in calls(7):
-        out = together.choose(values, mask, draws)
-        parts = [
-            single.choose(values[member], mask[member], draws[member])
-            for member, single in enumerate(alone)
-        ]
-        assert out.price.shape == out.rate.shape == (P,)
-        for name, found, *expected in zip(out._fields, out, *parts, strict=True):
-            stacked = torch.stack(expected)
-            if found.dtype == torch.bool:
-                assert torch.equal(found, stacked), name
-            else:
-                assert_close(found, stacked)
-
-
-@every_gate
-def test_no_choice_reads_from_the_device(gate):
-    gate = copy.deepcopy(gate)
-    for values, mask, _ in calls(3):
-        with NoReads():
-            gate.choose(values, mask)
-            gate.choose(values, mask, torch.Generator().manual_seed(0))
-    fresh = copy.deepcopy(GATES["rate"])
-    out = fresh.choose(values.to("meta"), mask.to("meta"))
-    assert out.keep.device.type == "meta"
-
-
-def test_the_check_would_find_a_read():
-    with NoReads(), pytest.raises(AssertionError, match="reads from the device"):
-        float(torch.ones(3).sum())
-    with NoReads(), pytest.raises(AssertionError, match="reads from the device"):
-        _ = torch.ones(3)[torch.ones(3, dtype=torch.bool)]
-
 
 coarse = st.sampled_from([-1.0, -0.5, 0.5, 1.0, 2.0])
 

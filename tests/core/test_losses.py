@@ -1,112 +1,15 @@
-"""kondo.losses: value and derivative per unit, and nothing but log_probs is differentiated."""
+"""kondo.losses one by one: literals, limits and what is refused. What holds for all of them is in
+`test_every_loss`."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
 
 import kondo
+from core.strategies import loss_batch as batch
 from kondo import losses
-from oracles import core as oracle
-from oracles.sequences import delight_weights, sequence_weights
 from tolerances import assert_close
-
-# name -> (loss, oracle with the same options); every loss is called (log_probs, advantages, old).
-CASES = {
-    "pg": (lambda lp, u, old: losses.pg(lp, u), lambda lp, u, old: oracle.pg(lp, u)),
-    "dg": (
-        lambda lp, u, old: losses.dg(lp, u, eta=0.7),
-        lambda lp, u, old: oracle.dg(lp, u, 0.7),
-    ),
-    "ppo": (losses.ppo, partial(oracle.ppo, clip=0.2, beta=0.0)),
-    "ppo_kl": (
-        partial(losses.ppo, clip=0.1, beta=0.3),
-        partial(oracle.ppo, clip=0.1, beta=0.3),
-    ),
-    "pmpo": (
-        lambda lp, u, old: losses.pmpo(lp, u),
-        partial(oracle.pmpo, alpha=0.5, gamma=1e-9, beta=0.0),
-    ),
-    "pmpo_kl": (
-        lambda lp, u, old: losses.pmpo(lp, u, alpha=0.6, gamma=0.05, beta=0.1, old_log_probs=old),
-        partial(oracle.pmpo, alpha=0.6, gamma=0.05, beta=0.1),
-    ),
-    "is_pg": (losses.is_pg, partial(oracle.is_pg, max_weight=math.inf)),
-    "is_pg_truncated": (
-        partial(losses.is_pg, max_weight=1.1),
-        partial(oracle.is_pg, max_weight=1.1),
-    ),
-    "awr": (
-        lambda lp, u, old: losses.awr(lp, u, beta=0.5, max_weight=4.0),
-        lambda lp, u, old: oracle.awr(lp, u, 0.5, 4.0),
-    ),
-}
-
-
-def batch(dtype=torch.float64, shape=(7, 5)):
-    """Return log_probs, advantages and old log_probs: both signs, ratios on both sides of 1."""
-    generator = torch.Generator().manual_seed(1)
-    log_probs = -3 * torch.rand(shape, generator=generator, dtype=torch.float64) - 0.01
-    advantages = torch.randn(shape, generator=generator, dtype=torch.float64)
-    shift = 0.4 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    old = (log_probs + shift).clamp_max(0)
-    return log_probs.to(dtype), advantages.to(dtype), old.to(dtype)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_value_and_gradient_against_the_closed_form(name, device):
-    loss, reference = CASES[name]
-    log_probs, advantages, old = (t.to(device) for t in batch())
-    expected, slope = oracle.elementwise(reference, log_probs, advantages, old)
-    log_probs.requires_grad_()
-    actual = loss(log_probs, advantages, old)
-    assert_close(actual, expected)
-    # Units weighed differently, so that a derivative leaking between units would show.
-    weights = torch.linspace(1, 2, actual.numel(), dtype=torch.float64).reshape(actual.shape)
-    (actual * weights.to(device)).sum().backward()
-    assert_close(log_probs.grad, slope * weights)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_only_log_probs_are_differentiated(name):
-    log_probs, advantages, old = (t.requires_grad_() for t in batch())
-    CASES[name][0](log_probs, advantages, old).sum().backward()
-    assert log_probs.grad.abs().sum() > 0
-    assert advantages.grad is None
-    assert old.grad is None
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_one_advantage_per_row_serves_every_token(name):
-    log_probs, advantages, old = batch()
-    rows = advantages[:, 0]
-    whole = CASES[name][0](log_probs, rows.unsqueeze(1).expand_as(log_probs), old)
-    assert_close(CASES[name][0](log_probs, rows, old), whole)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_permuting_and_splitting_change_nothing(name):
-    tensors = batch()
-    whole = CASES[name][0](*tensors)
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(2))
-    assert_close(CASES[name][0](*(t[order] for t in tensors)), whole[order])
-    parts = [CASES[name][0](*(t[rows] for t in tensors)) for rows in (slice(3), slice(3, 7))]
-    assert_close(torch.cat(parts), whole)
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(name, half):
-    log_probs, advantages, old = batch(half)
-    truth, slope = oracle.elementwise(CASES[name][1], log_probs, advantages, old)
-    log_probs.requires_grad_()
-    loss = CASES[name][0](log_probs, advantages, old)
-    loss.sum().backward()
-    assert loss.dtype == torch.float32
-    assert_close(loss, truth)
-    assert log_probs.grad.dtype == half
-    assert_close(log_probs.grad, slope)
 
 
 def test_pg_literal():
@@ -200,14 +103,6 @@ def test_dg_is_pg_times_the_sigmoid_of_delight(eta):
     assert_close(dg, weight * losses.pg(log_probs, advantages))
 
 
-def test_dg_is_the_soft_gate_at_price_zero():
-    log_probs, advantages, _ = batch()
-    advantages[0] = 0.0  # a unit without delight: weight 0 and 1/2 agree, since pg is 0 there
-    gate = kondo.Gate(price=0.0, temperature=1.0, soft=True)
-    weight = gate(kondo.delight(log_probs, advantages)).weight
-    assert_close(weight * losses.pg(log_probs, advantages), losses.dg(log_probs, advantages))
-
-
 def test_dg_at_a_high_temperature_is_half_of_pg():
     log_probs, advantages, _ = batch()
     half = losses.pg(log_probs, advantages) / 2
@@ -244,22 +139,6 @@ def test_sequence_is_pg_of_single_decisions_is_is_pg():
     assert_close(found, losses.is_pg(log_probs, advantages, old, max_weight=1.1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_sequence_is_pg_differentiates_log_probs_alone(dtype):
-    tensors = [part.requires_grad_() for part in batch(dtype)]
-    log_probs, advantages, old = tensors
-    index = torch.arange(7)[:, None].expand(7, 5).clone()
-    index[:, 4] = -1
-    loss = losses.sequence_is_pg(*tensors, sequence_index=index, max_weight=1.1)
-    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    loss.sum().backward()
-    weight = sequence_weights(log_probs, old.detach(), index >= 0, 1.1)[:, None]
-    expected = torch.where(index >= 0, -weight * advantages.detach().double(), 0.0)
-    assert_close(log_probs.grad, expected)
-    assert advantages.grad is None
-    assert old.grad is None
-
-
 def test_sequence_is_pg_stays_finite_where_the_ratio_overflows():
     """400 tokens, each four times as likely as it was: 4^400."""
     log_probs = torch.full((1, 400), -1.0, requires_grad=True)
@@ -282,47 +161,6 @@ def test_sequence_dg_of_single_decisions_is_dg():
     log_probs, advantages, _ = batch(shape=(7,))
     found = losses.sequence_dg(log_probs, advantages, sequence_index=torch.arange(7), eta=0.7)
     assert_close(found, losses.dg(log_probs, advantages, eta=0.7))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_sequence_dg_differentiates_log_probs_alone(dtype):
-    log_probs, by_token, _ = batch(dtype)
-    log_probs, advantages = log_probs.requires_grad_(), by_token[:, 0].clone().requires_grad_()
-    index = torch.arange(7)[:, None].expand(7, 5).clone()
-    index[:, 4] = -1
-    loss = losses.sequence_dg(log_probs, advantages, sequence_index=index, eta=0.7)
-    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    loss.sum().backward()
-    rows = advantages.detach().double()
-    weight = delight_weights(log_probs, rows, index >= 0, 0.7)[:, None]
-    assert_close(log_probs.grad, torch.where(index >= 0, -weight * rows[:, None], 0.0))
-    assert advantages.grad is None
-
-
-@pytest.mark.parametrize(
-    ("loss", "place"),
-    [
-        *((losses.sequence_is_pg, place) for place in range(3)),
-        *((losses.sequence_dg, place) for place in range(2)),
-    ],
-)
-def test_no_nan_leaves_elements_of_no_sequence(loss, place):
-    outside = torch.zeros(7, 5, dtype=torch.bool)
-    outside[:, 3] = True
-    index = torch.where(outside, -1, torch.arange(7)[:, None])
-    found = []
-    for broken in (False, True):
-        own = [part.clone() for part in batch()][: 3 if loss is losses.sequence_is_pg else 2]
-        if broken:
-            own[place][outside] = math.nan
-        log_probs = own[0].requires_grad_()
-        terms = loss(*own, sequence_index=index)
-        terms.sum().backward()
-        found.append((terms.detach(), log_probs.grad))
-    (expected, gradient), (terms, own) = found
-    assert_close(terms, expected)
-    assert_close(own, gradient)
-    assert bool((own[outside] == 0).all())
 
 
 def test_is_pg_stays_finite_where_the_ratio_overflows():

@@ -17,13 +17,11 @@ NUMBERS = [
     (kondo.Gate, RATE, "temperature"),
     (kondo.Gate, RATE, "reserve"),
     (kondo.Gate, RATE, "negative_quota"),
-    (kondo.Gate, {"price": 0.0, "normalise": True}, "scale_decay"),
     (kondo.UnbiasedGate, {}, "rate"),
     (kondo.UnbiasedGate, {}, "noise"),
     (kondo.UnbiasedGate, RATE, "max_weight"),
     (kondo.VarianceGate, {}, "rate"),
     (BudgetGate, {}, "budget"),
-    (BudgetGate, {"budget": 0.5}, "price"),
 ]
 COUNTS = [
     (kondo.Gate, RATE, "window"),
@@ -31,10 +29,7 @@ COUNTS = [
     (kondo.UnbiasedGate, RATE, "window"),
 ]
 FLAGS = [
-    (kondo.Gate, RATE | {"temperature": 1.0}, "soft"),
     (kondo.Gate, RATE | {"temperature": 1.0}, "inverse_propensity"),
-    (kondo.Gate, {"price": 0.0}, "normalise"),
-    (BudgetGate, {"budget": 0.5}, "whole"),
 ]
 
 
@@ -103,8 +98,7 @@ def test_counts_of_other_types_are_counts():
         ("delight:0.1,window='3'", "window must be a whole number"),
         ("delight:0.1,warmup=True,window=4", "warmup must be a whole number"),
         ("delight:0.1,temperature=high", "temperature must be a number"),
-        ("delight:0.1,temperature=1,soft=no", "soft must be True or False"),
-        ("price:0,normalise=1", "normalise must be True"),
+        ("delight:0.1,temperature=1,inverse_propensity=no", "inverse_propensity must be True or"),
         ("unbiased:0.1,max_weight=[20]", "max_weight must be a number"),
         ("unbiased:nan", "rate must lie in"),
         ("delight:0.1,window=-1", "window must be >= 0"),

@@ -32,6 +32,9 @@ class Window(RollingPrice):
         values, weight = self.pooled()
         return values[weight > 0], weight[weight > 0]
 
+    def valid(self):
+        return self.state_dict().get("valid", torch.zeros(0)).tolist()
+
 
 def test_rolling_price_literal():
     # Past delight 1..5 and three zeros, 8 units. Half of 8 is 4: the price is 2, and all of the

@@ -14,6 +14,7 @@ from oracles import core as oracle
 from tolerances import assert_close
 
 INF, NAN = math.inf, math.nan
+advantage_of_rows = kondo.signals.known_of(kondo.signals.advantage).of_sequences
 
 FUNCTIONS = {
     "delight": kondo.delight,
@@ -172,22 +173,22 @@ def test_the_advantage_of_a_sequence_does_not_grow_with_its_length(device):
     advantages = torch.tensor([0.5, -2.0, 7.0], device=device)
     expected = torch.tensor([0.5, -2.0, 0.0])  # the last has nothing that counts
     for given_as in (advantages, advantages[:, None], advantages[:, None].expand(3, 3)):
-        found = kondo.signals.sequence_advantage(log_probs, given_as, mask=mask)
+        found = advantage_of_rows(log_probs, given_as, mask=mask)
         assert torch.equal(found.cpu(), expected)
         assert found.device.type == device.type
-    every = kondo.signals.sequence_advantage(log_probs, advantages)
+    every = advantage_of_rows(log_probs, advantages)
     assert torch.equal(every, advantages)
-    by_row = kondo.signals.sequence_advantage(log_probs, advantages, mask=mask.any(1))
+    by_row = advantage_of_rows(log_probs, advantages, mask=mask.any(1))
     assert torch.equal(by_row.cpu(), expected)
 
 
 def test_what_a_sequence_does_not_count_has_no_say_in_its_advantage():
     advantages = torch.where(RAGGED, torch.tensor([[0.5], [-2.0], [1.0]]), NAN)
     log_probs = torch.where(RAGGED, -1.0, NAN)
-    found = kondo.signals.sequence_advantage(log_probs, advantages, mask=RAGGED)
+    found = advantage_of_rows(log_probs, advantages, mask=RAGGED)
     assert found.tolist() == [0.5, -2.0, 0.0]
     advantages[1, 0] = NAN  # one that counts is for a gate to refuse
-    found = kondo.signals.sequence_advantage(log_probs, advantages, mask=RAGGED)
+    found = advantage_of_rows(log_probs, advantages, mask=RAGGED)
     assert found.isnan().tolist() == [False, True, False]
 
 
@@ -195,18 +196,16 @@ def test_a_sequence_has_one_advantage():
     advantages = torch.tensor([[1.0, 1.0, 1.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.5]])
     log_probs = torch.zeros(3, 3)
     with pytest.raises(ValueError, match=r"same at all tokens .* got 0.0 and 2.0 in unit 1; "):
-        kondo.signals.sequence_advantage(log_probs, advantages)
-    kondo.signals.sequence_advantage(log_probs, advantages, mask=RAGGED)
-    with pytest.raises(ValueError, match=r"log_probs must have shape \[N, T\], got \[3\]"):
-        kondo.signals.sequence_advantage(log_probs[0], advantages[:, 0])
+        advantage_of_rows(log_probs, advantages)
+    advantage_of_rows(log_probs, advantages, mask=RAGGED)
     with pytest.raises(ValueError, match="log_probs must be floating point"):
-        kondo.signals.sequence_advantage(log_probs.long(), advantages[:, 0])
+        advantage_of_rows(log_probs.long(), advantages[:, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_advantage_of_a_sequence_is_detached_and_at_least_float32(dtype):
     advantages = torch.tensor([1.0, -2.0], dtype=dtype, requires_grad=True)
-    found = kondo.signals.sequence_advantage(torch.zeros(2, 3), advantages)
+    found = advantage_of_rows(torch.zeros(2, 3), advantages)
     assert not found.requires_grad
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
@@ -225,12 +224,12 @@ def test_a_rows_advantage_does_not_depend_on_where_its_tokens_stand():
     for mask in (torch.arange(4) < 2, torch.arange(4) >= 2, torch.arange(4) == 3):
         mask = mask.expand(3, 4).clone()
         mask[1] = False
-        found = kondo.signals.sequence_advantage(log_probs, advantages, mask=mask)
+        found = advantage_of_rows(log_probs, advantages, mask=mask)
         assert found.tolist() == [0.5, 0.0, 0.75]
         wide = advantages[:, None].expand(3, 4)
-        again = kondo.signals.sequence_advantage(log_probs, wide, mask=mask)
+        again = advantage_of_rows(log_probs, wide, mask=mask)
         assert again.tolist() == found.tolist()
-    nothing = kondo.signals.sequence_advantage(log_probs[:, :0], advantages)
+    nothing = advantage_of_rows(log_probs[:, :0], advantages)
     assert nothing.tolist() == [0.0, 0.0, 0.0]
 
 
@@ -254,7 +253,7 @@ def test_the_gradient_norm_is_a_proxy_of_the_norm_at_the_logits(shape):
     advantages = torch.randn(40, generator=generator, dtype=torch.float64)
     norms, log_probs = true_norms(logits, actions, advantages)
     signal = kondo.signals.gradient_norm
-    function = signal if len(shape) == 1 else signal.of_sequences
+    function = signal if len(shape) == 1 else kondo.signals.known_of(signal).of_sequences
     proxy = function(log_probs, advantages)
     assert proxy.shape == (40,)
     assert (proxy <= norms * (1 + 1e-9)).all()
@@ -264,7 +263,9 @@ def test_the_gradient_norm_is_a_proxy_of_the_norm_at_the_logits(shape):
 def test_tokens_outside_the_mask_have_no_gradient_norm():
     log_probs = torch.tensor([[-1.0, NAN], [-1.0, -2.0]])
     mask = torch.tensor([[True, False], [True, True]])
-    rows = kondo.signals.gradient_norm.of_sequences(log_probs, torch.tensor([2.0, 1.0]), mask=mask)
+    rows = kondo.signals.known_of(kondo.signals.gradient_norm).of_sequences(
+        log_probs, torch.tensor([2.0, 1.0]), mask=mask
+    )
     one, two = 1 - math.exp(-1), 1 - math.exp(-2)
     assert_close(rows, torch.tensor([2 * one, math.hypot(one, two)]))
 
@@ -272,7 +273,9 @@ def test_tokens_outside_the_mask_have_no_gradient_norm():
 def test_the_gradient_norm_of_a_normal_density():
     """Between the norm at the mean alone and that at mean and log-std, where these are near."""
     z = torch.tensor([0.0, 0.5, 1.0, -1.5], dtype=torch.float64)
-    found = kondo.signals.gradient_norm.of_densities(-(z**2) / 2, torch.full_like(z, -2.0))
+    found = kondo.signals.known_of(kondo.signals.gradient_norm).of_densities(
+        -(z**2) / 2, torch.full_like(z, -2.0)
+    )
     assert_close(found, 2 * (1 + z**2).sqrt())
     mean_and_scale = 2 * (z**2 + (z**2 - 1) ** 2).sqrt()
     assert (found / mean_and_scale).max() < 1.5

@@ -22,17 +22,14 @@ from kondo.core.specs import RULES, SIGNALS
         (" unbiased:0.1 ", kondo.UnbiasedGate(rate=0.1)),
         ("delight:0.1,negative_quota=0.3", kondo.Gate(rate=0.1, negative_quota=0.3)),
         (
-            "delight:0.1, temperature=0.5, normalise=temperature",
-            kondo.Gate(rate=0.1, temperature=0.5, normalise="temperature"),
+            "delight:0.1, temperature=0.5, inverse_propensity=True",
+            kondo.Gate(rate=0.1, temperature=0.5, inverse_propensity=True),
         ),
         ("delight:0.1,window=8,warmup=2", kondo.Gate(rate=0.1, window=8, warmup=2)),
-        (
-            "price:0,temperature=1,soft=True",
-            kondo.Gate(price=0.0, temperature=1, soft=True),
-        ),
+        ("price:0,temperature=1", kondo.Gate(price=0.0, temperature=1)),
         (
             "unbiased:0.1,signal=advantage,max_weight=20",
-            kondo.UnbiasedGate(rate=0.1, signal=kondo.signals.unit_advantage, max_weight=20),
+            kondo.UnbiasedGate(rate=0.1, signal=kondo.signals.advantage, max_weight=20),
         ),
     ],
 )
@@ -74,7 +71,7 @@ def test_every_signal_has_a_name(name):
         ("delight:0.1,colour=red", "'colour=red'"),
         ("delight:0.1,reserve", "'reserve'"),
         ("delight:0.1,rate=0.2", "'rate=0.2'"),
-        ("delight:0.1,reserve=0.1,reserve=0.2", "reserve twice"),
+        ("delight:0.1,reserve=0.1,reserve=0.2", "each once, .* got 'reserve=0.2'"),
         ("delight:0.1,price=1", "give exactly one of rate and price"),
         ("delight:0.1,reserve=much", "refused"),
         ("variance:0.1,signal=beauty", "signal must be one of"),

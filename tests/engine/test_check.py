@@ -763,3 +763,14 @@ def test_what_was_found_travels_between_processes():
 def test_a_choice_among_all_rows_is_not_asked_of_the_few():
     batch, advantages = batch_of(40), torch.ones(40).cumsum(0) - 20.5
     passes(policy_of(mlp()), batch, advantages, gate=kondo.Choice.of(advantages > 10))
+
+
+def test_a_loss_that_rows_of_tokens_cannot_be_dropped_from_is_found_without_a_gate():
+    states, actions = torch.randn(SIZE, 5, WIDTH), torch.randint(ACTIONS, (SIZE, 5))
+    policy = policy_of(mlp())
+    with torch.no_grad():
+        old = policy((states, actions))
+    options = {"loss": kondo.losses.sequence_is_pg, "loss_inputs": {"behaviour_log_probs": old}}
+    with pytest.raises(ValueError, match='unit must be "sequence"'):
+        kondo.check(policy, (states, actions), ADVANTAGES, unit="token", **options)
+    passes(policy, (states, actions), unit="sequence", **options)

@@ -96,8 +96,8 @@ def test_all_ways_to_name_the_mode_agree():
     screens = {
         "pair": (log_probs, modes),
         "list": [log_probs, modes],
-        "callable": lambda rows: policy.screen(rows),
         "policy": policy,
+        "its screen": policy.screen,
         "difference": log_probs - modes,
     }
     for name, screen in screens.items():
@@ -192,27 +192,6 @@ def test_a_multivariate_normal_is_a_density():
         lambda seen: MultivariateNormal(seen[:, None].expand(-1, 2), torch.eye(2) / 100), actions
     )
     assert_close(shown, -100 * seen.square())
-
-
-def test_a_signal_may_have_another_rule_for_densities():
-    def signal(log_probs, advantages, *, mask=None):
-        return advantages
-
-    def of_densities(log_probs, advantages, *, mask=None):
-        return -log_probs
-
-    signal.of_densities = of_densities
-    model, batch, advantages = gaussian_problem()
-    distances = squared_distances(model, batch)
-    gate = kondo.Gate(rate=1 / ROWS, signal=signal)
-    policy = kondo.DistributionPolicy(model)
-    with torch.no_grad():
-        pair = policy.screen(batch)
-    for screen in (None, pair):
-        report = run_step(policy, batch, advantages, gate=gate, screen=screen)
-        assert report.price == pytest.approx(float(distances.max()) / 2)
-    plain = run_step(policy, batch, advantages, gate=gate, screen=torch.zeros(ROWS))
-    assert plain.price == pytest.approx(float(advantages.max()))
 
 
 def test_the_proxy_of_a_gradient_has_its_rule_for_densities():
@@ -366,9 +345,9 @@ BAD_STEPS = {
         {"screen": (torch.zeros(ROWS), torch.zeros(1))},
         rf"of one shape, got \[{ROWS}\] and \[1\]",
     ),
-    "a callable of two shapes": (
-        {"screen": lambda rows: (torch.zeros(ROWS), torch.zeros(1))},
-        r"screen\(rows\) must hold log_probs and mode_log_probs of one shape",
+    "a callable that returns a pair": (
+        {"screen": lambda rows: (torch.zeros(ROWS), torch.zeros(ROWS))},
+        r"screen\(rows\) must return log-probs, got a tuple of 2; .*screen=\(log_probs, mode_log",
     ),
     "above the mode": (
         {"screen": (torch.ones(ROWS), torch.zeros(ROWS))},

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import kondo
-from kondo.engine.group import LocalGroup, group_of
+from kondo.engine.step import LocalGroup, group_of
 from kondo.ranks.rank_group import RankGroup
 from steps import run_step
 from tolerances import assert_close

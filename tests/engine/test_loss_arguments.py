@@ -8,8 +8,7 @@ import torch
 
 import kondo
 import zoo
-from kondo.engine.compact import MicroBatch
-from kondo.engine.loss_arguments import sequence_index, takes_sequences
+from kondo.engine.differentiate import MicroBatch, sequence_index
 from no_reads import NoReads
 from oracles import engine as oracle
 from oracles.sequences import sequence_loss
@@ -35,29 +34,6 @@ def assert_gradient(net, log_probs, advantages, behaviour, mask, keep):
     for name, gradient in oracle.gradients(net, loss).items():
         found = dict(net.named_parameters())[name].grad
         assert_close(torch.zeros_like(gradient) if found is None else found, gradient)
-
-
-@pytest.mark.parametrize("micro_batch", [None, 1, 3])
-@pytest.mark.parametrize("rate", [None, 0.3, 0.7])
-def test_rows_of_a_policy_are_weighed_whole(rate, micro_batch):
-    net, log_prob, batch, advantages, mask, behaviour = problem()
-    log_probs = log_prob(batch)
-    keep = mask
-    if rate is not None:
-        keep = oracle.element_keep(log_probs, advantages, mask, "sequence", rate)
-    run_step(
-        log_prob,
-        batch,
-        advantages,
-        gate=None if rate is None else kondo.Gate(rate=rate),
-        mask=mask,
-        unit="sequence",
-        loss=CAPPED,
-        # What the mask hides must not enter the product.
-        loss_inputs={"behaviour_log_probs": torch.where(mask, behaviour, math.nan)},
-        micro_batch=micro_batch,
-    )
-    assert_gradient(net, log_probs, advantages, behaviour, mask, keep)
 
 
 def test_a_dense_step_without_a_mask_weighs_whole_rows():
@@ -98,7 +74,7 @@ def test_single_decisions_are_sequences_of_one():
         assert_close(ours, theirs)
 
 
-def test_a_loss_of_one_s_own_gets_the_index_if_it_names_it():
+def test_a_loss_of_one_s_own_gets_the_index_if_it_says_that_it_needs_it():
     _, log_prob, batch, advantages, mask, _ = problem()
     seen = []
 
@@ -106,20 +82,21 @@ def test_a_loss_of_one_s_own_gets_the_index_if_it_names_it():
         seen.append(sequence_index)
         return kondo.losses.pg(log_probs, advantages)
 
+    loss.needs_sequence_index = True
     given = {"mask": mask, "unit": "sequence", "micro_batch": zoo.N - 1}
     run_step(log_prob, batch, advantages, loss=loss, **given)
     rows = torch.arange(zoo.N - 1)[:, None].expand(zoo.N - 1, zoo.T)
     assert torch.equal(seen[0], torch.where(mask[:-1], rows, -1))
     assert torch.equal(seen[1], torch.where(mask[-1:], 0, -1))
-    bound = functools.partial(loss, sequence_index=torch.zeros(1))
-    assert takes_sequences(loss)
-    assert not takes_sequences(bound)
-    assert not takes_sequences(kondo.losses.is_pg)
-    assert not takes_sequences(max)  # does not tell its parameters
+    bound = functools.partial(loss, sequence_index=None)  # the step gives it all the same
+    run_step(log_prob, batch, advantages, loss=bound, **given)
+    assert len(seen) == 4
 
 
 class Weighed(torch.nn.Module):
     """A loss with an index of sequences, as a module."""
+
+    needs_sequence_index = True
 
     def forward(self, log_probs, advantages, behaviour_log_probs, *, sequence_index=None):
         found = (log_probs, advantages, behaviour_log_probs)
@@ -143,19 +120,18 @@ class Capped(Weighed):
 
 
 @pytest.mark.parametrize(
-    ("loss", "told"),
+    "loss",
     [
-        (functools.partial(Capped(), cap=1.5), True),
-        (torch.compile(Weighed(), backend="eager"), True),
-        (functools.partial(torch.compile(Capped(), backend="eager"), cap=1.5), True),
-        (torch.compile(CAPPED.func, backend="eager"), True),
-        (lambda log_probs, advantages, **others: CAPPED(log_probs, advantages, **others), False),
+        functools.partial(Capped(), cap=1.5),
+        torch.compile(Weighed(), backend="eager"),
+        functools.partial(torch.compile(Capped(), backend="eager"), cap=1.5),
+        torch.compile(CAPPED.func, backend="eager"),
+        lambda log_probs, advantages, **others: CAPPED(log_probs, advantages, **others),
     ],
     ids=["bound module", "compiled module", "bound compiled module", "compiled", "wrapper"],
 )
-def test_a_loss_behind_a_wrapper_leaves_masked_tokens_out_of_the_product(loss, told):
+def test_a_loss_behind_a_wrapper_leaves_masked_tokens_out_of_the_product(loss):
     net, log_prob, batch, advantages, mask, behaviour = problem()
-    assert takes_sequences(loss) == told
     if getattr(loss, "__name__", "") == "sequence_is_pg":
         loss = functools.partial(loss, max_weight=1.5)
     hidden = {"behaviour_log_probs": torch.where(mask, behaviour, math.nan)}

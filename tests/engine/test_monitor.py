@@ -10,9 +10,8 @@ import torch
 
 import kondo
 from kondo.core import quantiles
-from kondo.engine.monitor import _RUNS, monitor
+from kondo.engine.monitor import _RUNS, Trend, monitor
 from kondo.engine.selection import Counts
-from kondo.engine.trend import Trend
 
 ROWS, TOKENS, CHOICES = 512, 6, 8
 
@@ -64,20 +63,6 @@ def test_a_gate_by_delight_that_makes_the_policy_random_is_named_once():
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize(
-    "gate",
-    [
-        kondo.UnbiasedGate(rate=0.3),
-        kondo.Gate(rate=1.0),
-        kondo.Gate(rate=0.1, signal=kondo.signals.abs_advantage),
-    ],
-)
-def test_other_gates_are_not_warned_about(gate):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(gate, steps=40)
-
-
 @dataclasses.dataclass
 class Unhashable(kondo.BaseGate):
     """A gate by delight with a value of its own, and so without a hash."""
@@ -87,6 +72,30 @@ class Unhashable(kondo.BaseGate):
     def choose(self, values, mask, generator=None):
         keep, _ = quantiles.highest(values, mask & (values != 0), self.count)
         return kondo.Choice.of(keep, mask)
+
+
+@kondo.adapters.register(Unhashable)
+class DrawsNothing(kondo.adapters.Adapter):
+    draws = False
+
+
+class Unknown(Unhashable):
+    """A gate of which nobody knows that it draws nothing."""
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        kondo.UnbiasedGate(rate=0.3),
+        kondo.Gate(rate=1.0),
+        kondo.Gate(rate=0.1, signal=kondo.signals.abs_advantage),
+        Unknown(count=50),
+    ],
+)
+def test_other_gates_are_not_warned_about(gate):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(gate, steps=40)
 
 
 def test_gates_are_told_apart_by_identity():

@@ -278,49 +278,84 @@ def few_advantages():
 
 
 def test_recommends_a_noise_budget(monkeypatch):
-    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0], few_advantages())
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0, 0.6], few_advantages())
     assert repr(plan.gate) == "UnbiasedGate(noise=1.5)"
     # Of eight rows alike 8 / 1.5 are enough: 6 of 40. Four of them are twice as noisy as all.
     assert "recommended: gate=kondo.UnbiasedGate(noise=1.5): it keeps 15% of" in str(plan)
     assert [row.noise for row in plan.rates] == [pytest.approx(2.0), pytest.approx(1.0)]
 
 
-def test_recommends_the_papers_gate_for_single_decisions(monkeypatch):
-    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0], few_advantages(), single_decisions=True)
-    assert repr(plan.gate) == "Gate(rate=0.03)"
-    # No rate below 10% was measured: the nearest counts, 3 / (1 + 0.5) and 3 / 0.5.
-    assert "2.0x with an exact screen, 6.0x with a free one" in plan.advice
+class Third(kondo.BaseGate):
+    """Keeps every third unit, and remembers how often it chose."""
+
+    calls = 0
+
+    def choose(self, values, mask, generator=None):
+        self.calls += 1
+        return kondo.Choice.of(mask & (torch.arange(len(values)) % 3 == 0), mask)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
 
 
-def test_seconds_between_two_rates_are_interpolated(monkeypatch):
-    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 2.5], torch.ones(40))
-    share = 27 / 40  # 40 / 1.5
-    kept = 0.5 + (share - 0.1) / 0.9 * 2.0
-    assert f"{3 / kept:.1f}x with a free one" in plan.advice
+def test_plans_for_the_gate_that_is_given(monkeypatch):
+    gate, advantages = kondo.Gate(rate=0.05), torch.ones(40)
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0, 0.25], advantages, gate=gate)
+    assert plan.gate is gate
+    assert "recommended: gate=Gate(rate=0.05): it keeps 5% of this batch. Learner" in plan.advice
+    # The rows that it keeps were measured: 3 / (1 + 0.25) and 3 / 0.25.
+    assert "2.4x with an exact screen, 12.0x with a free one" in plan.advice
+    slower = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0, 3.5], advantages, gate=gate)
+    assert slower.gate is None
+    assert "Gate(rate=0.05) would be slower" in slower.advice
 
 
-def test_a_share_beyond_the_planned_rates_is_not_cheaper_than_it_is(monkeypatch):
-    monkeypatch.setattr(planner, "_in_turns", lambda *_: [1.0, 3.0, 0.03])
-    plan = kondo.plan(
-        lambda rows: -torch.ones(len(rows)),
-        torch.zeros(40, 4),
-        advantages=torch.ones(40),
-        rates=(0.01,),
-    )
-    # 27 of 40 rows: on the way from 1% in 0.03 s to all rows in 3 s.
-    kept = 0.03 + (27 / 40 - 0.01) / 0.99 * 2.97
-    assert f"{3 / kept:.1f}x with a free one" in plan.advice
+def test_plans_for_a_gate_of_ones_own_and_puts_it_back(monkeypatch):
+    gate = Third()
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0, 1.0], torch.ones(40), gate=gate)
+    assert plan.gate is gate
+    assert "it keeps 35% of this batch" in plan.advice  # 14 of 40
+    assert gate.calls == 0
+
+
+def test_a_gate_without_advantages_is_refused():
+    _, log_prob = policy()
+    with pytest.raises(ValueError, match="advantages must be given with a gate"):
+        kondo.plan(log_prob, torch.randn(4, 4), gate=kondo.Gate(rate=0.1))
+
+
+@pytest.mark.parametrize("gate", [None, kondo.Gate(rate=0.2)])
+def test_the_rows_that_a_gate_keeps_are_measured(gate):
+    seen = set()
+    net = Net(nn.Linear(4, 1))
+
+    def log_prob(rows):
+        if torch.is_grad_enabled():
+            seen.add(tuple(rows[:, 0].tolist()))
+        return net.log_prob(rows)
+
+    batch = torch.arange(40.0).unsqueeze(1).repeat(1, 4)
+    advantages = torch.zeros(40)
+    advantages[:8] = 1.0
+    kondo.plan(log_prob, batch, advantages=advantages, gate=gate, rates=(1.0,), repeats=1)
+    of_all, of_gate = sorted(seen, key=len, reverse=True)
+    assert of_all == tuple(range(40))
+    assert set(of_gate) <= set(range(8))  # which have an advantage
+    assert len(of_gate) == 8 or gate is None
 
 
 def test_recommends_dense_where_skipping_loses(monkeypatch):
-    plan = planned(monkeypatch, [1.0, 3.0, 3.5, 3.5], few_advantages())
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0, 3.5], few_advantages())
     assert plan.gate is None
     assert "recommended: dense" in plan.advice
     assert "would be slower" in plan.advice
 
 
 def test_an_exact_screen_that_loses_is_said(monkeypatch):
-    plan = planned(monkeypatch, [1.0, 3.0, 2.5, 2.5], few_advantages())
+    plan = planned(monkeypatch, [1.0, 3.0, 0.5, 3.0, 2.5], few_advantages())
     assert "an exact screen would be slower than dense" in plan.advice
 
 
@@ -338,7 +373,7 @@ def test_without_advantages_nothing_is_recommended():
 
 def test_what_a_gpu_does_not_read_at_once_is_refused(monkeypatch):
     def unread(log_probs, advantages, *, gate, unit, mask, generator, density):
-        units = units_of(gate.signal, log_probs, advantages, unit, mask, density=density)
+        units = units_of(gate, log_probs, advantages, unit, mask, density=density)
         return choose(units, gate, generator, reads=False)
 
     monkeypatch.setattr(planner, "select", unread)

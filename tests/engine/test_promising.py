@@ -158,10 +158,9 @@ def test_sequences_are_counted_not_their_tokens():
         kondo.Gate(rate=0.3, temperature=1.0),
         kondo.Gate(rate=0.3, window=4),
         kondo.Gate(price=-1.0),
-        kondo.Gate(price=0.5, normalise=True),
         lambda delight, mask, generator: kondo.Gate(rate=0.3)(delight, mask, generator),
     ],
-    ids=["reserve", "quota", "draw", "window", "negative price", "scale", "stranger"],
+    ids=["reserve", "quota", "draw", "window", "negative price", "stranger"],
 )
 def test_gates_that_look_at_everything_are_shown_everything_once(gate):
     """But the row without an advantage, whose delight is 0 whatever its log-prob."""

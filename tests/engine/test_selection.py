@@ -26,15 +26,15 @@ def batch(unit, lead=(), seed=0, rows=6, length=3):
 def unread(log_probs, advantages, gate, unit, capacity=None):
     """Select as on a GPU, where nothing is read before somebody asks."""
     with NoReads():
-        units = units_of(kondo.delight, log_probs, advantages, unit, None)
+        units = units_of(as_gate(gate), log_probs, advantages, unit, None)
         return choose(units, as_gate(gate), capacity=capacity, reads=False)
 
 
 def test_counts_and_rows_are_read_once(monkeypatch):
     selection = unread(*batch("sample"), kondo.Gate(rate=0.5), "sample")
     reads = []
-    read = selection._read
-    monkeypatch.setattr(selection, "_read", lambda kept: reads.append(1) or read(kept))
+    read = selection.read
+    monkeypatch.setattr(selection, "read", lambda: reads.append(1) or read())
     rows = selection.rows
     assert selection.counts.rows_kept == len(rows) == 3
     with NoReads():

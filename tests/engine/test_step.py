@@ -15,7 +15,7 @@ import kondo
 import zoo
 from kondo import rows
 from kondo.engine import inputs
-from kondo.engine.compact import MicroBatch
+from kondo.engine.differentiate import MicroBatch
 from oracles import engine as oracle
 from steps import run_step
 from tolerances import assert_close
@@ -512,12 +512,11 @@ def test_a_wrapped_signal_is_called_itself():
     assert weight.grad.ne(0).tolist() == (advantages < 0).tolist()
 
 
-@pytest.mark.parametrize("options", [{"rate": 0.5, "window": 4}, {"price": 0.0, "normalise": True}])
-def test_a_nan_value_does_not_enter_a_running_state(options):
+def test_a_nan_value_does_not_enter_a_running_state():
     def broken(log_probs, advantages, *, mask=None):
         return torch.where(torch.arange(4) == 2, torch.nan, advantages)
 
-    gate = kondo.Gate(**options, signal=broken)
+    gate = kondo.Gate(rate=0.5, window=4, signal=broken)
     before = str(gate.state_dict())
     weight = torch.ones(4, requires_grad=True)
     with pytest.raises(ValueError, match=r"signal must not return NaN .* unit 2"):
@@ -553,7 +552,7 @@ def test_a_gate_may_return_plain_numbers():
 
 def test_a_report_can_be_copied_and_judges_the_gate_as_it_was():
     weight = torch.linspace(0.5, 2.0, 8, requires_grad=True)
-    gate = kondo.Gate(price=0.0, temperature=1.0, normalise=True, scale_decay=0.0)
+    gate = kondo.Gate(rate=0.5, temperature=1.0, window=2)
     given = (lambda rows: -weight[rows], torch.arange(8))
     report = run_step(*given, torch.linspace(-1.0, 1.0, 8), gate=gate)
     expected = copy.deepcopy(report).diagnostics

@@ -37,14 +37,20 @@ def log_prob_ok(rows):
         ({"mask": torch.ones(5)}, "mask must be a bool tensor"),
         ({"screen": torch.zeros(4)}, "screen must have shape"),
         ({"loss": lambda lp, adv: lp.sum()}, r"loss must return one value per unit, \[5\]"),
-        ({"loss_inputs": {"old_log_probs": torch.zeros(4)}}, "loss_inputs must have 5 rows"),
+        (
+            {"loss_inputs": {"old_log_probs": torch.zeros(4)}},
+            r"loss_inputs\[\'old_log_probs\'\] must have shape \[5\]",
+        ),
         (
             {"loss_inputs": {"old_log_probs": [0.0] * 5}},
             "loss_inputs must hold tensors .* got list for 'old_log_probs'",
         ),
         ({"loss_inputs": {"clip": 0.2}}, r"got float for 'clip'; .*functools.partial\(loss, clip"),
         ({"loss_inputs": torch.zeros(5)}, "loss_inputs must be a dict of name -> tensor"),
-        ({"loss_inputs": {0: torch.zeros(5)}}, "loss_inputs must have the names .* got 0"),
+        (
+            {"loss_inputs": {0: torch.zeros(5)}},
+            r"loss_inputs must hold what pg takes .* got \[0\]: keywords must be strings",
+        ),
         (
             {"log_prob": lambda rows: log_prob_ok(rows).detach()},
             r"log_prob\(rows\) must be differentiable, got a detached tensor",

@@ -91,7 +91,7 @@ def test_sequences_need_no_forward_where_their_length_is_known(given, screened):
         log_prob,
         batch,
         **options,
-        gate=kondo.Gate(rate=0.3, signal=kondo.signals.sequence_advantage),
+        gate=kondo.Gate(rate=0.3, signal=kondo.signals.advantage),
         unit="sequence",
     )
     assert (report.kept, report.rows_screened, report.rows_trained) == (2, screened, 2)

@@ -175,7 +175,7 @@ def test_permuting_rows_changes_nothing(name, unit):
 
 
 @pytest.mark.parametrize(("name", "unit"), zoo.CASES)
-def test_soft_gate_weights_every_term(name, unit):
+def test_the_weights_of_a_gate_weigh_every_term(name, unit):
     net, log_prob, batch = zoo.build(name)
     advantages, mask = data(name)
     log_probs = log_prob(batch)
@@ -184,7 +184,11 @@ def test_soft_gate_weights_every_term(name, unit):
     weight = weight[:, None].expand_as(log_probs) if unit == "sequence" else weight
     loss = oracle.dense_gated_loss(log_probs, advantages, mask, mask.sum(), weight)
     expected = oracle.gradients(net, loss)
-    gate = kondo.Gate(price=0.0, temperature=0.7, soft=True)
+
+    def gate(values, mask, generator):
+        choice = kondo.Choice.of(mask)
+        return choice._replace(weight=torch.sigmoid(values / 0.7) * mask)
+
     run_step(log_prob, batch, advantages, gate=gate, mask=mask, unit=unit, micro_batch=2)
     for key, value in grads(net).items():
         assert_close(value, expected[key])
@@ -219,42 +223,6 @@ def test_inverse_propensity_is_unbiased_for_dense():
     z = (stack.mean(0) - dense) / error
     assert float(z.abs().max()) < 4.5
     assert float(z.square().mean()) < 2.0
-
-
-@pytest.mark.parametrize(
-    ("loss", "inputs"),
-    [
-        (kondo.losses.dg, ()),
-        (kondo.losses.ppo, ("old_log_probs",)),
-        (kondo.losses.is_pg, ("behaviour_log_probs",)),
-        (kondo.losses.awr, ()),
-        (kondo.losses.pmpo, ()),
-    ],
-)
-def test_every_loss_matches_its_dense_masked_gradient(loss, inputs):
-    net, log_prob, batch = zoo.build("lstm")
-    advantages, mask = data("lstm")
-    old = log_prob(batch).detach() + 0.1 * torch.randn(
-        zoo.shape("lstm"), dtype=torch.float64, generator=torch.Generator()
-    )
-    extra = dict.fromkeys(inputs, old)
-    log_probs = log_prob(batch)
-    keep = oracle.element_keep(log_probs, advantages, mask, "sequence", 0.4)
-    dense = loss(log_probs, advantages, **extra)[keep].sum() / mask.sum()
-    expected = oracle.gradients(net, dense)
-    run_step(
-        log_prob,
-        batch,
-        advantages,
-        gate=kondo.Gate(rate=0.4),
-        mask=mask,
-        unit="sequence",
-        loss=loss,
-        loss_inputs=extra,
-        micro_batch=2,
-    )
-    for key, value in grads(net).items():
-        assert_close(value, expected[key])
 
 
 def test_float32_error_is_no_worse_than_dense():

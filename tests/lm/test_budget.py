@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import kondo
 import kondo.lm
+from kondo.core.adapters import adapter_of
 from kondo.lm.budget import BudgetGate, _ranks, buy
 from kondo.lm.rows import TokenRows
 from lm.tiny import policy, token_rows
@@ -39,22 +40,21 @@ def tokens_of(share, attention):
     return int(share * int(attention.sum()) + 1e-9)
 
 
-@given(batches(most_rows=4, most_tokens=5), st.integers(0, 20), st.booleans())
-def test_the_oracles_agree(batch, capacity, whole):
-    choices = oracle.curves(*batch, 0.0, whole)
+@given(batches(most_rows=4, most_tokens=5), st.integers(0, 20))
+def test_the_oracles_agree(batch, capacity):
+    choices = oracle.curves(*batch)
     assert_close(
         oracle.best_value(choices, capacity), oracle.best_value_by_trying(choices, capacity)
     )
 
 
-@given(batches(), st.integers(1, 100), st.sampled_from([0.0, 0.6]), st.booleans())
-def test_it_stays_within_the_budget_and_its_bound_holds(batch, percent, price, whole):
+@given(batches(), st.integers(1, 100))
+def test_it_stays_within_the_budget_and_its_bound_holds(batch, percent):
     delight, mask, attention = batch
-    price = 0.0 if whole else price
-    gate = BudgetGate(budget=percent / 100, price=price, whole=whole).for_rows(attention)
+    gate = BudgetGate(budget=percent / 100).for_rows(attention)
     out = gate(delight, mask)
     capacity = tokens_of(percent / 100, attention)
-    best = oracle.best_value(oracle.curves(delight, mask, attention, price, whole), capacity)
+    best = oracle.best_value(oracle.curves(delight, mask, attention), capacity)
     value, tokens = oracle.bought(delight, out.keep, attention)
     purchase = gate.purchase
     assert tokens <= capacity
@@ -74,7 +74,7 @@ def test_it_is_optimal_or_nearly_so_on_small_batches(generator):
         everything = torch.ones(size, dtype=torch.bool)
         share = float(torch.rand((), generator=generator)) * 0.9 + 0.05
         keep = BudgetGate(budget=share).for_rows(everything)(delight).keep
-        choices = oracle.curves(delight, everything, everything, 0.0, False)
+        choices = oracle.curves(delight, everything, everything)
         best = oracle.best_value(choices, tokens_of(share, everything))
         value, _ = oracle.bought(delight, keep, everything)
         shares.append(value / best if best else 1.0)
@@ -189,43 +189,12 @@ def test_sequences_are_the_plain_knapsack(batch, percent):
     assert not (keep & ~mask[:, 0]).any()
 
 
-def test_whole_trains_everything_inside_the_cut_and_counts_losses():
-    delight = torch.tensor([[1.0, -3.0, 5.0, -1.0], [2.0, -1.0, 0.0, -9.0]])
-    everything = torch.ones(2, 4, dtype=torch.bool)
-    gate = BudgetGate(budget=1.0, whole=True).for_rows(everything)
-    keep = gate(delight).keep
-    assert keep.tolist() == [[True, True, True, False], [True, False, False, False]]
-    assert_close(gate.purchase.delight, 1 - 3 + 5 + 2)
-    keep = BudgetGate(budget=1.0).for_rows(everything)(delight).keep
-    assert keep.tolist() == [[True, False, True, False], [True, False, False, False]]
-
-
-def test_minus_infinity_ends_a_whole_row_and_is_skipped_otherwise():
+def test_a_token_of_minus_infinity_is_skipped():
     delight = torch.tensor([[1.0, -torch.inf, 5.0]])
     everything = torch.ones(1, 3, dtype=torch.bool)
-    keep = BudgetGate(budget=1.0, whole=True).for_rows(everything)(delight).keep
-    assert keep.tolist() == [[True, False, False]]
     assert BudgetGate(budget=1.0).for_rows(everything)(delight).keep.tolist() == [
         [True, False, True]
     ]
-
-
-def test_a_price_leaves_small_delight_out():
-    delight = torch.tensor([[0.5, 2.0, 0.5, 0.5]])
-    everything = torch.ones(1, 4, dtype=torch.bool)
-    out = BudgetGate(budget=1.0, price=0.5).for_rows(everything)(delight)
-    assert out.keep.tolist() == [[False, True, False, False]]
-
-
-def test_weights_make_late_tokens_dearer():
-    delight = torch.tensor([[0.0, 0.0, 0.0, 3.0], [0.0, 2.0, 0.0, 0.0]])
-    everything = torch.ones(2, 4, dtype=torch.bool)
-    dearer = (1.0 + 10 * torch.arange(4)).expand(2, 4).contiguous()  # 64 a row
-    plain = BudgetGate(budget=0.5).for_rows(everything)
-    assert plain(delight).keep.any(1).tolist() == [True, False]
-    weighted = BudgetGate(budget=0.45).for_rows(everything, weight=dearer)
-    assert weighted(delight).keep.any(1).tolist() == [False, True]
-    assert float(weighted.purchase.cost) == 1 + 11
 
 
 def test_order_of_the_rows_does_not_matter(generator):
@@ -306,9 +275,6 @@ def test_what_it_reckons_is_what_a_language_model_trains(unit, generator):
         ({"budget": 0.0}, "budget must lie in"),
         ({"budget": 1.5}, "budget must lie in"),
         ({"budget": float("nan")}, "budget must lie in"),
-        ({"budget": 0.1, "price": -1.0}, "price must be finite and >= 0"),
-        ({"budget": 0.1, "price": float("nan")}, "price must be finite and >= 0"),
-        ({"budget": 0.1, "price": 1.0, "whole": True}, "whole keeps"),
     ],
 )
 def test_bad_options_are_refused(options, match):
@@ -320,19 +286,16 @@ EVERYTHING = torch.ones(2, 3, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
-    ("rows", "weight", "match"),
+    ("rows", "match"),
     [
-        (torch.ones(2, 3), None, "bool"),
-        (torch.ones(3, dtype=torch.bool), None, r"\[N, S\], got \[3\]"),
-        ([[True]], None, "got list"),
-        (EVERYTHING, torch.ones(3, 2), "weight must have the shape"),
-        (EVERYTHING, torch.zeros(2, 3), r"weight must be finite and > 0 .* unit \(0, 0\)"),
-        (EVERYTHING, torch.ones(2, 3, dtype=torch.long), "weight must be floating point"),
+        (torch.ones(2, 3), "bool"),
+        (torch.ones(3, dtype=torch.bool), r"\[N, S\], got \[3\]"),
+        ([[True]], "got list"),
     ],
 )
-def test_bad_rows_are_refused(rows, weight, match):
+def test_bad_rows_are_refused(rows, match):
     with pytest.raises(ValueError, match=match):
-        BudgetGate(budget=0.1).for_rows(rows, weight=weight)
+        BudgetGate(budget=0.1).for_rows(rows)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +305,10 @@ def test_bad_rows_are_refused(rows, weight, match):
         (torch.ones(3), "shape of the rows this gate is bound to"),
         (torch.ones(2, 3, dtype=torch.long), "values must be floating point"),
         (torch.tensor([[1.0, 1, 1], [1, float("nan"), 1]]), r"NaN .* unit \(1, 1\)"),
-        (torch.tensor([[1.0, 1, 1], [1, 1, float("inf")]]), r"infinite .* unit \(1, 2\)"),
+        (
+            torch.tensor([[1.0, 1, 1], [1, 1, float("inf")]]),
+            r"below inf .* unit \(1, 2\)",
+        ),
     ],
 )
 def test_bad_delight_is_refused(delight, match):
@@ -353,14 +319,9 @@ def test_bad_delight_is_refused(delight, match):
 @pytest.mark.parametrize("delight", [torch.ones(2, 2), torch.ones(2)])
 def test_units_in_the_padding_are_refused(delight):
     gate = BudgetGate(budget=0.5).for_rows(torch.tensor([[True, True], [False, False]]))
-    with pytest.raises(ValueError, match="inside the rows' real tokens, got unit"):
+    with pytest.raises(ValueError, match="first real token of a row, got unit"):
         gate(delight)
     assert gate(torch.tensor([[1.0, 0.0], [0.0, 0.0]])).keep.any()
-
-
-def test_whole_is_refused_for_sequences():
-    with pytest.raises(ValueError, match="rows are bought whole anyway"):
-        BudgetGate(budget=0.1, whole=True).for_rows(EVERYTHING)(torch.ones(2))
 
 
 def test_buy_takes_a_dear_row_that_the_price_leaves_out():
@@ -396,19 +357,17 @@ def test_the_gap_of_a_small_batch_counts_only_what_could_be_bought(generator):
 
 
 def test_some_rows_of_a_bound_gate_keep_their_costs():
-    mask = torch.ones(4, 3, dtype=torch.bool)
-    weight = torch.arange(1, 13.0).view(4, 3)
-    index = torch.tensor([3, 1])
-    delight = torch.rand(2, 3)
-    few = BudgetGate(budget=0.5).for_rows(mask, weight=weight).take(index)
-    again = BudgetGate(budget=0.5).for_rows(mask[index], weight=weight[index])
+    mask = torch.arange(3) < torch.tensor([[1], [2], [3], [1]])
+    index = torch.tensor([2, 1])
+    delight = torch.where(mask[index], torch.rand(2, 3), 0.0)
+    few = adapter_of(BudgetGate(budget=0.5).for_rows(mask)).take(index)
+    again = BudgetGate(budget=0.5).for_rows(mask[index])
     assert torch.equal(few(delight).keep, again(delight).keep)
     assert torch.equal(few(delight[:, 0]).keep, again(delight[:, 0]).keep)
-    assert few.is_bound
-    unbound = BudgetGate(budget=0.5)
-    assert not unbound.is_bound
-    with pytest.raises(ValueError, match="take needs a gate that is bound"):
-        unbound.take(index)
+    assert few.purchase.budget == again.purchase.budget == 2
+    unbound = adapter_of(BudgetGate(budget=0.5)).take(index)
+    with pytest.raises(ValueError, match="for_rows"):
+        unbound(delight)
 
 
 def test_rounding_does_not_take_a_token_off_the_budget():
@@ -436,7 +395,6 @@ def test_tokens_are_ranked_as_the_plain_gate_ranks_them(generator):
 
 def test_its_repr_can_be_typed():
     assert repr(BudgetGate(budget=0.03)) == "BudgetGate(budget=0.03)"
-    assert repr(BudgetGate(budget=0.03, whole=True)) == "BudgetGate(budget=0.03, whole=True)"
 
 
 @pytest.mark.parametrize("unit", ["token", "sequence"])
@@ -467,14 +425,15 @@ def test_many_members_buy_without_reading_from_the_device(generator):
 def test_the_masks_of_rows_are_all_it_is_bound_to(generator):
     rows = token_rows(generator, 12)
     gate = BudgetGate(budget=0.3)
-    facts = gate.row_facts(rows)
+    known = adapter_of(gate)
+    facts = known.row_facts(rows)
     assert facts.shape == rows.attention_mask.shape
     assert not facts.is_floating_point()
     delight = torch.randn(facts.shape, generator=generator)
-    by_facts, by_rows = gate.bind(facts), gate.for_rows(rows)
+    by_facts, by_rows = known.bind(facts), gate.for_rows(rows)
     for values, mask in ((delight, rows.completion_mask), (delight.sum(1), None)):
         assert torch.equal(by_facts(values, mask).keep, by_rows(values, mask).keep)
-    padded = gate.bind(torch.nn.functional.pad(facts, (0, 3)))
+    padded = known.bind(torch.nn.functional.pad(facts, (0, 3)))
     assert torch.equal(padded(delight.sum(1)).keep, by_rows(delight.sum(1)).keep)
-    assert gate.row_facts(torch.ones(3, 4)) is None
-    assert by_rows.row_facts(rows) is None
+    assert known.row_facts(torch.ones(3, 4)) is None
+    assert adapter_of(by_rows).row_facts(rows) is None

@@ -494,7 +494,7 @@ def test_the_kernel_is_asked_for_what_the_mask_gives(window, monkeypatch):
     """Rows, shared keys, scale and window, in the terms of torch's flash attention."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
-        torch.randn(1, heads, 9, 5, dtype=torch.float64, generator=generator) for heads in (4, 2, 2)
+        torch.randn(9, heads, 5, dtype=torch.float64, generator=generator) for heads in (4, 2, 2)
     )
     starts = torch.tensor([0, 2, 3, 9], dtype=torch.int32)
 
@@ -508,10 +508,12 @@ def test_the_kernel_is_asked_for_what_the_mask_gives(window, monkeypatch):
         return (causal.attention_by_rows(query, key, value, cu_q, scale=scale, window_size=sizes),)
 
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
-    inputs = (query, key, value)
-    found = attention_module._flash(inputs, starts, 6, 0.3, window)
-    assert_close(found, attention_module._block_diagonal(inputs, starts, 6, 0.3, window))
-    assert found.shape == (1, 9, 4, 5)
+    inputs, options = (query, key, value, starts, 6), {"scale": 0.3, "window": window}
+    expected = packed_attention(*inputs, **options)
+    monkeypatch.setattr(attention_module, "_has_flash", lambda _: True)
+    found = packed_attention(*inputs, **options)
+    assert_close(found, expected)
+    assert found.shape == (9, 4, 5)
 
 
 @pytest.mark.parametrize("make", [models.llama, models.qwen2, models.qwen3, models.mistral])
@@ -523,7 +525,7 @@ def test_no_value_is_read_back_while_a_pack_is_run(make, monkeypatch):
     tensors = {k: v.to("meta") for k, v in vars(pack).items() if isinstance(v, torch.Tensor)}
     pack = dataclasses.replace(pack, **tensors)
     model.to("meta")
-    monkeypatch.setattr(attention_module, "_block_diagonal", attention_module._flash)
+    monkeypatch.setattr(attention_module, "_has_flash", lambda _: True)
     # The meta device has no autocast to ask about; the head's own tests look at the head.
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(lm_model, "token_log_probs", lambda hidden, *_, **__: hidden.sum(-1))
@@ -562,28 +564,33 @@ def test_the_kernel_attends_like_the_mask(make):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_autocast_takes_the_kernel_too(monkeypatch):
     calls = []
-    inner = attention_module._flash
-    monkeypatch.setattr(attention_module, "_flash", lambda *a: calls.append(1) or inner(*a))
+    inner = attention_module._has_flash
+
+    def noted(query):
+        calls.append(inner(query))
+        return calls[-1]
+
+    monkeypatch.setattr(attention_module, "_has_flash", noted)
     lm = CausalLM(models.build(models.llama, dtype=torch.float32, device="cuda", head_dim=16))
     assert lm.layout == "padded"
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert lm.layout == "varlen"
         calls.clear()
         lm.log_prob(to_device(models.rows(), "cuda")).sum().backward()
-    assert len(calls) == 2  # layers
+    assert calls == [True, True]  # layers
 
 
 def test_autocast_on_the_cpu(monkeypatch):
     """Queries and keys that rotary embeddings leave in float32 meet values in bfloat16."""
-    inner, dtypes = attention_module._block_diagonal, set()
+    dtypes = set()
 
-    def noted(parts, *rest):
-        dtypes.update(part.dtype for part in parts)
-        return inner(parts, *rest)
+    def noted(*given, **options):
+        dtypes.update(part.dtype for part in given[:3])
+        return packed_attention(*given, **options)
 
     model, rows = models.build(models.llama, dtype=torch.float32), models.rows("left")
     lm = CausalLM(model, attention="varlen")
-    monkeypatch.setattr(attention_module, "_block_diagonal", noted)
+    monkeypatch.setattr(attention_module, "packed_attention", noted)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = lm.log_prob(rows)
     assert dtypes == {torch.bfloat16}
@@ -646,7 +653,8 @@ def test_models_without_a_separable_head_are_refused():
 
 def test_a_wrapper_whose_forward_would_not_run_is_refused():
     wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    with pytest.raises(ValueError, match=r"DistributedDataParallel.*give model.module"):
+    nn.Module.__init__(wrapped)
+    with pytest.raises(ValueError, match=r"DistributedDataParallel.*kondo.lm.TokenLogProb"):
         CausalLM(wrapped)
 
 

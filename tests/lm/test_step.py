@@ -220,7 +220,7 @@ def test_screens_decide_and_the_model_is_differentiated(screen):
     assert calls == [True]
 
 
-def test_a_soft_gate_weights_every_token():
+def test_a_gate_that_weights_every_token():
     model, rows = models.build(models.llama), models.rows("both")
     advantages = advantages_for(rows)
     log_probs = causal.padded(model, *models.inside(rows))
@@ -229,9 +229,12 @@ def test_a_soft_gate_weights_every_token():
     weight = torch.sigmoid(delight / 0.7)
     loss = oracle.dense_gated_loss(log_probs, advantages, mask, mask.sum(), weight)
     expected = oracle.gradients(model, loss)
-    gate = kondo.Gate(price=0.0, temperature=0.7, soft=True)
+
+    def soft(values, mask, generator=None):
+        return kondo.Choice.of(mask)._replace(weight=torch.sigmoid(values / 0.7) * mask)
+
     lm = CausalLM(model, attention="varlen", max_tokens=20)
-    run_step(lm, rows, advantages, gate=gate, unit="token")
+    run_step(lm, rows, advantages, gate=soft, unit="token")
     assert_grads(model, expected)
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 
-def curves(delight: Tensor, mask: Tensor, attention: Tensor, price: float, whole: bool):
+def curves(delight: Tensor, mask: Tensor, attention: Tensor):
     """Per row the choices (cost, value): skip it, or cut after token t."""
     rows = []
     for chi, counts, real in zip(
@@ -12,7 +12,7 @@ def curves(delight: Tensor, mask: Tensor, attention: Tensor, price: float, whole
         choices, cost, value = [(0, 0.0)], 0, 0.0
         for t in range(len(chi)):
             cost += int(real[t])
-            if counts[t] and (whole or chi[t] > price):
+            if counts[t] and chi[t] > 0:
                 value += chi[t]
             choices.append((cost, value))
         rows.append(choices)

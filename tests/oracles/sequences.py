@@ -21,12 +21,17 @@ def sequence_weights(log_probs, behaviour, mask, cap):
 
 
 def delight_weights(log_probs, advantages, mask, eta):
-    """sigmoid(sum over a row's tokens that count of -U log pi / eta), [N], as constants."""
+    """sigmoid(sum over a row's tokens that count of -U log pi / eta), [N], as constants.
+
+    Advantages are [N], or [N, T] of each token.
+    """
     found = []
-    for ours, advantage, counts in zip(
+    for ours, own, counts in zip(
         log_probs.detach().double().tolist(), advantages.tolist(), mask.tolist(), strict=True
     ):
-        total = sum(-advantage * our for our, count in zip(ours, counts, strict=True) if count)
+        each = own if isinstance(own, list) else [own] * len(ours)
+        terms = zip(ours, each, counts, strict=True)
+        total = sum(-advantage * our for our, advantage, count in terms if count)
         found.append(1 / (1 + math.exp(-total / eta)))
     return torch.tensor(found, dtype=torch.float64)
 

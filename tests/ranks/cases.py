@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kondo
 import kondo.ranks
+from core.entries import page_gate
 from kondo.lm import CausalLM, TokenRows
 from kondo.lm.budget import BudgetGate
 from kondo.ranks.communicator import Ranks
@@ -74,15 +75,33 @@ def free_screen(spec, batch):
     return (4 * log_probs).round() / 4 if spec.get("ties") else log_probs
 
 
+class Coin(kondo.BaseGate):
+    """A gate of nobody's: draws among what has positive delight, fewer with every call."""
+
+    calls = 1
+
+    def choose(self, values, mask, generator=None):
+        self.calls += 1
+        draws = torch.rand(values.shape, generator=generator, dtype=values.dtype)
+        return kondo.Choice.of(mask & (values > 0) & (draws < 1 / self.calls), mask)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+
+def drawing_gate(options):
+    return Coin() if options == "coin" else kondo.UnbiasedGate(**options)
+
+
 def unbiased_step(group, spec, options=None):
-    """A step by `kondo.UnbiasedGate`, with a generator that is rank 0's alone."""
+    """A step by a gate that draws, with a generator that is rank 0's alone."""
     batch, advantages, mask = problem(spec["unit"], spec["splits"]).part(group.rank())
     model, generator = Policy(spec["unit"]), generator_of(spec["generator"] + group.rank())
     report = run_rank_step(
         model,
         batch,
         advantages.abs() if spec.get("positive") else advantages,
-        gate=kondo.UnbiasedGate(**spec["gate"]),
+        gate=drawing_gate(spec["gate"]),
         group=group,
         mask=mask,
         screen=free_screen(spec, batch),
@@ -228,6 +247,13 @@ def variance_step(group, spec, rates, options=None):
     return {"grads": gradients(model), "report": told(report)}
 
 
+def page_gate_step(group, spec):
+    """A step by the gate of the page, "Add a gate", of which ranks know nothing."""
+    model = Policy(spec["unit"])
+    report = step(group, model, spec, gate=page_gate())
+    return {"grads": gradients(model), "report": told(report)}
+
+
 def ungated_step(group, spec):
     """A dense step of all ranks."""
     whole = problem(spec["unit"], spec["splits"], widths=spec.get("widths"))
@@ -331,6 +357,7 @@ ALL_OPTIONS = {
     "bound tensor": lambda: {"loss": bound(torch.tensor([1.0, 2.0]).sum())},
     "bound signal": lambda: {"gate": gated_by(2.0)},
     "leak": lambda: {"gate": kondo.Gate(rate=1.0), "rebalance": False},
+    "state": lambda: {"gate": kondo.Gate(rate=0.5, window=4)},
     "nan loss input": lambda: {"loss": kondo.losses.ppo, "loss_inputs": old_log_probs(9)},
 }
 OTHER_OPTIONS = {
@@ -413,14 +440,16 @@ class Pattern:
         self.kind, self.owner, self.draws = kind, owner, draws
 
     def __call__(self, delight, mask, generator=None):
-        owner = self.owner if mask.ndim == 1 else self.owner[:, None]
+        rows = len(self.owner)
+        row = torch.arange(rows).repeat_interleave(len(mask) // rows)
+        owner = self.owner[row]
         keep = {
             "none": torch.zeros_like(mask),
             "all": mask,
             "one rank": mask & (owner == 0),
             "all but one": mask & (owner != 0),
-            "one row": mask & (torch.arange(len(mask)) == len(mask) - 1).view(owner.shape),
-            "some": mask & (self.draws.view(owner.shape) < 0.3),
+            "one row": mask & (row == rows - 1),
+            "some": mask & (self.draws[row] < 0.3),
         }[self.kind]
         number = keep.sum().double()
         return kondo.Choice(keep, keep.double(), number, number, keep.double())
@@ -683,12 +712,6 @@ def sketched_step(group, gate, unit, splits, ties):
         "state": gate.state_dict(),
         "diagnostics": report.diagnostics,
     }
-
-
-def refused_sketch(group):
-    spec = {"unit": "sample", "splits": (3, 4), "wrap": "plain"}
-    gate = kondo.Gate(rate=0.5, temperature=1.0)
-    return failure(lambda: step(group, Policy("sample"), spec, gate=gate, exact_units=0))
 
 
 @dataclasses.dataclass

@@ -44,7 +44,6 @@ def test_a_sketch_keeps_about_the_rate(crew, unit, ties):
         assert abs(told["kept"] - report.kept) < 0.002 * report.seen
         assert told["rate"] == told["kept"] / told["seen"]
         assert told["seen"] == report.seen
-        assert found["state"]["calls"] == 1
 
 
 @needs_sketches
@@ -95,12 +94,6 @@ def test_an_unbiased_draw_by_a_sketch_has_the_price_of_all_units(crew, gate, uni
     dense = kondo.backward(model, every.batch, every.advantages.abs(), mask=every.mask, unit=unit)
     for found in (results[0], again[0]):
         assert found["report"]["loss"] == pytest.approx(dense.loss, rel=0.25)
-
-
-def test_gates_that_one_price_does_not_decide_are_refused(crew):
-    for found in crew.run(cases.refused_sketch, 2):
-        assert found["type"] == "ValueError"
-        assert "exact_units" in found["message"]
 
 
 @needs_sketches

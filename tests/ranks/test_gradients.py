@@ -11,7 +11,7 @@ import kondo
 from kondo.ranks import gradients
 from kondo.ranks.communicator import Ranks
 from kondo.ranks.gradients import Gradients
-from kondo.ranks.rank_report import RANK_STAGES
+from kondo.ranks.rank_group import RANK_STAGES
 from kondo.stage_clock import StageClock
 from ranks.problems import Policy
 

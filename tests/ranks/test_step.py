@@ -159,9 +159,7 @@ GATES = {
     "draws": {"rate": 0.3, "temperature": 0.5},
     "reserve": {"rate": 0.3, "reserve": 0.4, "negative_quota": 0.2},
     "unbiased": {"price": 0.1, "temperature": 0.3, "inverse_propensity": True},
-    "soft": {"price": 0.0, "temperature": 1.0, "soft": True},
     "price": {"price": 0.2},
-    "scaled": {"rate": 0.2, "temperature": 0.5, "normalise": "temperature"},
     "window": {"rate": 0.2, "window": 4},
 }
 
@@ -202,7 +200,8 @@ def test_every_gate_decides_as_in_one_process(crew, name, unit):
 ROWS = {"unit": "sequence", "splits": (5, 0, 8, 9), "widths": (3, 2, 6, 4)}
 
 
-def test_rows_of_all_ranks_vary_most_together(crew):
+@pytest.mark.parametrize("options", [{}, {"exact_units": 0}], ids=str)
+def test_rows_of_all_ranks_vary_most_together(crew, options):
     every, model = whole(ROWS), Policy("sequence")
     report = run_step(
         model,
@@ -212,7 +211,7 @@ def test_rows_of_all_ranks_vary_most_together(crew):
         mask=every.mask,
         unit="sequence",
     )
-    for result in crew.run(cases.variance_step, 4, ROWS, (0.3,) * 4):
+    for result in crew.run(cases.variance_step, 4, ROWS, (0.3,) * 4, options):
         for counted in ("kept", "price", "rate", "seen", "rows_trained", "rows_screened"):
             assert result["report"][counted] == getattr(report, counted), counted
         for key, grad in gradients(model).items():
@@ -220,8 +219,12 @@ def test_rows_of_all_ranks_vary_most_together(crew):
 
 
 @pytest.mark.parametrize("unit", ["sample", "token", "sequence"])
-@pytest.mark.parametrize("gate", [{"rate": 0.3}, {"noise": 1.5}], ids=str)
-def test_an_unbiased_draw_is_that_of_one_process(crew, gate, unit):
+@pytest.mark.parametrize(
+    ("gate", "options"),
+    [({"rate": 0.3}, {}), ({"noise": 1.5}, {}), ("coin", {}), ("coin", {"exact_units": 0})],
+    ids=str,
+)
+def test_a_draw_is_that_of_one_process(crew, gate, options, unit):
     spec = {"unit": unit, "splits": (7, 0, 5, 9), "gate": gate, "generator": 3}
     every, model = problem(unit, spec["splits"]), Policy(unit)
     generator = cases.generator_of(3)
@@ -229,14 +232,14 @@ def test_an_unbiased_draw_is_that_of_one_process(crew, gate, unit):
         model,
         every.batch,
         every.advantages,
-        gate=kondo.UnbiasedGate(**gate),
+        gate=cases.drawing_gate(gate),
         mask=every.mask,
         unit=unit,
         screen=cases.free_screen(spec, every.batch),
         generator=generator,
     )
     moved_on = torch.rand(1, generator=generator).item()
-    for result in crew.run(cases.unbiased_step, 4, spec):
+    for result in crew.run(cases.unbiased_step, 4, spec, options):
         for counted in ("kept", "price", "rate", "seen", "rows_trained", "tokens_trained"):
             assert result["report"][counted] == getattr(report, counted), counted
         for key, grad in gradients(model).items():
@@ -245,22 +248,9 @@ def test_an_unbiased_draw_is_that_of_one_process(crew, gate, unit):
         assert result["next"] == moved_on
 
 
-@pytest.mark.parametrize(
-    ("rates", "options", "message"),
-    [
-        ((0.3, 0.3, 0.2, 0.3), {}, r"gate must be the same .* VarianceGate\(rate=0.3\) on rank 0"),
-        (
-            (0.3,) * 4,
-            {"exact_units": 0},
-            r"gate must be Gate\(rate=...\), .* got VarianceGate\(rate=0.3\). Raise exact_units",
-        ),
-    ],
-    ids=["ranks differ", "a sketch"],
-)
-def test_variance_is_refused_where_ranks_differ_and_where_a_sketch_would_choose(
-    crew, rates, options, message
-):
-    for found in crew.run(cases.refused_variance, 4, ROWS, rates, options):
+def test_variance_is_refused_where_ranks_differ(crew):
+    for found in crew.run(cases.refused_variance, 4, ROWS, (0.3, 0.3, 0.2, 0.3)):
+        message = r"gate must be the same .* VarianceGate\(rate=0.3\) on rank 0"
         assert re.search(message, found["message"]), found["message"]
 
 

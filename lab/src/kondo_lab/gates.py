@@ -1,12 +1,11 @@
 """Gates that are compared with those of `kondo`, under the same contract."""
 
-import functools
 import math
 
 import torch
 from torch import Tensor
 
-from kondo import BaseGate, Choice, Gate, delight, quantiles, sampling, signals
+from kondo import BaseGate, Choice, Gate, adapters, delight, quantiles, sampling, signals
 
 Randomness = torch.Generator | Tensor | None
 """Where draws come from: a generator, the default one, or draws that were made already."""
@@ -63,11 +62,7 @@ class Everything(BaseGate):
         if eta is not None and not eta > 0:
             raise ValueError(f"eta must be > 0, got {eta}; None weighs all units alike.")
         self.temperature = eta
-
-    @property
-    def eta(self) -> float:
-        """Temperature of the weights; 0 without one."""
-        return self.temperature or 0.0
+        self.eta = eta or 0.0
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Keep whatever the mask says; nothing is drawn."""
@@ -118,8 +113,7 @@ class DrawnVarianceGate(BaseGate):
             answers, side by side, the round(rate * group) whose rewards vary most, at least two.
     """
 
-    draws = True
-    signal = staticmethod(signals.unit_advantage)
+    signal = staticmethod(signals.advantage)
 
     def __init__(self, *, rate: float, group: int | None = None):
         if not 0.0 < rate <= 1.0:
@@ -149,6 +143,19 @@ class DrawnVarianceGate(BaseGate):
         return f"DrawnVarianceGate(rate={self.rate!r}{within})"
 
 
+adapters.register(QuantileGate, WeightedGate)(adapters.DrawsNothing)
+
+
+@adapters.register(Everything)
+class EverythingAdapter(adapters.DrawsNothing):
+    """What is known of a dense update: the temperature of its weights, 0 without one."""
+
+    @property
+    def eta(self) -> float:  # type: ignore[override]
+        """Temperature of the weights."""
+        return float(self.gate.eta)
+
+
 class WithDraws(BaseGate):
     """A gate that draws, with draws that were made already: those of one member at one step.
 
@@ -172,11 +179,12 @@ class WithDraws(BaseGate):
         return self.gate.choose(values, mask, self.given.to(values.device))
 
 
+adapters.register(WithDraws)(adapters.DrawsNothing)
+
+
 def unchecked(signal: signals.Signal) -> signals.Signal:
     """Return a signal that reads nothing from the device: log-probs here are at most 0."""
-    if isinstance(signal, functools.partial):
-        return functools.partial(unchecked(signal.func), **signal.keywords)
-    return getattr(signal, "unchecked", signal)
+    return signals.known_of(signal).unchecked or signal
 
 
 def kept_first(keep: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 from kondo.run_files import DamagedFileError, load_state, save_state, set_aside
 
 FILE = "checkpoint.pt"
-FORMAT = 3
+FORMAT = 4
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import ray
 from ray._private import ray_constants, services
@@ -48,23 +47,32 @@ def connected(address: str | None = None, *, num_cpus: int | None = None) -> Ite
     if ray.is_initialized():
         yield
         return
+    handler = signal.getsignal(signal.SIGTERM)
     with ExitStack() as stack:
-        folder = stack.enter_context(_private_folder()) if address is None else ""
+        if address is None:
+            folder = tempfile.gettempdir()
+            folder = folder if len(folder) <= _LONGEST_BASE else "/tmp"
+            private = tempfile.TemporaryDirectory(
+                prefix="kondo-ray-", dir=folder, ignore_cleanup_errors=True
+            )
+            folder = stack.enter_context(private)
         stack.callback(_read_environment)  # last, so that Ray forgets what it read below
         stack.callback(ray.shutdown)
-        with _own_sigterm():
-            if address is None:
-                # What Ray starts inherits it; what this process starts itself has no use for it.
-                with _environment(_private()):
-                    _start_here(num_cpus, folder)
-            else:
-                _join(address)
+        if address is None:
+            # In a folder that only this user can reach: Ray opens its own to all users.
+            _start_here(num_cpus, f"{folder}/ray")
+        else:
+            _join(address)
+        # `ray.init` sets handlers of SIGTERM that end the process.
+        main = threading.current_thread() is threading.main_thread()
+        if main and handler not in (signal.SIG_DFL, None):
+            signal.signal(signal.SIGTERM, handler)
         yield
 
 
-def _private() -> dict[str, str | None]:
-    """Return what the environment of an embedded cluster is; None for what it must not have."""
-    return {
+def _start_here(num_cpus: int | None, folder: str) -> None:
+    """Start a cluster. What Ray starts inherits the variables; this process has no use for them."""
+    variables = {
         ray_constants.RAY_ADDRESS_ENVIRONMENT_VARIABLE: None,
         "RAY_AUTH_MODE": "token",
         # Ray's own would be in a file of the home folder, which others may read on many machines.
@@ -75,24 +83,22 @@ def _private() -> dict[str, str | None]:
         # expects no cluster does it bind to loopback.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
-
-
-def _start_here(num_cpus: int | None, folder: str) -> None:
-    # The variable above is for the processes that Ray starts. In this one Ray is imported by now.
+    # That variable is for the processes that Ray starts. In this one Ray is imported by now.
     enabled = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=folder,
-            # The history of calls is for a dashboard, and would grow with every step.
-            _system_config={"task_events_report_interval_ms": 0},
-        )
+        with _environment(variables):
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=folder,
+                # The history of calls is for a dashboard, and would grow with every step.
+                _system_config={"task_events_report_interval_ms": 0},
+            )
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = enabled
     found = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -112,16 +118,24 @@ def _join(address: str) -> None:
             f"address must be HOST:PORT or auto, got {address}: with a Ray client the learner "
             f"would run on another machine than its checkpoints. Run on a machine of the cluster."
         )
-    host, port = _find(address)
+    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
+    try:
+        found = services.canonicalize_bootstrap_address(address)
+        host, _, digits = (found or "").rpartition(":")
+        host, port = host.strip("[]"), int(digits)
+    except ConnectionError as error:
+        raise ConnectionError(
+            "address auto: no Ray cluster runs on this machine. Start one (ray start --head), or "
+            "leave out --address to start one for this run."
+        ) from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"address must be HOST:PORT or auto, got {address}.") from error
+    retries = ray_constants.NUM_REDIS_GET_RETRIES
     try:
         socket.create_connection((host, port), timeout=_PORT_SECONDS).close()
-        retries = ray_constants.NUM_REDIS_GET_RETRIES
         ray_constants.NUM_REDIS_GET_RETRIES = 1
-        try:
-            with _environment({"RAY_py_gcs_connect_timeout_s": str(_RAY_SECONDS)}):
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        finally:
-            ray_constants.NUM_REDIS_GET_RETRIES = retries
+        with _environment({"RAY_py_gcs_connect_timeout_s": str(_RAY_SECONDS)}):
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ray.exceptions.RayError) as error:
         # Ray passes it on as the text of a traceback.
         if "AuthenticationError" in f"{error!r} {error.__cause__}":
@@ -134,54 +148,22 @@ def _join(address: str) -> None:
             f"cannot join a Ray cluster at {host}:{port}: {reason}. Start one there (ray start "
             f"--head), mend --address, or leave it out to start one here."
         ) from error
-
-
-def _find(address: str) -> tuple[str, int]:
-    """Return the host and port that Ray would connect to."""
-    services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
-    try:
-        found = services.canonicalize_bootstrap_address(address)
-        host, _, port = (found or "").rpartition(":")
-        return host.strip("[]"), int(port)
-    except ConnectionError as error:
-        raise ConnectionError(
-            "address auto: no Ray cluster runs on this machine. Start one (ray start --head), or "
-            "leave out --address to start one for this run."
-        ) from error
-    except (ValueError, OSError) as error:
-        raise ValueError(f"address must be HOST:PORT or auto, got {address}.") from error
-
-
-@contextmanager
-def _private_folder() -> Iterator[str]:
-    """Give Ray a folder that only this user can reach; Ray opens the folder itself to all users."""
-    base = tempfile.gettempdir()
-    if len(base) > _LONGEST_BASE:
-        base = "/tmp"
-    with tempfile.TemporaryDirectory(
-        prefix="kondo-ray-", dir=base, ignore_cleanup_errors=True
-    ) as folder:
-        yield str(Path(folder) / "ray")
+    finally:
+        ray_constants.NUM_REDIS_GET_RETRIES = retries
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Set variables of the environment, or unset those that are None, and put all back."""
-    before = {name: os.environ.get(name) for name in variables}
-    _set(variables)
+    before = {name: os.environ.pop(name, None) for name in variables}
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
     _read_environment()
     try:
         yield
     finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
+        for name in variables:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _read_environment() -> None:
@@ -189,13 +171,3 @@ def _read_environment() -> None:
     # In this order: a thread of Ray that still works would look for a token that is not there.
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Keep our handler of SIGTERM, if there is one: `ray.init` sets some that end the process."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    main = threading.current_thread() is threading.main_thread()
-    if main and before not in (signal.SIG_DFL, None):
-        signal.signal(signal.SIGTERM, before)

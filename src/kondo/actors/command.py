@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from kondo import named_function
-from kondo.json_output import add_json, print_json
-from kondo.path_argument import given_path
+from kondo.command_line import add_json, find_function, given_path, print_json
 
 if TYPE_CHECKING:
     from kondo.actors.processes import Summary
@@ -20,19 +18,15 @@ if TYPE_CHECKING:
 
 TASKS = "kondo.actors"
 """Entry-point group: short names of functions that return a `Setup`."""
-RATE = 0.03
-"""Share to train on if nothing is said."""
 SIGNALLED = 128
 """Added to the number of the signal that ended a run: 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 def add_parser(commands: "Commands") -> None:
     """Add `actors` to the command line."""
+    about = "train with many actors and one learner, on Ray"
     actors = commands.add_parser(
-        "actors",
-        help="train with many actors and one learner, on Ray",
-        description="Train with many actors and one learner, on Ray.",
-        allow_abbrev=False,
+        "actors", help=about, description=f"{about.capitalize()}.", allow_abbrev=False
     )
     kinds = actors.add_subparsers(title="commands", metavar="COMMAND", required=True)
     parser = kinds.add_parser(
@@ -53,22 +47,18 @@ def add_parser(commands: "Commands") -> None:
     add("--actors", type=_positive, default=2, metavar="N", help=number)
     number = "steps of the learner (default: %(default)s)"
     add("--steps", type=_positive, default=200, metavar="N", help=number)
-    kinds_of_gate = "which samples to train on: the highest delight (default), or an unbiased draw"
-    add("--gate", choices=("delight", "unbiased"), default="delight", help=kinds_of_gate)
-    much = parser.add_mutually_exclusive_group().add_argument
-    much("--rate", type=float, help=f"share of samples to train on (default: {RATE})")
-    much("--noise", type=float, help="instead of a rate: largest noise of the draw, >= 1")
-    where = parser.add_mutually_exclusive_group().add_argument
-    at_source = "actors send only samples above the price (default)"
-    where("--price-at-source", dest="at_source", action="store_true", help=at_source)
-    where("--send-all", dest="at_source", action="store_false", help="actors send every sample")
+    gate = "what is trained on, as 'unbiased:0.1', 'noise:1.5' or 'package.module:name' "
+    add("--gate", default="delight:0.03", metavar="SPEC", help=f"{gate}(default: %(default)s)")
+    add("--rate", "--noise", type=_part_of_gate, help=argparse.SUPPRESS)
+    everything = "actors send every sample, not only what the gate's price buys"
+    add("--send-all", dest="at_source", action="store_false", help=everything)
     add("--seed", type=int, default=0, metavar="N", help="seed (default: %(default)s)")
     joined = "address of a Ray cluster to join, or auto for the one on this machine; default: start"
     add("--address", metavar="HOST:PORT", help=f"{joined} a new one")
     add("--checkpoint", type=given_path, metavar="DIR", help="folder for checkpoints and the log")
     add("--resume", action="store_true", help="continue from the checkpoint in --checkpoint")
     add_json(parser)
-    parser.set_defaults(run=run_command, at_source=True)
+    parser.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -80,13 +70,11 @@ def run_command(options: argparse.Namespace) -> int:
     from kondo.actors.setup import Settings
     from kondo.run_files import FolderInUseError, WriteError
 
-    if options.resume and options.checkpoint is None:
-        return _fail("--resume needs --checkpoint DIR.")
     try:
+        if options.resume and options.checkpoint is None:
+            raise ValueError("--resume needs --checkpoint DIR.")
         setup = find_setup(options.task)
-        if options.rate is None and options.noise is None:
-            options.rate = RATE
-        names = ("actors", "steps", "gate", "rate", "noise", "at_source", "seed")
+        names = ("actors", "steps", "gate", "at_source", "seed")
         settings = Settings(**{name: getattr(options, name) for name in names})
         screen = Console(file=sys.stderr if options.json else sys.stdout)
         with _signals() as stopped, console.shown(screen) as observe:
@@ -100,7 +88,8 @@ def run_command(options: argparse.Namespace) -> int:
                 stopped=lambda: bool(stopped()),
             )
     except (FolderInUseError, ValueError, RuntimeError, ConnectionError, WriteError) as error:
-        return _fail(str(error))
+        print(f"kondo actors: {error}", file=sys.stderr)
+        return 1
     for line in console.closing(summary):
         screen.print(line, markup=False, highlight=False, soft_wrap=True)
     if options.json:
@@ -116,7 +105,7 @@ def find_setup(name: str) -> "Setup":
     path = named.get(name, name)
     if ":" not in path:
         raise ValueError(f"TASK must be {_known()} or MODULE:FUNCTION, got {name}.")
-    make = named_function.find(path, "TASK")
+    make = find_function(path, "TASK")
     setup = make() if callable(make) else make
     if not isinstance(setup, Setup):
         raise ValueError(f"TASK {name} must be a function that returns a Setup, got {setup!r}.")
@@ -144,22 +133,18 @@ def _signals() -> Iterator[Callable[[], int]]:
 
     Gives a function that returns the number of the signal, 0 before one came.
     """
-    came = 0
+    came: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def restore() -> None:
+    def restore(*first: Any) -> None:
+        came.extend(first[:1])
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    def first(signum: int, frame: Any) -> None:
-        nonlocal came
-        came = signum
-        restore()
-
     for number in before:
-        signal.signal(number, first)
+        signal.signal(number, restore)
     try:
-        yield lambda: came
+        yield lambda: came[0] if came else 0
     finally:
         restore()
 
@@ -170,6 +155,5 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _fail(message: str) -> int:
-    print(f"kondo actors: {message}", file=sys.stderr)
-    return 1
+def _part_of_gate(text: str) -> None:
+    raise argparse.ArgumentTypeError("is part of --gate: unbiased:0.1, delight:0.03 or noise:1.5")

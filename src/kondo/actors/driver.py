@@ -17,18 +17,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 
 from kondo.actors import checkpoint, log
 from kondo.actors.cluster import connected
 from kondo.actors.learner import StepOrder, StepReport
-from kondo.actors.learner_handle import LearnerHandle
+from kondo.actors.learner_handle import LEARNER, LearnerHandle
 from kondo.actors.messages import Order
 from kondo.actors.processes import Standing, Summary
 from kondo.actors.setup import Settings, Setup
-from kondo.actors.worker_pool import Delivery, Event, WorkerPool
+from kondo.actors.source_price import SourceGate
+from kondo.actors.worker_pool import Event, WorkerPool
 from kondo.run_files import LOCK, WriteError, locked
 
 _TICK = 0.1
@@ -36,6 +37,11 @@ _TICK = 0.1
 _LONGEST_LOOP = 1.0
 # One step at work and one waiting: the learner never waits for the driver.
 _AHEAD = 2
+# Of a step's report, as they are in the log; JSON writes tuples as lists.
+_LOGGED = (
+    *("step", "error", "loss", "produced", "trained", "skipped", "quarantined", "staleness"),
+    *("wire_bytes", "full_bytes", "counts"),
+)
 
 
 class Status(NamedTuple):
@@ -69,7 +75,7 @@ def run(
     address: str | None = None,
     folder: Path | None = None,
     resume: bool = False,
-    observe: Observer | None = None,
+    observe: Observer = lambda status: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Train `setup` with many actors and return the accounts.
@@ -127,37 +133,41 @@ class _Driver:
         home: Path,
         resume: bool,
         write: log.Write,
-        observe: Observer | None,
+        observe: Observer,
         stopped: Callable[[], bool],
     ):
         self._name, self._settings = setup.name, settings
         self._write, self._observe, self._stopped = write, observe, stopped
-        self._deliveries: deque[Delivery] = deque()
+        self._deliveries: deque[tuple[Order, Any]] = deque()
+        self._events: list[Event] = []
         self._ending = self._asked = False  # asked to stop
         self._learner = LearnerHandle(setup, settings, home, resume=resume)
         # A new run has nothing to go on from: its actors start while its learner does.
         standing = self._learner.begin() if resume else Standing()
         self._planned = standing.step
-        past = log.last_issued(home)
+        orders, incarnations = log.last_issued(home)
         self._pool = WorkerPool(
             setup,
             settings,
-            issued=max(standing.issued, past.orders),
-            incarnations=max(standing.incarnations, past.incarnations),
+            issued=max(standing.issued, orders),
+            incarnations=max(standing.incarnations, incarnations),
         )
         # What an earlier run ordered and its checkpoint did not settle has ended with that run.
-        unsettled = [*standing.unsettled, *range(standing.issued, past.orders)]
+        unsettled = [*standing.unsettled, *range(standing.issued, orders)]
         self._pool.lost = [(number, "run ended") for number in unsettled]
-        if not resume:
-            self._learner.begin()
-        self._events: list[Event] = []
-        self._started = self._looked = time.monotonic()
         if resume:
             # A driver that was killed has not written the lines of the last steps of its learner.
             unlogged = list(range(log.last_step(home) + 1, standing.step + 1))
             self._write({"event": "resumed", "step": standing.step, "unlogged": unlogged})
+        else:
+            self._learner.begin()
+        if settings.at_source and not SourceGate(settings).one_price:
+            detail = f"{settings.gate!r} chooses among all samples of a step; actors send all"
+            self._pool.events.append(Event("gate at the learner", LEARNER, detail, 0.0))
+        self._started = time.monotonic()
 
     def run(self) -> Summary:
+        looked = self._started
         try:
             while True:
                 self._plan()
@@ -165,53 +175,41 @@ class _Driver:
                 if not self._ending:
                     self._pool.give_orders(*self._learner.published)
                     self._pool.keep_spares()
-                looked = self._look()
+                # Nobody hangs because the driver was paused (Ctrl-Z): it has not taken what
+                # arrived, and messages that it owns could not be fetched.
+                before, looked = looked, time.monotonic()
+                paused = max(0.0, looked - before - _LONGEST_LOOP)
                 summary = self._wait()
                 self._take_events()
                 if summary is not None:
                     self._write({"event": "finished", **summary._asdict()})
                     return summary
-                self._pool.check_hanging(looked)
-                self._learner.check_hanging(looked)
+                self._pool.check_hanging(looked, paused)
+                self._learner.check_hanging(looked, paused)
         finally:
             self._pool.stop()
             self._learner.stop()
 
-    def _look(self) -> float:
-        """Return the time, and postpone all deadlines by the time in which the driver was paused.
-
-        Nobody hangs because the driver was stopped (Ctrl-Z): it has not taken what arrived, and
-        messages that it owns could not be fetched.
-        """
-        now = time.monotonic()
-        paused = max(0.0, now - self._looked - _LONGEST_LOOP)
-        self._pool.postpone(paused)
-        self._learner.postpone(paused)
-        self._looked = now
-        return now
-
     def _plan(self) -> None:
         """Make steps of ready rollouts; after the last one, ask for the accounts."""
-        size = self._settings.rollouts_per_step
+        size, steps = self._settings.rollouts_per_step, self._settings.steps
         if not self._asked and self._stopped():
             self._asked = True
             self._learner.allow_restarts(1)  # for the last checkpoint; nobody waits for more
-        if not self._ending and (self._asked or self._planned >= self._settings.steps):
+        if not self._ending and (self._asked or self._planned >= steps):
             self._ending = True
             self._learner.finish(self._step_order(()))
         while (
             not self._ending
-            and self._planned < self._settings.steps
+            and self._planned < steps
             and len(self._deliveries) >= size
             and self._learner.waiting < _AHEAD
         ):
             taken = [self._deliveries.popleft() for _ in range(size)]
             self._planned += 1
-            self._learner.plan(
-                self._step_order(tuple(delivery.order for delivery in taken)),
-                [delivery.message for delivery in taken],
-                publish=self._planned % self._settings.publish_every == 0,
-            )
+            publish = self._planned % self._settings.publish_every == 0
+            order = self._step_order(tuple(order for order, _ in taken))
+            self._learner.plan(order, [message for _, message in taken], publish=publish)
 
     def _step_order(self, orders: tuple[Order, ...]) -> StepOrder:
         lost, self._pool.lost = tuple(self._pool.lost), []
@@ -254,10 +252,17 @@ class _Driver:
             open=tuple(worker.open for worker in self._pool.workers),
             events=events,
         )
-        issued = log.Issued(self._pool.issued, self._pool.incarnations)
-        self._write(log.step_line(order, report, issued, status.seconds))
-        if self._observe is not None:
-            self._observe(status)
+        line = {
+            **{name: getattr(report, name) for name in _LOGGED},
+            "seconds": round(status.seconds, 3),
+            "price": report.price.price,
+            "orders": [one.number for one in order.orders],
+            "lost": order.lost,
+            "issued": self._pool.issued,
+            "incarnations": self._pool.incarnations,
+        }
+        self._write(line)
+        self._observe(status)
 
     def _take_events(self) -> None:
         events = [*self._pool.events, *self._learner.events]

@@ -7,10 +7,9 @@ The same step orders and messages give the same result, so a learner that died i
 checkpoint and a replay of the steps since.
 """
 
-import io
-import zipfile
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +19,19 @@ import torch
 from kondo.actors import checkpoint
 from kondo.actors.ledger import Ledger
 from kondo.actors.messages import Batch, Order, Quarantine, schema_of, validate
-from kondo.actors.setup import Policy, Settings, Setup, process_seed
-from kondo.actors.source_price import Price, rule_for
-from kondo.actors.update import Outcome, Updater
-from kondo.run_files import WriteError, atomically
+from kondo.actors.setup import Settings, Setup, process_seed
+from kondo.actors.source_price import Price, SourceGate
+from kondo.actors.update import Updater
+from kondo.run_files import WriteError, save_state
 
-_LONGEST_NAME = 1000
 QUARANTINE = "quarantine"
 """Folder of quarantined messages kept for inspection."""
 MAX_KEPT = 8
 
-_Refusal = tuple[int, str, str]  # actor, reason, detail
-
 # Of the learner, as they are in a checkpoint.
 _NUMBERS = ("wire_bytes", "full_bytes", "incarnations")
+
+_Refusal = tuple[int, str, str]  # actor, reason, detail
 
 
 class Undelivered(NamedTuple):
@@ -88,18 +86,15 @@ class Learner:
 
     def __init__(self, setup: Setup, settings: Settings, folder: Path, *, resume: bool = False):
         self._setup, self._settings, self._folder = setup, settings, folder
-        self.rule = rule_for(settings)
+        self.gate = SourceGate(settings)
         seed = process_seed(settings.seed, 0)
         self._task = setup.make_task(seed)
         # A rollout of our own shows what messages look like, and sets the first price: else every
         # actor would send its first rollouts whole. Nothing is trained on it.
-        policy = setup.make_policy(seed)
-        own = self._task.rollout(policy)
+        self.policy = setup.make_policy(seed)
+        own = self._task.rollout(self.policy)
         self.schema = schema_of(setup, self._task.unit, own)
-        limit = setup.max_advantage
-        self._updater = Updater(
-            policy, self.schema, settings, self.rule, own=own, max_advantage=limit
-        )
+        self._updater = Updater(self.policy, self.schema, settings, self.gate, own)
         self.ledger = Ledger(setup.samples)
         self.step_number = self.wire_bytes = self.full_bytes = self.incarnations = 0
         self.staleness: Counter[int] = Counter()  # accepted samples by staleness
@@ -110,6 +105,11 @@ class Learner:
         else:
             self.save()
         self._durable = self.step_number
+
+    @property
+    def price(self) -> Price:
+        """The price that goes with the weights."""
+        return self._updater.price
 
     def step(self, order: StepOrder, messages: Sequence[Any]) -> StepReport:
         """Make one update from the messages of `order.orders`.
@@ -123,13 +123,36 @@ class Learner:
             raise ValueError(f"number must be {self.step_number + 1}, got {order.number}.")
         self._note(order)
         batches, refused = self._accept(order.orders, messages)
-        outcome = self._updater.update(batches)
-        for batch, found in outcome.refused:
+        made, faulty = self._updater.update(batches)
+        for batch, found in faulty:
             place = order.orders.index(batch.order)
             refused.append(self._refuse(batch.order, found, messages[place]))
-        self._settle(outcome.accepted)
+        accepted, samples = made.batches, self.schema.samples
+        ages = [self.step_number - batch.order.version for batch in accepted]
+        for batch, age in zip(accepted, ages, strict=True):
+            self.ledger.train(batch.order.number, batch.trained)
+            self.staleness[age] += samples
+        trained = sum(batch.trained for batch in accepted)
+        sent = sum(batch.wire_bytes for batch in accepted)
+        full = sum(batch.full_bytes for batch in accepted)
+        self.wire_bytes += sent
+        self.full_bytes += full
         self.step_number += 1
-        report = self._report(order, outcome, refused)
+        report = StepReport(
+            step=self.step_number,
+            produced=len(order.orders) * samples,
+            trained=trained,
+            skipped=len(accepted) * samples - trained,
+            quarantined=tuple(refused),
+            error=1 - _mean([batch.mean_reward for batch in accepted]),
+            loss=made.loss,
+            staleness=_mean(ages),
+            wire_bytes=sent,
+            full_bytes=full,
+            price=self.price,
+            durable=self._durable,
+            counts=self.ledger.counts(),
+        )
         if self.step_number % self._settings.checkpoint_every == 0:
             report = report._replace(durable=self.step_number)
             self.save(report)
@@ -141,7 +164,7 @@ class Learner:
         self.incarnations = order.incarnations
         for number, why in order.lost:
             if not self.ledger.is_settled(number):
-                self.ledger.lose([number], why)
+                self.ledger.lose(number, why)
 
     def _accept(
         self, orders: Sequence[Order], messages: Sequence[Any]
@@ -153,61 +176,43 @@ class Learner:
             if again or self.ledger.is_settled(order.number):
                 self.ledger.duplicates += 1
                 refused.append((order.actor, "duplicate", f"order {order.number} was settled"))
-                continue
-            if isinstance(message, Undelivered):
-                self.ledger.lose([order.number], "undelivered")
-                continue
-            at_source = self._settings.at_source
-            found = validate(message, order, self.schema, rule=self.rule, at_source=at_source)
-            if isinstance(found, Batch):
-                batches.append(found)
-                continue
-            refused.append(self._refuse(order, found, message))
+            elif isinstance(message, Undelivered):
+                self.ledger.lose(order.number, "undelivered")
+            else:
+                found = validate(message, order, self.schema, self.gate)
+                if isinstance(found, Batch):
+                    batches.append(found)
+                else:
+                    refused.append(self._refuse(order, found, message))
         return batches, refused
 
     def _refuse(self, order: Order, found: Quarantine, message: Any) -> _Refusal:
+        """Settle the order, and keep the arrays of the first few messages for inspection.
+
+        Raises:
+            WriteError: the copy cannot be written, as on a full disk.
+        """
         self.ledger.quarantine(order.number, found.reason, order.actor)
-        self._keep(order, found, message)
-        return order.actor, *found
-
-    def _settle(self, batches: Sequence[Batch]) -> None:
-        """Take down rollouts that an update was made of."""
-        for batch in batches:
-            self.ledger.train(batch.order.number, batch.trained)
-            self.staleness[self.step_number - batch.order.version] += self.schema.samples
-            self.wire_bytes += batch.wire_bytes
-            self.full_bytes += batch.full_bytes
-
-    def _report(self, order: StepOrder, outcome: Outcome, refused: list[_Refusal]) -> StepReport:
-        batches = outcome.accepted
-        trained = sum(batch.trained for batch in batches)
-        produced = len(batches) * self.schema.samples
-        ages = [self.step_number - 1 - batch.order.version for batch in batches]
-        return StepReport(
-            step=self.step_number,
-            produced=len(order.orders) * self.schema.samples,
-            trained=trained,
-            skipped=produced - trained,
-            quarantined=tuple(refused),
-            error=1 - _mean([batch.mean_reward for batch in batches]),
-            loss=outcome.loss,
-            staleness=_mean(ages),
-            wire_bytes=sum(batch.wire_bytes for batch in batches),
-            full_bytes=sum(batch.full_bytes for batch in batches),
-            price=self.price,
-            durable=self._durable,
-            counts=self.ledger.counts(),
-        )
-
-    @property
-    def policy(self) -> Policy:
-        """What is trained."""
-        return self._updater.policy
-
-    @property
-    def price(self) -> Price:
-        """The price that goes with the weights."""
-        return self._updater.price
+        refusal = (order.actor, *found)
+        if self._kept_messages == MAX_KEPT:
+            return refusal
+        self._kept_messages += 1
+        # Exact types: a subclass may do what it likes.
+        given = message.get("arrays") if type(message) is dict else None
+        known: Any = given if type(given) is dict else {}
+        arrays = {}
+        for name in self.schema.fields:
+            array = known.get(name)
+            if type(array) is np.ndarray and array.dtype.isnative:
+                with contextlib.suppress(TypeError):  # what a tensor cannot hold
+                    arrays[name] = torch.from_numpy(array.copy())
+        path = self._folder / QUARANTINE / f"{order.number}.pt"
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise WriteError.of(path.parent, error) from error
+        save_state(path, {**found._asdict(), "actor": order.actor, "arrays": arrays})
+        return refusal
 
     def publication(self) -> Publication:
         """Return the weights of this step, and the price that goes with them."""
@@ -229,8 +234,7 @@ class Learner:
         checkpoint.save(
             self._folder,
             {
-                "setup": self._setup.name,
-                "gate": self._settings.gate,
+                **self._identity(),
                 "step": self.step_number,
                 **{name: part.state_dict() for name, part in self._parts().items()},
                 **{name: getattr(self, name) for name in _NUMBERS},
@@ -243,6 +247,10 @@ class Learner:
         )
         self._durable = self.step_number
 
+    def _identity(self) -> dict[str, str]:
+        """Return what a run that goes on must have in common with the one before."""
+        return {"setup": self._setup.name, "gate": type(self.gate.gate).__name__}
+
     def _parts(self) -> dict[str, Any]:
         """Return what has a state of its own, by its name in a checkpoint."""
         return {
@@ -250,18 +258,18 @@ class Learner:
             "optimiser": self._updater.optimiser,
             "window": self._updater.window,
             "gradient_scale": self._updater.scale,
+            "gate_state": self.gate,
             "ledger": self.ledger,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        for what, given in (("setup", self._setup.name), ("gate", self._settings.gate)):
+        for what, given in self._identity().items():
             if state[what] != given:
                 raise ValueError(
                     f"{what} must be {state[what]!r} as in the checkpoint, got {given!r}."
                 )
         for name, part in self._parts().items():
-            if name in state or name != "gradient_scale":  # which older checkpoints do not have
-                part.load_state_dict(state[name])
+            part.load_state_dict(state[name])
         if broken := self._updater.not_finite():
             raise ValueError(
                 f"{checkpoint.FILE} must be finite, got NaN or infinity in {broken}; resume from "
@@ -274,54 +282,6 @@ class Learner:
         torch.set_rng_state(state["rng"])
         if (saved := state["report"]) is not None:
             self._saved = StepReport(**saved | {"price": Price(*saved["price"])})
-
-    def _keep(self, order: Order, found: Quarantine, message: Any) -> None:
-        """Write the first few refused messages for inspection, without objects that need pickle."""
-        if self._kept_messages == MAX_KEPT:
-            return
-        self._kept_messages += 1
-        # Exact types: a subclass may do what it likes.
-        given = message.get("arrays") if type(message) is dict else None
-        known = {k: given.get(k) for k in self.schema.fields} if type(given) is dict else {}
-        arrays: dict[str, Any] = {
-            name: array
-            for name, array in known.items()
-            if type(array) is np.ndarray and not array.dtype.hasobject
-        }
-        facts = {**found._asdict(), "actor": order.actor}
-        clear = {_entry(place, k, facts): array for place, (k, array) in enumerate(arrays.items())}
-        _write_copy(self._folder / QUARANTINE / f"{order.number}.npz", clear | facts)
-
-
-def _entry(place: int, name: str, facts: Mapping[str, Any]) -> str:
-    """Return the name of a field in the copy of a message: its own where the archive takes it.
-
-    Its place stands for control characters, lone surrogates and names that are too long; a field
-    may have the name of a fact, and the copy has both.
-    """
-    if name in facts:
-        return f"field {name}"
-    plain = name.isprintable() and len(name) <= _LONGEST_NAME and not name.startswith("field ")
-    return name if plain else f"field {place}"
-
-
-def _write_copy(path: Path, values: Mapping[str, Any]) -> None:
-    """Write values by name, for `numpy.load`. `numpy.savez` cannot take every name of a field.
-
-    Raises:
-        WriteError: it cannot be written, as on a full disk.
-    """
-    buffer = io.BytesIO()  # in memory first: an archive that fails half way fails again at its end
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, value in values.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
-    try:
-        path.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise WriteError.of(path.parent, error) from error
-    with atomically(path) as partial:
-        partial.write_bytes(buffer.getbuffer())
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -10,13 +10,12 @@ Nothing here blocks but `begin`.
 """
 
 import contextlib
-import dataclasses
 import os
 import signal
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -32,17 +31,12 @@ LEARNER = -1
 """The learner in an `Event`, where actors have their index."""
 
 
-@dataclasses.dataclass
-class _Call:
+class _Call(NamedTuple):
     """One step of the learner."""
 
     order: StepOrder
     messages: list[Any]  # references
     publish: bool
-    report: Any = None  # reference, once the present process has the call
-    publication: Any = None
-    answered: bool = False  # whether the present process has done it
-    done: bool = False  # whether any process has: a replay is not reported again
 
 
 class LearnerHandle:
@@ -50,7 +44,11 @@ class LearnerHandle:
 
     def __init__(self, setup: Setup, settings: Settings, home: Path, *, resume: bool):
         self._setup, self._settings, self._home = setup, settings, home
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[_Call] = deque()  # that no checkpoint covers
+        self._given = 0  # of these, to the present process
+        # Given and not answered: with the references of report and publication.
+        self._pending: deque[tuple[_Call, Any, Any]] = deque()
+        self._done = 0  # newest step that any process has done: a replay is not reported again
         self._last: StepOrder | None = None
         self._finish: Any = None
         self._failed_at: float | None = None
@@ -59,19 +57,6 @@ class LearnerHandle:
         self._max_failures = settings.max_failures
         self._durable = 0  # newest step that a checkpoint holds
         self._start(resume=resume)
-
-    def begin(self) -> Standing:
-        """Wait for the first process and its weights; return where it stands."""
-        try:
-            standing: Standing = ray.get(self._ready, timeout=self._settings.start_timeout)
-            self._up(standing)
-            weights = self._handle.publication.remote()
-            first = ray.get(weights, timeout=self._settings.start_timeout)
-        except ray.exceptions.RayError as error:  # what stops it now would stop it again
-            _raise_cause(error)
-            raise RuntimeError(f"the learner could not start: {error}") from error
-        self.published = first._replace(weights=weights)
-        return standing
 
     def _start(self, *, resume: bool) -> None:
         # Beside the driver: that is where the checkpoints are.
@@ -84,14 +69,24 @@ class LearnerHandle:
         self.pid, self._first = 0, True
         self._since = time.monotonic()  # since then it owes an answer, if it owes one
 
-    def _up(self, standing: Standing) -> None:
+    def begin(self) -> Standing:
+        """Wait for the first process and its weights; return where it stands."""
+        try:
+            standing: Standing = ray.get(self._ready, timeout=self._settings.start_timeout)
+            weights = self._handle.publication.remote()
+            first = ray.get(weights, timeout=self._settings.start_timeout)
+        except ray.exceptions.RayError as error:  # what stops it now would stop it again
+            _raise_cause(error)
+            raise RuntimeError(f"the learner could not start: {error}") from error
         self._ready, self.pid = None, standing.pid
-        self._forget(standing.step)
+        self._durable = self._done = standing.step
+        self.published = first._replace(weights=weights)
+        return standing
 
     @property
     def waiting(self) -> int:
         """Steps planned and not done."""
-        return sum(not call.done for call in self._calls)
+        return sum(call.order.number > self._done for call in self._calls)
 
     def plan(self, order: StepOrder, messages: list[Any], *, publish: bool) -> None:
         """Add a step."""
@@ -115,24 +110,25 @@ class LearnerHandle:
             return
         if not self.expect():
             self._since = time.monotonic()
-        free = LEARNER_THREADS - sum(c.report is not None and not c.answered for c in self._calls)
-        missing = [call for call in self._calls if call.report is None]
-        for call in missing[:free]:
-            step = self._handle.step.options(num_returns=2)
+        while len(self._pending) < LEARNER_THREADS:
+            if self._given == len(self._calls):
+                if self._last is not None and self._finish is None:
+                    self._finish = self._handle.finish.remote(self._last)
+                return
+            call = self._calls[self._given]
+            self._given += 1
             # A step that is replayed was published when it was first done.
-            publish = call.publish and not call.done
-            call.report, call.publication = step.remote(call.order, call.messages, publish)
-        if self._last is not None and self._finish is None and len(missing) < free:
-            self._finish = self._handle.finish.remote(self._last)
+            publish = call.publish and call.order.number > self._done
+            step = self._handle.step.options(num_returns=2)
+            self._pending.append((call, *step.remote(call.order, call.messages, publish)))
 
     def expect(self) -> list[Any]:
         """Return the references to wait for; of the answers only the next.
 
         A learner on several threads may return a later one first, and versions must not go back.
         """
-        calls = [c.report for c in self._calls if c.report is not None and not c.answered]
-        answers = [*calls, self._finish][:1]
-        return [one for one in (*answers, self._ready) if one is not None]
+        answer = self._pending[0][1] if self._pending else self._finish
+        return [one for one in (answer, self._ready) if one is not None]
 
     def arrived(self, reference: Any) -> tuple[StepOrder, StepReport] | Summary | None:
         """Take what arrived: a step that was not done before, or the end of the run."""
@@ -151,61 +147,51 @@ class LearnerHandle:
             if isinstance(error.cause, WriteError):
                 raise error.cause from None
             raise
-        if isinstance(content, Standing):
-            self._up(content)
-            return None
         if isinstance(content, Summary):
             return content
-        return self._answered(reference, content)
-
-    def _answered(self, reference: Any, report: StepReport) -> tuple[StepOrder, StepReport] | None:
-        call = next(call for call in self._calls if call.report == reference)
-        replayed, call.answered, call.done = call.done, True, True
+        if isinstance(content, Standing):
+            self._ready, self.pid = None, content.pid
+            self._forget(content.step)
+            return None
+        call, _, publication = self._pending.popleft()
+        replayed, self._done = content.step <= self._done, max(content.step, self._done)
         self._since, self._first = time.monotonic(), False
         if not replayed:
             self._failures = 0
             if self._failed_at is not None:
-                away = time.monotonic() - self._failed_at
+                away = self._since - self._failed_at
                 self.events.append(Event("learner back", LEARNER, f"after {away:.1f} s", away))
                 self._failed_at = None
             if call.publish:
-                self.published = Publication(report.step, report.price, call.publication)
-        self._forget(report.durable)
-        return None if replayed else (call.order, report)
+                self.published = Publication(content.step, content.price, publication)
+        self._forget(content.durable)
+        return None if replayed else (call.order, content)
 
     def _forget(self, durable: int) -> None:
         """Drop the calls a checkpoint covers, and with them their messages."""
         self._durable = durable
-        while self._calls and self._calls[0].order.number <= durable and self._calls[0].done:
+        while self._calls and self._calls[0].order.number <= min(durable, self._done):
             self._calls.popleft()
+            self._given = max(0, self._given - 1)
 
-    def check_hanging(self, now: float) -> None:
-        """Replace a learner that owed an answer for too long at time `now`."""
+    def check_hanging(self, now: float, paused: float = 0.0) -> None:
+        """Replace a learner that owed an answer for too long at time `now`, but for the pause."""
+        self._since += paused
         if not self.expect():
             return
+        what, patience = "no step", self._settings.step_timeout
         if self._ready is not None:
             what, patience = "not up", self._settings.start_timeout
-        else:
-            what, patience = "no step", self._settings.step_timeout
-            if self._first:
-                patience += self._settings.start_timeout
-        if now - self._since > patience:
-            self._kill_process()
-            self._replace("learner hung", f"{what} for {patience:g} s")
-
-    def postpone(self, seconds: float) -> None:
-        """Give the learner so much more time."""
-        self._since += seconds
-
-    def _kill_process(self) -> None:
-        """Kill a learner that hangs: it must not wake up and write over its successor's files.
-
-        Ray asks the process to end, and waits for seconds before it kills it. The learner runs on
-        this machine.
-        """
+        elif self._first:
+            patience += self._settings.start_timeout
+        if now - self._since <= patience:
+            return
         if self.pid:
+            # It must not wake up and write over its successor's files: Ray asks a process to end,
+            # and waits for seconds before it kills it. The learner runs on this machine.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+        self._replace("learner hung", f"{what} for {patience:g} s")
 
     def _replace(self, kind: str, detail: str) -> None:
         self.events.append(Event(kind, LEARNER, detail, 0.0))
@@ -219,10 +205,8 @@ class LearnerHandle:
         # A damaged checkpoint would end every process that is started from it.
         checkpoint.load(self._home)
         self._failed_at = self._failed_at or time.monotonic()
-        self._finish = None
-        for call in self._calls:
-            call.report = call.publication = None
-            call.answered = False
+        self._finish, self._given = None, 0
+        self._pending.clear()
         self._start(resume=True)
 
     def stop(self) -> None:

@@ -8,10 +8,9 @@ so nothing is settled, or trained on, twice after a restart.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
-_NUMBERS = ("issued", "trained", "skipped", "duplicates")
+_NUMBERS = ("issued", "trained", "skipped", "duplicates", "below")
 COUNTERS = ("quarantined", "quarantined_by_actor", "lost")
 
 
@@ -22,7 +21,7 @@ class Ledger:
         >>> ledger = Ledger(samples=100)
         >>> ledger.issue(3)
         >>> ledger.train(0, 5)
-        >>> ledger.lose([1], "died")
+        >>> ledger.lose(1, "died")
         >>> ledger.counts()["in_flight"], ledger.balanced
         (100, True)
     """
@@ -35,8 +34,8 @@ class Ledger:
         self.quarantined_by_actor: Counter[int] = Counter()
         self.lost: Counter[str] = Counter()  # samples by reason
         self.duplicates = 0  # messages for an order that was settled before: refused
-        self._below = 0  # every order below is settled
-        self._settled: set[int] = set()  # and these
+        self.below = 0  # every order below is settled
+        self.settled: set[int] = set()  # and these
 
     def issue(self, issued: int) -> None:
         """Say that orders below `issued` have been given."""
@@ -44,7 +43,7 @@ class Ledger:
 
     def is_settled(self, number: int) -> bool:
         """Return whether the order is settled."""
-        return number < self._below or number in self._settled
+        return number < self.below or number in self.settled
 
     def train(self, number: int, trained: int) -> None:
         """Settle an order: `trained` of its samples were differentiated, the others skipped."""
@@ -58,15 +57,10 @@ class Ledger:
         self.quarantined[reason] += self.samples
         self.quarantined_by_actor[actor] += self.samples
 
-    def lose(self, numbers: Iterable[int], reason: str) -> None:
-        """Settle orders that will never be delivered."""
-        for number in numbers:
-            self._settle(number)
-            self.lost[reason] += self.samples
-
-    def unsettled(self) -> list[int]:
-        """Return the orders in flight."""
-        return [n for n in range(self._below, self.issued) if n not in self._settled]
+    def lose(self, number: int, reason: str) -> None:
+        """Settle an order that will never be delivered."""
+        self._settle(number)
+        self.lost[reason] += self.samples
 
     def _settle(self, number: int) -> None:
         if not 0 <= number < self.issued or self.is_settled(number):
@@ -74,10 +68,14 @@ class Ledger:
                 f"number must be an order in flight, got {number} of {self.issued}; settling one "
                 f"twice would count its samples twice."
             )
-        self._settled.add(number)
-        while self._below in self._settled:
-            self._settled.remove(self._below)
-            self._below += 1
+        self.settled.add(number)
+        while self.below in self.settled:
+            self.settled.remove(self.below)
+            self.below += 1
+
+    def unsettled(self) -> list[int]:
+        """Return the orders in flight."""
+        return [n for n in range(self.below, self.issued) if n not in self.settled]
 
     def counts(self) -> dict[str, int]:
         """Return samples by outcome; they add up to "produced"."""
@@ -87,7 +85,7 @@ class Ledger:
             "skipped": self.skipped,
             "quarantined": self.quarantined.total(),
             "lost": self.lost.total(),
-            "in_flight": (self.issued - self._below - len(self._settled)) * self.samples,
+            "in_flight": (self.issued - self.below - len(self.settled)) * self.samples,
         }
 
     @property
@@ -98,12 +96,8 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers."""
-        return {
-            **{name: getattr(self, name) for name in ("samples", *_NUMBERS)},
-            **{name: dict(getattr(self, name)) for name in COUNTERS},
-            "below": self._below,
-            "settled": sorted(self._settled),
-        }
+        counters = {name: dict(getattr(self, name)) for name in COUNTERS}
+        return vars(self) | counters | {"settled": sorted(self.settled)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, if it counts rollouts of the same size.
@@ -115,43 +109,29 @@ class Ledger:
             raise ValueError(
                 f"samples must be {state.get('samples')} as in the checkpoint, got {self.samples}."
             )
-        _check(state)
-        for name in _NUMBERS:
-            setattr(self, name, state[name])
-        for name in COUNTERS:
-            setattr(self, name, Counter(state[name]))
-        self._below, self._settled = state["below"], set(state["settled"])
+        if not _is_sound(state):
+            raise ValueError(
+                f"ledger must have counts >= 0 that add up, and each settled order once, between "
+                f"below and issued, got {state}; start anew without resume."
+            )
+        for name, value in vars(self).items():
+            setattr(self, name, type(value)(state[name]))
 
 
-def _check(state: dict[str, Any]) -> None:
-    """Raise a ValueError for accounts that no ledger can have."""
-    missing = {*_NUMBERS, *COUNTERS, "below", "settled"} - state.keys()
-    if missing:
-        raise ValueError(f"ledger must have {sorted(missing)}, got a state without.")
-    for name in (*_NUMBERS, "below"):
-        _check_count(name, state[name])
-    for name, kind in (*((name, dict) for name in COUNTERS), ("settled", list)):
-        if not isinstance(state[name], kind):
-            raise ValueError(f"ledger must have a {kind.__name__} in {name}, got {state[name]!r}.")
-    for name in COUNTERS:
-        for count in state[name].values():
-            _check_count(name, count)
-    below, issued, settled = (state[name] for name in ("below", "issued", "settled"))
-    inside = all(type(number) is int and below < number < issued for number in settled)
-    if not inside or len(set(settled)) < len(settled) or below > issued:
-        raise ValueError(
-            f"ledger must have settled orders between below ({below}) and issued ({issued}), each "
-            f"once, got {list(settled)[:20]}."
-        )
-    by_reason = (*state["quarantined"].values(), *state["lost"].values())
-    places = state["trained"] + state["skipped"] + sum(by_reason)
-    if places != (below + len(settled)) * state["samples"]:
-        raise ValueError(
-            f"ledger must account for {(below + len(settled)) * state['samples']} samples of "
-            f"settled orders, got {places}."
-        )
-
-
-def _check_count(name: str, count: Any) -> None:
-    if type(count) is not int or count < 0:
-        raise ValueError(f"ledger must have whole numbers >= 0 in {name}, got {count!r}.")
+def _is_sound(state: dict[str, Any]) -> bool:
+    """Return whether these are accounts that a ledger can have."""
+    counters: list[Any] = [state.get(name) for name in COUNTERS]
+    settled = state.get("settled")
+    if not all(isinstance(one, dict) for one in counters) or not isinstance(settled, list):
+        return False
+    counts = [state.get(name) for name in _NUMBERS]
+    counts += [count for one in counters for count in one.values()]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        return False
+    below, issued = state["below"], state["issued"]
+    if not all(type(number) is int and below < number < issued for number in settled):
+        return False
+    refused = sum(state["quarantined"].values()) + sum(state["lost"].values())
+    places = state["trained"] + state["skipped"] + refused
+    once = below <= issued and len(set(settled)) == len(settled)
+    return once and places == (below + len(settled)) * state["samples"]

@@ -2,7 +2,7 @@
 
     driver -> actor    Order: which rollout, with which weights, at which price
     actor -> learner   message: plain arrays and numbers, see `pack`
-    learner            validate(message, order, schema) -> Batch, or Quarantine with the reason
+    learner            validate(message, order, schema, gate) -> Batch, or Quarantine and why
 
 Orders come from the driver and are trusted. Messages come from actors that may be broken: nothing
 of a message is used before `validate` has checked all of it.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import kondo
 from kondo.actors.setup import Rollout, Setup
-from kondo.actors.source_price import Array, Price, Rule, Sketch, bought, sketch, unit_values
+from kondo.actors.source_price import Array, Price, Sketch, SourceGate, sketch
 
 # Log-probs in low precision may stand this little above 0.
 _ROUNDING = 1e-3
@@ -27,7 +27,7 @@ _ROUNDING = 1e-3
 _LEAST_LOG_PROB = -math.sqrt(torch.finfo(torch.float32).max)
 # Values of a sketch were computed on another machine: they may differ from ours in the last digits.
 _TOLERANCE = 1e-5
-_INDEX_BYTES = 4
+_SIGNALS = ("log_probs", "advantages", "rewards")
 
 
 class Order(NamedTuple):
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     rows: dict[str, Tensor]  # [n, ...] each
     log_probs: Tensor  # [n] or [n, T]
     advantages: Tensor  # [n]
-    keep: Tensor  # bool, one per unit: [n], or [n, T] for unit "token": the price buys it
+    keep: Tensor  # bool, one per unit: [n], or [n, T] for unit "token": it is trained on
     weight: Tensor  # like keep, float: factor of a unit's loss, 0 where not kept
     sketch: Sketch  # of all units' values
     mean_reward: float  # of all N samples
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
     @property
     def trained(self) -> int:
-        """Rows with a unit that the price buys."""
+        """Rows with a unit that is trained on."""
         return int(_of_rows(self.keep).sum())
 
 
@@ -70,7 +70,7 @@ class Quarantine(NamedTuple):
 REASONS = (
     *("structure", "identity", "rows", "dtype", "shape", "nan", "range", "reward", "sketch"),
     # What a step makes of a message tells; see `update`.
-    *("gradient", "error", "price"),
+    *("gradient", "error"),
 )
 
 
@@ -88,27 +88,29 @@ class Schema(NamedTuple):
 
     samples: int  # N of every rollout
     unit: kondo.Unit
-    tokens: int  # T, or 1 where a row is one action
     fields: dict[str, Field]  # of the rows, and "log_probs", "advantages", "rewards"
-    reward_limits: tuple[float, float]
 
     @property
     def units(self) -> int:
         """Units of a rollout: what a rate is a share of."""
-        return self.samples * (self.tokens if self.unit == "token" else 1)
+        return self.elements if self.unit == "token" else self.samples
 
     @property
     def elements(self) -> int:
         """Log-probs of a rollout: what a full denominator counts."""
-        return self.samples * self.tokens
-
-
-_SIGNALS = ("log_probs", "advantages", "rewards")
+        return self.samples * math.prod(self.fields["log_probs"].shape)
 
 
 def schema_of(setup: Setup, unit: kondo.Unit, rollout: Rollout) -> Schema:
     """Return what messages must look like, from one rollout made where it is trusted."""
     arrays = _arrays(rollout)
+    limits = {
+        "log_probs": (_LEAST_LOG_PROB, _ROUNDING),
+        "advantages": (-setup.max_advantage, setup.max_advantage),
+        "rewards": setup.reward_limits,
+        **setup.limits,
+    }
+    dims = {"log_probs": 1 if unit == "sample" else 2, "advantages": 1, "rewards": 1}
     fields = {}
     for name, array in arrays.items():
         if array.shape[:1] != (setup.samples,):
@@ -116,66 +118,49 @@ def schema_of(setup: Setup, unit: kondo.Unit, rollout: Rollout) -> Schema:
                 f"rollout must have {setup.samples} rows (samples of the setup) in {name}, got "
                 f"shape {array.shape}."
             )
-        fields[name] = Field(array.dtype, array.shape[1:], *_limits(setup, name, array))
+        if array.ndim != dims.get(name, array.ndim):
+            raise ValueError(
+                f'{name} must have {dims[name]} dimensions for unit "{unit}", got shape '
+                f"{array.shape}."
+            )
+        if name not in limits and array.dtype.kind in "iu":
+            raise ValueError(
+                f"limits must hold lowest and highest value of the whole numbers in {name}; "
+                f"without them an id out of range would crash the policy."
+            )
+        fields[name] = Field(array.dtype, array.shape[1:], *limits.get(name, (-np.inf, np.inf)))
     if unknown := set(setup.limits) - set(rollout.rows):
         raise ValueError(
             f"limits must name fields of the rows, {sorted(rollout.rows)}, got {sorted(unknown)}."
         )
-    wanted = 1 if unit == "sample" else 2
-    if arrays["log_probs"].ndim != wanted:
-        raise ValueError(
-            f'log_probs must have {wanted} dimensions for unit "{unit}", got shape '
-            f"{arrays['log_probs'].shape}."
-        )
-    for name in ("advantages", "rewards"):
-        if arrays[name].ndim != 1:
-            raise ValueError(f"{name} must be one per row, got shape {arrays[name].shape}.")
-    tokens = arrays["log_probs"].shape[1] if wanted == 2 else 1
-    return Schema(setup.samples, unit, tokens, fields, setup.reward_limits)
+    return Schema(setup.samples, unit, fields)
 
 
-def _limits(setup: Setup, name: str, array: Array) -> tuple[float, float]:
-    known = {
-        "log_probs": (_LEAST_LOG_PROB, _ROUNDING),
-        "advantages": (-setup.max_advantage, setup.max_advantage),
-        "rewards": setup.reward_limits,
-        **setup.limits,
-    }
-    if name not in known and array.dtype.kind in "iu":
-        raise ValueError(
-            f"limits must hold lowest and highest value of the whole numbers in {name}; without "
-            f"them an id out of range would crash the policy."
-        )
-    return known.get(name, (-np.inf, np.inf))
-
-
-def pack(
-    rollout: Rollout,
-    order: Order,
-    *,
-    rule: Rule,
-    unit: kondo.Unit,
-    at_source: bool,
-    sketch_size: int,
-) -> Any:
+def pack(rollout: Rollout, order: Order, gate: SourceGate, unit: kondo.Unit) -> Any:
     """Return the message of a rollout: plain arrays and numbers.
 
     At the source, rows that the order's price does not buy stay behind. What is broken is always
     sent: the learner must see it to put the rollout into quarantine.
     """
     arrays = _arrays(rollout)
-    index = torch.arange(len(arrays["log_probs"]))
-    worth = torch.zeros(0)
-    if _is_sound(arrays, unit):
+    log_probs, advantages = arrays["log_probs"], arrays["advantages"]
+    index, worth = torch.arange(len(log_probs)), torch.zeros(0)
+    sound = (
+        all(array.shape[:1] == log_probs.shape[:1] for array in arrays.values())
+        and log_probs.ndim == (1 if unit == "sample" else 2)
+        and advantages.ndim == 1
+        and log_probs.dtype.kind == advantages.dtype.kind == "f"
+    )
+    if sound:  # else no value can be computed
         kondo.surprisal(rollout.log_probs)  # refuses log-probs above 0
-        worth = unit_values(rule, rollout.log_probs, rollout.advantages, unit)
-        if at_source:
-            keep = bought(rule, worth, order.price, number=order.number, index=index).keep
+        worth = gate.values(rollout.log_probs, rollout.advantages, unit)
+        if gate.at_source:
+            keep = gate.bought(worth, order.price, order.number, index).keep
             broken = _of_rows(~worth.isfinite()) | _of_rows(~rollout.log_probs.isfinite())
             index = (_of_rows(keep) | broken).nonzero().squeeze(1)
             arrays = {name: array[index.numpy()] for name, array in arrays.items()}
-    values, weights = sketch(worth, sketch_size)
-    message = {
+    values, weights = sketch(worth, gate.sketch_size)
+    return {
         "number": order.number,
         "incarnation": order.incarnation,
         "arrays": arrays,
@@ -185,21 +170,6 @@ def pack(
         # Powers of two: their exponents fit a byte.
         "sketch_levels": np.log2(weights).round().astype(np.uint8),
     }
-    sent = wire_bytes(message)
-    behind = len(rollout.log_probs) - len(index)
-    row = sum(math.prod(a.shape[1:]) * a.itemsize for a in arrays.values())
-    return {**message, "wire_bytes": sent, "full_bytes": sent + behind * (row + _INDEX_BYTES)}
-
-
-def _is_sound(arrays: dict[str, Array], unit: kondo.Unit) -> bool:
-    """Return whether values can be computed; what cannot is sent whole, for the learner to see."""
-    log_probs, advantages = arrays["log_probs"], arrays["advantages"]
-    return (
-        all(array.shape[:1] == log_probs.shape[:1] for array in arrays.values())
-        and log_probs.ndim == (1 if unit == "sample" else 2)
-        and advantages.ndim == 1
-        and log_probs.dtype.kind == advantages.dtype.kind == "f"
-    )
 
 
 def _arrays(rollout: Rollout) -> dict[str, Array]:
@@ -222,12 +192,10 @@ class _RefusedError(Exception):
     """Carries reason and detail of a quarantine out of a check."""
 
 
-def validate(
-    message: Any, order: Order, schema: Schema, *, rule: Rule, at_source: bool
-) -> Batch | Quarantine:
+def validate(message: Any, order: Order, schema: Schema, gate: SourceGate) -> Batch | Quarantine:
     """Return the batch, or why it must not be trained on. Never raises, whatever the message."""
     try:
-        return _checked(message, order, schema, rule, at_source)
+        return _checked(message, order, schema, gate)
     except _RefusedError as bad:
         return Quarantine(*bad.args)
     except MemoryError:
@@ -237,47 +205,16 @@ def validate(
         return Quarantine("structure", f"expected a message that can be checked, got {name}")
 
 
+_REASON_OF_RANGE = {"rewards": "reward", "advantages": "reward", "index": "rows"}
 _KEYS: dict[str, type] = {
-    **dict.fromkeys(("number", "incarnation", "wire_bytes", "full_bytes"), int),
+    **dict.fromkeys(("number", "incarnation"), int),
     **dict.fromkeys(("index", "sketch_values", "sketch_levels"), np.ndarray),
     "arrays": dict,
     "mean_reward": float,
 }
 
 
-def _checked(message: Any, order: Order, schema: Schema, rule: Rule, at_source: bool) -> Batch:
-    _check_structure(message, schema)
-    asked, got = ((m["number"], m["incarnation"]) for m in (order._asdict(), message))
-    detail = f"rollout {asked[0]} of process {asked[1]} was asked for, got {got[0]} of {got[1]}"
-    _require(asked == got, "identity", detail)
-    index = _check_index(message["index"], schema, at_source)
-    tensors = {
-        name: _check_array(name, message["arrays"][name], field, len(index))
-        for name, field in schema.fields.items()
-    }
-    (low, high), mean = schema.reward_limits, message["mean_reward"]
-    _require(low <= mean <= high, "reward", f"a mean reward in [{low}, {high}], got {mean}")
-    sizes = (message["wire_bytes"], message["full_bytes"])
-    _require(0 < sizes[0] <= sizes[1] < 2**62, "structure", f"sizes in bytes, got {sizes}")
-    log_probs, advantages, _ = (tensors.pop(name) for name in _SIGNALS)
-    worth = unit_values(rule, log_probs, advantages, schema.unit)
-    _require(bool(worth.isfinite().all()), "range", "finite values of all units, got others")
-    found = _check_sketch(message["sketch_values"], message["sketch_levels"], schema.units)
-    _check_limits(found.values, rule.least, worth, order.price)
-    keep, weight = bought(rule, worth, order.price, number=order.number, index=index)
-    # An actor has no say in what is chosen: it sends what the price buys, or all it has.
-    others = int((~_of_rows(keep)).sum()) if len(index) < schema.samples else 0
-    _require(not others, "rows", f"rows that the price buys, got {others} others")
-    weight = weight.to(log_probs.dtype)
-    return Batch(order, tensors, log_probs, advantages, keep, weight, found, mean, *sizes)
-
-
-def _of_rows(units: Tensor) -> Tensor:
-    """Return which rows have a unit that is True: bool [n] or [n, T] -> [n]."""
-    return units if units.ndim == 1 else units.any(dim=1)
-
-
-def _check_structure(message: Any, schema: Schema) -> None:
+def _checked(message: Any, order: Order, schema: Schema, gate: SourceGate) -> Batch:
     _require(type(message) is dict, "structure", f"a dict, got {type(message).__name__}")
     _require_keys("keys", message, _KEYS)
     for name, kind in _KEYS.items():
@@ -285,18 +222,45 @@ def _check_structure(message: Any, schema: Schema) -> None:
         got = type(message[name])
         _require(got is kind, "structure", f"{name} as {kind}, got {got}")
     _require_keys("arrays", message["arrays"], schema.fields)
+    asked, came = ((m["number"], m["incarnation"]) for m in (order._asdict(), message))
+    detail = f"rollout {asked[0]} of process {asked[1]} was asked for, got {came[0]} of {came[1]}"
+    _require(asked == came, "identity", detail)
+    places = Field(np.dtype(np.int32), (), 0, schema.samples - 1)
+    index = _check_array("index", message["index"], places, len(message["index"])).long()
+    fits = len(index) == schema.samples or gate.at_source
+    _require(fits, "rows", f"all {schema.samples} rows, got {len(index)}")
+    _require(bool((index.diff() > 0).all()), "rows", "ascending row numbers, got others")
+    tensors = {
+        name: _check_array(name, message["arrays"][name], field, len(index))
+        for name, field in schema.fields.items()
+    }
+    (_, _, low, high), mean = schema.fields["rewards"], message["mean_reward"]
+    _require(low <= mean <= high, "reward", f"a mean reward in [{low}, {high}], got {mean}")
+    log_probs, advantages, _ = (tensors.pop(name) for name in _SIGNALS)
+    worth = gate.values(log_probs, advantages, schema.unit)
+    _require(bool(worth.isfinite().all()), "range", "finite values of all units, got others")
+    found = _check_sketch(message["sketch_values"], message["sketch_levels"], schema.units)
+    if len(found.values):
+        # A unit above the price is in a row that was sent. So no value of the sketch is higher than
+        # both the price and all that was sent: one lie would raise the price for everybody.
+        most = max(order.price.price, float(worth.max()) if worth.numel() else -math.inf)
+        low, high = float(found.values.min()), float(found.values.max())
+        fits = gate.least <= low and high <= most + _TOLERANCE * abs(most)
+        _require(fits, "sketch", f"values in [{gate.least}, {most}], got [{low}, {high}]")
+    choice = gate.bought(worth, order.price, order.number, index)
+    # An actor has no say in what is chosen: it sends what the price buys, or all it has.
+    others = int((~_of_rows(choice.keep)).sum()) if len(index) < schema.samples else 0
+    _require(not others, "rows", f"rows that the price buys, got {others} others")
+    weight = choice.weight.to(log_probs.dtype)
+    sent, behind = wire_bytes(message), schema.samples - len(index)
+    row = sum(math.prod(field.shape) * field.dtype.itemsize for field in schema.fields.values())
+    sizes = (sent, sent + behind * (row + message["index"].itemsize))
+    return Batch(order, tensors, log_probs, advantages, choice.keep, weight, found, mean, *sizes)
 
 
-def _check_index(index: Array, schema: Schema, at_source: bool) -> Tensor:
-    _require(index.dtype == np.int32, "dtype", f"index as int32, got {index.dtype}")
-    _require(index.ndim == 1, "shape", f"index with one dimension, got {index.shape}")
-    fits = len(index) <= schema.samples if at_source else len(index) == schema.samples
-    bound = "at most " if at_source else ""
-    _require(fits, "rows", f"{bound}{schema.samples} rows, got {len(index)}")
-    inside = len(index) == 0 or (index[0] >= 0 and index[-1] < schema.samples)
-    ascending = bool(inside and (np.diff(index) > 0).all())
-    _require(ascending, "rows", f"ascending row numbers below {schema.samples}, got others")
-    return torch.from_numpy(index.astype(np.int64))
+def _of_rows(units: Tensor) -> Tensor:
+    """Return which rows have a unit that is True: bool [n] or [n, T] -> [n]."""
+    return units if units.ndim == 1 else units.any(dim=1)
 
 
 def _check_array(name: str, array: Any, field: Field, num_rows: int) -> Tensor:
@@ -310,8 +274,8 @@ def _check_array(name: str, array: Any, field: Field, num_rows: int) -> Tensor:
         _require(not np.isnan(array).any(), "nan", f"{name} without NaN")
         low, high = float(array.min()), float(array.max())
         inside = field.low <= low and high <= field.high and np.isfinite([low, high]).all()
-        reason = "reward" if name in ("rewards", "advantages") else "range"
         limits = f"[{field.low}, {field.high}]"
+        reason = _REASON_OF_RANGE.get(name, "range")
         _require(bool(inside), reason, f"{name} in {limits}, got [{low}, {high}]")
     # A copy: what Ray delivers is read-only and shared.
     return torch.from_numpy(array.copy())
@@ -331,20 +295,6 @@ def _check_sketch(values: Array, levels: Array, num_units: int) -> Sketch:
     total = int(weights.sum())
     _require(total <= num_units, "sketch", f"a sketch of at most {num_units} units, got {total}")
     return Sketch(values.copy(), weights)
-
-
-def _check_limits(values: Array, least: float, worth: Tensor, price: Price) -> None:
-    """Refuse values of a sketch that no unit can have.
-
-    A unit above the price is in a row that was sent. So no value of the sketch is higher than both
-    the price and all that was sent: one lie would raise the price for everybody.
-    """
-    if not len(values):
-        return
-    most = max(price.price, float(worth.max()) if worth.numel() else -math.inf)
-    low, high = float(values.min()), float(values.max())
-    fits = least <= low and high <= most + _TOLERANCE * abs(most)
-    _require(fits, "sketch", f"values in [{least}, {most}], got [{low}, {high}]")
 
 
 def _require_keys(what: str, found: Mapping[Any, Any], expected: Mapping[str, Any]) -> None:

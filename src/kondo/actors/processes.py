@@ -6,8 +6,7 @@ Each computes on one thread: the processes are what is spread over the cores.
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,19 +17,17 @@ from kondo.actors.learner import Learner, Publication, StepOrder, StepReport, Un
 from kondo.actors.ledger import COUNTERS
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, process_seed
-from kondo.actors.source_price import rule_for
+from kondo.actors.source_price import SourceGate
 from kondo.run_files import FolderInUseError, locked
 
 # Of all messages of a step. One that was announced lies in the object store; on another machine it
 # has to be fetched. Less than `Settings.step_timeout`: a learner that waits does not hang.
 _FETCH_SECONDS = 60.0
 
-
-class Receipt(NamedTuple):
-    """Tells the driver that a rollout was made; the message goes to the learner only."""
-
-    number: int
-    seconds: float
+LEARNER_LOCK = ".learner.lock"
+"""Name of the file that the learner holds while it lives."""
+LEARNER_THREADS = 2
+"""Calls a learner has at once: one that runs, one that fetches its messages."""
 
 
 class Standing(NamedTuple):
@@ -74,7 +71,7 @@ class RolloutProcess:
         torch.set_num_threads(1)
         seed = process_seed(settings.seed, incarnation)
         torch.manual_seed(seed)  # of a policy that draws from torch's own generator
-        self._settings, self._rule = settings, rule_for(settings)
+        self._gate = SourceGate(settings)
         self._task, self._policy = setup.make_task(seed), setup.make_policy(seed)
         self._version = -1
 
@@ -82,8 +79,12 @@ class RolloutProcess:
         """Return the process id, once everything is built."""
         return os.getpid()
 
-    def rollout(self, order: Order, weights: list[Any]) -> tuple[Receipt, Any]:
-        """Make the rollout. `weights` holds the reference of a Publication, fetched if new."""
+    def rollout(self, order: Order, weights: list[Any]) -> tuple[float, Any]:
+        """Make the rollout. `weights` holds the reference of a Publication, fetched if new.
+
+        Returns:
+            The receipt, how many seconds it took, for the driver; the message, for the learner.
+        """
         start = time.perf_counter()
         if order.version != self._version:
             publication: Publication = ray.get(weights[0])
@@ -91,21 +92,8 @@ class RolloutProcess:
             state = {k: torch.tensor(v) for k, v in publication.weights.items()}
             self._policy.load_state_dict(state)
             self._version = order.version
-        message = pack(
-            self._task.rollout(self._policy),
-            order,
-            rule=self._rule,
-            unit=self._task.unit,
-            at_source=self._settings.at_source,
-            sketch_size=self._settings.sketch_size,
-        )
-        return Receipt(order.number, time.perf_counter() - start), message
-
-
-LEARNER_LOCK = ".learner.lock"
-"""Name of the file that the learner holds while it lives."""
-LEARNER_THREADS = 2
-"""Calls a learner has at once: one that runs, one that fetches its messages."""
+        message = pack(self._task.rollout(self._policy), order, self._gate, self._task.unit)
+        return time.perf_counter() - start, message
 
 
 class LearnerProcess:
@@ -120,18 +108,27 @@ class LearnerProcess:
         self._setup, self._settings, self._folder = setup, settings, Path(folder)
         self._resume, self._held = resume, ExitStack()
         self._turn = threading.Condition()
-        self._busy = self._idle = 0.0
-        self._last = 0.0
+        self._busy = self._idle = self._last = 0.0
 
     def ready(self) -> Standing:
         """Build everything, and return where the learner stands.
 
-        Not in the constructor: of an error there, Ray passes on the text alone.
+        Not in the constructor: of an error there, Ray passes on the text alone. First of all it
+        waits for a learner that still holds the folder: that of a driver that was killed lives for
+        seconds after it, and may write a checkpoint over those of the run that resumes.
         """
         torch.set_num_threads(1)
         torch.manual_seed(process_seed(self._settings.seed, 0))
-        # Before the checkpoint is read. Half of the time, so that the error comes in time.
-        self._held.enter_context(_sole_learner(self._folder, self._settings.start_timeout / 2))
+        # Half of the time, so that the error comes in time.
+        end = time.monotonic() + self._settings.start_timeout / 2
+        while True:
+            try:
+                self._held.enter_context(locked(self._folder / LEARNER_LOCK, self._folder))
+                break
+            except FolderInUseError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
         self._learner = Learner(self._setup, self._settings, self._folder, resume=self._resume)
         learner, ledger = self._learner, self._learner.ledger
         places = (learner.step_number, ledger.issued, learner.incarnations)
@@ -145,28 +142,24 @@ class LearnerProcess:
         self, order: StepOrder, messages: list[Any], publish: bool
     ) -> tuple[StepReport, Publication | None]:
         """Make one update. `messages` are references; Ray hands out their contents here alone."""
-        contents = _fetch(messages)
+        contents, learner = _fetch(messages), self._learner
         with self._turn:
-            self._await_step(order.number - 1)
+            self._turn.wait_for(lambda: learner.step_number >= order.number - 1)
             start = time.perf_counter()
             idle = start - self._last if self._last else 0.0
-            report = self._learner.step(order, contents)
-            publication = self._learner.publication() if publish else None
+            report = learner.step(order, contents)
+            publication = learner.publication() if publish else None
             self._last = time.perf_counter()
             self._busy += self._last - start
             self._idle += idle
             self._turn.notify_all()
             return report._replace(seconds=self._last - start, idle_seconds=idle), publication
 
-    def _await_step(self, number: int) -> None:
-        """Wait until step `number` is done; return at once if it is."""
-        self._turn.wait_for(lambda: self._learner.step_number >= number)
-
     def finish(self, order: StepOrder) -> Summary:
         """Write the last checkpoint, once all steps are done, and return the accounts."""
         learner, ledger = self._learner, self._learner.ledger
         with self._turn:
-            self._await_step(order.number)
+            self._turn.wait_for(lambda: learner.step_number >= order.number)
             learner.finish(order)
         return Summary(
             step=learner.step_number,
@@ -181,26 +174,6 @@ class LearnerProcess:
             idle_seconds=self._idle,
             held_out_error=learner.held_out_error(),
         )
-
-
-@contextmanager
-def _sole_learner(folder: Path, seconds: float) -> Iterator[None]:
-    """Hold the checkpoints of a folder; wait for a learner that still has them.
-
-    The driver's own lock ends with the driver. The learner of a driver that was killed lives for
-    seconds after it, and may write a checkpoint over those of the run that resumes.
-    """
-    end = time.monotonic() + seconds
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(folder / LEARNER_LOCK, folder))
-                break
-            except FolderInUseError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
-        yield
 
 
 def _fetch(references: list[Any]) -> list[Any]:

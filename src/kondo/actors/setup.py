@@ -6,14 +6,13 @@ checked against the limits given here before the learner looks at it.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 import kondo
-from kondo.arguments import check_flag, check_number, check_optional, check_whole
+from kondo.arguments import check_flag, check_number, check_whole
 
 
 class Rollout(Protocol):
@@ -34,22 +33,6 @@ class Rollout(Protocol):
     @property
     def advantages(self) -> Tensor:
         """[N] float, centred only."""
-
-
-class Policy(Protocol):
-    """What the learner trains and the actors act with; any `nn.Module` with a log_prob."""
-
-    def log_prob(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return differentiable log-probs of the rows' actions, [N] or [N, T]."""
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Yield what is trained."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the weights by name."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
-        """Take the weights that were published."""
 
 
 class Task(Protocol):
@@ -80,8 +63,9 @@ class Setup:
     """Title of the live display."""
     make_task: Callable[[int], Task]
     """seed -> a task; no two actors, also restarted ones, get the same seed."""
-    make_policy: Callable[[int], Policy]
-    """seed -> a policy; actors replace its weights by the learner's."""
+    make_policy: Callable[[int], Any]
+    """seed -> an `nn.Module` with log_prob(rows) -> differentiable log-probs, [N] or [N, T]; actors
+    replace its weights by the learner's."""
     samples: int
     """Samples of every rollout, N: what a dead actor loses can then be counted."""
     limits: Mapping[str, tuple[float, float]]
@@ -93,46 +77,32 @@ class Setup:
     """Largest |advantage| that is accepted; with centred rewards, the width of their limits."""
 
     def __post_init__(self) -> None:
-        at_least("samples", self.samples, 1)
+        _check_at_least(1, samples=self.samples)
         for name, (low, high) in {**self.limits, "reward_limits": self.reward_limits}.items():
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise ValueError(
                     f"limits must be finite with lowest <= highest, got {(low, high)} for {name}."
                 )
-        if not 0 < self.max_advantage < math.inf:
-            raise ValueError(f"max_advantage must be positive, got {self.max_advantage}.")
+        _check_positive(max_advantage=self.max_advantage)
 
 
 # Rollout processes count from 1: seed 0 of a run is the learner's own.
 _SEEDS_PER_RUN = 1 << 32
-MAX_SEED = 2**31 - 1
-"""Of a run: seeds of its processes fit 63 bits, which every generator takes."""
-
-_AT_LEAST_ONE = (
-    *("actors", "steps", "rollouts_per_step", "queue"),
-    *("publish_every", "window", "checkpoint_every", "max_failures"),
-)
-_TIMEOUTS = ("rollout_timeout", "step_timeout", "start_timeout")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to run it. Give exactly one of `rate`, `noise` and `price`."""
+    """How to run it."""
 
     actors: int = 2
     """Rollout processes."""
     steps: int = 100
     """Updates of the learner."""
-    gate: Literal["delight", "unbiased"] = "delight"
-    """What is trained on: "delight", the units of highest delight; "unbiased", a random draw by the
-    size of the gradient, weighted so that the mean gradient is that of all units."""
-    rate: float | None = 0.03
-    """Share of the units to train on; the price for it follows the values of recent rollouts."""
-    noise: float | None = None
-    """Instead of a rate, for gate "unbiased": expected sum of squared gradients, as a multiple of
-    that of all units."""
-    price: float | None = None
-    """Instead of a rate, for gate "delight": a fixed price."""
+    gate: Any = "delight:0.03"
+    """What is trained on: a gate, or its text for `kondo.parse_gate`. Actors know what to send for
+    `Gate(rate=)`, `Gate(price=)` and `UnbiasedGate` without further options that need all units at
+    once; for any other gate they send everything, and the learner gates. The price for a rate, or
+    for a noise, follows the values of recent rollouts."""
     at_source: bool = True
     """Whether actors send only what the price buys; else everything, and the learner gates."""
     rollouts_per_step: int = 1
@@ -169,59 +139,32 @@ class Settings:
     """Seconds a process may take to start."""
     max_failures: int = 5
     """Times in a row a process may die before it delivers anything; then the run ends."""
-    actor_cpus: float = 0.0
-    """CPUs Ray reserves per actor; 0 starts them whatever the machine has."""
 
     def __post_init__(self) -> None:
-        at_least("seed", self.seed, 0)
-        if self.seed > MAX_SEED:
-            raise ValueError(
-                f"seed must be at most {MAX_SEED}, got {self.seed}: seeds of processes follow from "
-                f"it, and a generator takes 64 bits."
-            )
-        at_least("spares", self.spares, 0)
-        for name in _AT_LEAST_ONE:
-            at_least(name, getattr(self, name), 1)
-        for name in ("rate", "noise", "price"):
-            check_optional(name, getattr(self, name))
-        for name in ("learning_rate", "actor_cpus", *_TIMEOUTS):
-            check_number(name, getattr(self, name))
+        object.__setattr__(self, "gate", kondo.parse_gate(self.gate))
+        names = (
+            *("actors", "steps", "rollouts_per_step", "queue"),
+            *("publish_every", "window", "checkpoint_every", "max_failures"),
+        )
+        _check_at_least(1, **{name: getattr(self, name) for name in names})
+        _check_at_least(0, seed=self.seed, spares=self.spares)
+        _check_positive(learning_rate=self.learning_rate)
+        for name in ("rollout_timeout", "step_timeout", "start_timeout"):
+            if not check_number(name, getattr(self, name)) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         check_flag("at_source", self.at_source)
+        if self.seed >= 2**31:
+            raise ValueError(
+                f"seed must be at most {2**31 - 1}, got {self.seed}: seeds of processes follow "
+                f"from it, and a generator takes 64 bits."
+            )
         if not 4 <= check_whole("sketch_size", self.sketch_size) <= 1024 or self.sketch_size % 2:
             raise ValueError(f"sketch_size must be even, from 4 to 1024, got {self.sketch_size}.")
-        self._check_gate()
-        if not self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be finite, got {self.learning_rate}.")
-        for name in (*_TIMEOUTS, "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
         if self.queue * self.actors < self.rollouts_per_step:
             raise ValueError(
                 f"rollouts_per_step must be at most queue * actors ({self.queue * self.actors}), "
                 f"got {self.rollouts_per_step}: a step would wait for ever."
             )
-
-    def _check_gate(self) -> None:
-        if self.gate not in ("delight", "unbiased"):
-            raise ValueError(f'gate must be "delight" or "unbiased", got {self.gate!r}.')
-        if [self.rate, self.noise, self.price].count(None) != 2:
-            raise ValueError(
-                f"give exactly one of rate, noise and price, got rate={self.rate}, "
-                f"noise={self.noise}, price={self.price}; rate=None, price=0.0 keeps positive "
-                f"delight."
-            )
-        for name, gate in (("noise", "unbiased"), ("price", "delight")):
-            if getattr(self, name) is not None and self.gate != gate:
-                raise ValueError(
-                    f'{name} must be None with gate "{self.gate}", got {getattr(self, name)}; '
-                    f'give a rate, or set gate="{gate}".'
-                )
-        if self.rate is not None and not 0 < self.rate <= 1:
-            raise ValueError(f"rate must lie in (0, 1], got {self.rate}; 0.03 keeps 3%.")
-        if self.noise is not None and not 1 <= self.noise < math.inf:
-            raise ValueError(f"noise must be finite and at least 1, got {self.noise}.")
-        if self.price is not None and math.isnan(self.price):
-            raise ValueError("price must be a number, got nan; 0.0 keeps positive delight.")
 
 
 def process_seed(seed: int, incarnation: int) -> int:
@@ -239,7 +182,13 @@ def incarnation_of(seed: int) -> int:
     return seed % _SEEDS_PER_RUN
 
 
-def at_least(name: str, value: int, least: int) -> None:
-    """Raise unless it is a whole number >= least."""
-    if check_whole(name, value) < least:
-        raise ValueError(f"{name} must be >= {least}, got {value}.")
+def _check_at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if check_whole(name, value) < least:
+            raise ValueError(f"{name} must be >= {least}, got {value}.")
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < check_number(name, value) < math.inf:
+            raise ValueError(f"{name} must be finite and positive, got {value}.")

@@ -4,18 +4,17 @@
     learner:  those of recent rollouts, pooled -> price for a rate -> published with the weights
     both:     values, price -> which units are bought, and their weights
 
-`rule_for` decides what a unit is worth and what a price buys: the highest delight, or an unbiased
-draw. An actor sketches all values, also of rows that it does not send, so the next price is that of
-all units. A sketch travels as two arrays: nothing foreign is parsed.
+An actor sketches all values, also of rows that it does not send, so the next price is that of all
+units. A sketch travels as two arrays: nothing foreign is parsed.
 
 REQ, not KLL, because prices lie in the upper tail, where its error shrinks: for the price of 3% of
 1000 units, 126 values are off by 0.14% of the units (standard deviation), KLL's 293 by 0.43%.
 """
 
+import copy
 import math
-import sys
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +35,9 @@ class Price(NamedTuple):
     share: float  # of the units exactly at the price that is kept: discrete rewards make many
 
 
+EVERYTHING = Price(-math.inf, 1.0)
+
+
 class Sketch(NamedTuple):
     """Some values that stand for all units of a rollout."""
 
@@ -43,132 +45,74 @@ class Sketch(NamedTuple):
     weights: Array  # [m] int64: units each stands for; their sum is that of non-zero values
 
 
-EVERYTHING = Price(-math.inf, 1.0)
+class SourceGate:
+    """The gate of a run as actors and learner know it: one price buys every unit by itself.
 
-
-class Bought(NamedTuple):
-    """What a price buys of the units of a rollout."""
-
-    keep: Tensor  # bool, like the values
-    weight: Tensor  # float64, like the values: factor of a unit's loss, 0 where not kept
-
-
-class Rule(Protocol):
-    """Which units are worth sending and training on: decided alike by actors and learner."""
-
-    signal: kondo.signals.Signal
-    """What a unit is worth."""
-    least: float
-    """The lowest value that a unit can have."""
-
-    def price(self, values: Tensor, weight: Tensor, num_units: int) -> Price:
-        """Return the price from pooled sketches.
-
-        Args:
-            values: [V] float32, finite and not 0.
-            weight: [V] float64, units that each value stands for.
-            num_units: all units of the rollouts, those of value 0 included.
-        """
-
-    def choose(self, values: Tensor, price: Price, place: Tensor) -> Bought:
-        """Choose units, each by its value and its place alone; every value above the price.
-
-        Args:
-            values: float64, any shape.
-            price: what `price` returned.
-            place: int64, like values; no other unit of the run has it.
-        """
-
-
-class HighestDelight:
-    """Keep delight above the price, and a share of the units exactly at it. Weights are 1."""
-
-    signal = staticmethod(kondo.delight)
-    least = -math.inf
-
-    def __init__(self, *, rate: float | None, price: float | None):
-        self._rate, self._price = rate, price
-
-    def price(self, values: Tensor, weight: Tensor, num_units: int) -> Price:
-        """Return the price above which the rate of all units lie, or the fixed one."""
-        if self._rate is None:
-            assert self._price is not None
-            return Price(self._price, 0.0)
-        pool = values.sort()
-        budget = torch.tensor([self._rate * num_units], dtype=torch.float64)
-        found = kondo.quantiles.quantile_price(pool.values, weight[pool.indices], budget)
-        return Price(*(float(number) for number in found))
-
-    def choose(self, values: Tensor, price: Price, place: Tensor) -> Bought:
-        """Keep what is above the price; a hash of the place decides ties."""
-        edge, share = torch.tensor(price, dtype=torch.float64)
-        lots = kondo.sampling.lottery(place, salt=edge)
-        keep = kondo.quantiles.above_price(values, values != 0, edge, share, lots)
-        return Bought(keep, keep.double())
-
-
-class UnbiasedDraw:
-    """Draw every unit with probability min(1, value / price), and weight it by 1 / probability.
-
-    The mean gradient is that of all units (`kondo.UnbiasedGate`). A draw is a hash of the unit's
-    place and the run's seed.
+    A gate without such a price, `one_price` False, chooses among all units of a step, which the
+    learner alone sees. Its price is `EVERYTHING`, and actors send all rows.
     """
 
-    least = 0.0
+    def __init__(self, settings: Settings):
+        self.gate = copy.deepcopy(settings.gate)  # it may remember, and settings are shared
+        self.sketch_size = settings.sketch_size
+        self._adapter = kondo.adapters.adapter_of(self.gate)
+        self.one_price = self._adapter.one_price
+        self.at_source = settings.at_source and self.one_price
+        # A draw is by the size of a value, whatever its sign.
+        self._draws, self._seed = self._adapter.draws, settings.seed
+        self.least = 0.0 if self._draws else -math.inf
+        """The lowest value that a unit can have."""
 
-    def __init__(self, gate: kondo.UnbiasedGate, seed: int):
-        self._gate, self.signal = gate, gate.signal
-        self._salt = torch.tensor(seed, dtype=torch.float64)
+    def values(self, log_probs: Tensor, advantages: Tensor, unit: kondo.Unit) -> Tensor:
+        """Return the float32 value of each unit, [N], or [N, T] for unit "token".
+
+        Computed in float64: the same on actor and learner, whatever other rows there are.
+        """
+        signal = kondo.delight if self.gate is None else self.gate.signal
+        everything = torch.ones_like(log_probs, dtype=torch.bool)
+        exact = log_probs.double(), advantages.double()
+        values = kondo.signals.unit_values(signal, *exact, everything, unit)[0].float()
+        return values.abs() if self._draws else values
 
     def price(self, values: Tensor, weight: Tensor, num_units: int) -> Price:
-        """Return the price at which the rate, or the noise budget, is met in the mean.
+        """Return the price for `num_units` units, of which values [V] stand for weight [V] each.
 
-        Everything is kept where recent rollouts had no value at all: they say nothing of a price.
+        A draw keeps everything where recent rollouts had no value other than 0: they say nothing of
+        a price, and an infinite one would drop the first success for good.
         """
-        if not bool((values != 0).any()):
+        if not self.one_price or (self._draws and not len(values)):
             return EVERYTHING
         number = torch.tensor([num_units], dtype=torch.float64)
-        return Price(float(self._gate.price_for(values, weight, number)), 1.0)
+        price, share = self._adapter.price_for(values, weight, number)
+        return Price(float(price), float(share))
 
-    def choose(self, values: Tensor, price: Price, place: Tensor) -> Bought:
-        """Draw every unit by itself."""
-        # `EVERYTHING` has no positive price; at the smallest one every unit is certain.
-        edge = torch.tensor([max(price.price, sys.float_info.min)], dtype=torch.float64)
-        # The upper 53 bits: a float64 in [0, 1).
-        draws = (kondo.sampling.lottery(place, salt=self._salt) >> 11).double() / 2.0**53 + 0.5
+    def bought(self, values: Tensor, price: Price, number: int, index: Tensor) -> kondo.Choice:
+        """Return which units a price buys, and their float64 weights.
+
+        Chance is a hash of the unit's rollout (`number`), row (`index`, int64 [n]) and token: actor
+        and learner decide alike, whatever other rows they see. Values are [n] or [n, T] float32.
+        """
+        if price == EVERYTHING:
+            return kondo.Choice.of(values != 0, dtype=torch.float64)
+        place = index + number * 0x9E3779B1
+        if values.ndim == 2:
+            place = place.unsqueeze(1) * values.shape[1] + torch.arange(values.shape[1])
+        edge, share = torch.tensor(price, dtype=torch.float64).unsqueeze(1)
+        # Ties are cut by the price, which changes; draws differ from run to run.
+        salt = torch.tensor(self._seed, dtype=torch.float64) if self._draws else edge
+        lots = kondo.sampling.lottery(place, salt=salt)
         mask = torch.ones_like(values, dtype=torch.bool)
-        choice = self._gate.choose_at(values, mask, edge, draws)
-        return Bought(choice.keep, choice.weight)
+        return self._adapter.choose_at(values.double(), mask, edge, share, lots)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the gate remembers, if the learner asks it at all."""
+        asked = not self.one_price and self.gate is not None
+        return copy.deepcopy(self.gate.state_dict()) if asked else {}
 
-def rule_for(settings: Settings) -> Rule:
-    """Return the rule that the settings name."""
-    if settings.gate == "unbiased":
-        gate = kondo.UnbiasedGate(rate=settings.rate, noise=settings.noise)
-        return UnbiasedDraw(gate, settings.seed)
-    return HighestDelight(rate=settings.rate, price=settings.price)
-
-
-def unit_values(rule: Rule, log_probs: Tensor, advantages: Tensor, unit: kondo.Unit) -> Tensor:
-    """Return the float32 value of each unit, [N], or [N, T] for unit "token".
-
-    Computed in float64: the same on actor and learner, whatever other rows there are.
-    """
-    everything = torch.ones_like(log_probs, dtype=torch.bool)
-    exact = log_probs.double(), advantages.double()
-    return kondo.signals.unit_values(rule.signal, *exact, everything, unit)[0].float()
-
-
-def bought(rule: Rule, values: Tensor, price: Price, *, number: int, index: Tensor) -> Bought:
-    """Return which units are bought, and their weights.
-
-    Chance is a hash of the unit's rollout (`number`), row (`index`, int64 [n]) and token: actor and
-    learner decide alike, whatever other rows they see. Values are [n] or [n, T] float32.
-    """
-    place = index + number * 0x9E3779B1
-    if values.ndim == 2:
-        place = place.unsqueeze(1) * values.shape[1] + torch.arange(values.shape[1])
-    return rule.choose(values.double(), price, place)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if not self.one_price and self.gate is not None:
+            self.gate.load_state_dict(copy.deepcopy(state))
 
 
 def sketch(values: Tensor, size: int) -> Sketch:
@@ -195,43 +139,42 @@ class PriceWindow:
     """Sketches of the last `size` rollouts, and the price that follows from them."""
 
     def __init__(self, size: int):
-        self._sketches: deque[Sketch] = deque(maxlen=size)
-        self._units: deque[int] = deque(maxlen=size)
+        self._recent: deque[tuple[Sketch, int]] = deque(maxlen=size)
 
     def copy(self) -> "PriceWindow":
         """Return a window with the same rollouts; pushing to it leaves this one as it is."""
         other = PriceWindow(0)
-        other._sketches, other._units = self._sketches.copy(), self._units.copy()
+        other._recent = self._recent.copy()
         return other
 
     def push(self, found: Sketch, num_units: int) -> None:
         """Add a rollout: the sketch of its values, and how many units it had, zeros included."""
-        self._sketches.append(found)
-        self._units.append(num_units)
+        self._recent.append((found, num_units))
 
-    def price(self, rule: Rule) -> Price:
-        """Return the rule's price for the units of the window.
+    def price(self, gate: SourceGate) -> Price:
+        """Return the gate's price for the units of the window.
 
         Example:
             >>> import torch
             >>> window = PriceWindow(4)
             >>> window.push(sketch(torch.tensor([1.0, 2.0, 3.0, 3.0]), size=4), num_units=8)
-            >>> window.price(HighestDelight(rate=0.125, price=None))
+            >>> window.price(SourceGate(Settings(gate="delight:0.125")))
             Price(price=3.0, share=0.5)
         """
-        if not self._sketches:
+        if not self._recent:
             return EVERYTHING
+        sketches = [found for found, _ in self._recent]
         values, weights = (
-            torch.from_numpy(np.concatenate(parts)) for parts in zip(*self._sketches, strict=True)
+            torch.from_numpy(np.concatenate(parts)) for parts in zip(*sketches, strict=True)
         )
-        return rule.price(values, weights.double(), sum(self._units))
+        return gate.price(values, weights.double(), sum(units for _, units in self._recent))
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain tensors and numbers."""
         return {
-            "values": [torch.from_numpy(s.values.copy()) for s in self._sketches],
-            "weights": [torch.from_numpy(s.weights.copy()) for s in self._sketches],
-            "units": list(self._units),
+            "values": [torch.from_numpy(found.values.copy()) for found, _ in self._recent],
+            "weights": [torch.from_numpy(found.weights.copy()) for found, _ in self._recent],
+            "units": [units for _, units in self._recent],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -240,23 +183,16 @@ class PriceWindow:
         Raises:
             ValueError: it is not what a window can hold; nothing is changed then.
         """
-        parts = [state.get(name) for name in ("values", "weights", "units")]
-        lists = [part for part in parts if isinstance(part, list)]
-        if len(lists) < 3 or len({len(part) for part in lists}) > 1:
+        parts: list[Any] = [state.get(name) for name in ("values", "weights", "units")]
+        whole = all(isinstance(part, list) and len(part) == len(parts[0]) for part in parts)
+        entries: list[Any] = list(zip(*parts, strict=True)) if whole else [(None, None, None)]
+        if not all(_is_entry(*entry) for entry in entries):
             raise ValueError(
-                "window must have lists values, weights and units of the same length, got others."
+                f"window must have, for each rollout, finite values other than 0, a weight >= 1 "
+                f"for each, and units >= 1 that the weights do not exceed, got {state}."
             )
-        entries = list(zip(*lists, strict=True))
-        for number, entry in enumerate(entries):
-            if not _is_entry(*entry):
-                raise ValueError(
-                    f"window must have finite values other than 0, a weight >= 1 for each, and "
-                    f"units >= 1 that the weights do not exceed, got others in rollout {number}."
-                )
-        self._sketches.clear()
-        self._sketches.extend(Sketch(v.numpy(), w.numpy()) for v, w, _ in entries)
-        self._units.clear()
-        self._units.extend(units for _, _, units in entries)
+        self._recent.clear()
+        self._recent += [(Sketch(v.numpy(), w.numpy()), units) for v, w, units in entries]
 
 
 def _is_entry(values: Any, weights: Any, units: Any) -> bool:

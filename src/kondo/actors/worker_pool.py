@@ -21,19 +21,12 @@ from kondo.actors.source_price import Price
 
 
 class Event(NamedTuple):
-    """A failure, or a recovery."""
+    """A failure, a recovery, or what is to be known once."""
 
     kind: str  # e.g. "actor died", "actor hung", "actor raised", "actor back", "learner died"
     who: int  # index of the actor; -1 for the learner
     detail: str
     seconds: float  # from the failure to the first delivery after it, for "back"; else 0
-
-
-class Delivery(NamedTuple):
-    """A rollout that is ready for the learner."""
-
-    order: Order
-    message: Any  # reference
 
 
 @dataclasses.dataclass(eq=False)
@@ -46,8 +39,8 @@ class Worker:
     ready: Any  # reference; None once the process is up
     since: float  # when it was started or last delivered
     pid: int = 0
-    # Order number -> order, receipt and message.
-    executing: dict[int, tuple[Order, Any, Any]] = dataclasses.field(default_factory=dict)
+    # Reference of the receipt -> order and reference of the message.
+    executing: dict[Any, tuple[Order, Any]] = dataclasses.field(default_factory=dict)
     open: int = 0  # orders given and not yet trained on
     failures: int = 0  # in a row, without a delivery
     failed_at: float | None = None
@@ -73,11 +66,16 @@ class WorkerPool:
 
     def _start(self, index: int) -> Worker:
         self.incarnations += 1
+        # No CPUs are reserved: they start whatever the machine has.
         remote: Any = ray.remote(RolloutProcess).options(
-            num_cpus=self._settings.actor_cpus, max_restarts=0, scheduling_strategy="SPREAD"
+            num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD"
         )
         handle = remote.remote(self._setup, self._settings, self.incarnations)
         return Worker(index, self.incarnations, handle, handle.ready.remote(), time.monotonic())
+
+    @property
+    def _everybody(self) -> list[Worker]:
+        return [*self.workers, *self._spares]
 
     def give_orders(self, version: int, price: Price, weights: Any) -> None:
         """Order rollouts from every process that may have more; a full queue makes it wait."""
@@ -88,21 +86,21 @@ class WorkerPool:
                     worker.since = time.monotonic()
                 call = worker.handle.rollout.options(num_returns=2)
                 receipt, message = call.remote(order, [weights])
-                worker.executing[order.number] = (order, receipt, message)
+                worker.executing[receipt] = (order, message)
                 worker.open += 1
                 self.issued += 1
 
     def expect(self) -> Iterator[tuple[Any, Worker]]:
         """Yield the references to wait for, with the worker each belongs to."""
-        for worker in [*self.workers, *self._spares]:
+        for worker in self._everybody:
             if worker.ready is not None:
                 yield worker.ready, worker
-            for _, receipt, _ in worker.executing.values():
+            for receipt in worker.executing:
                 yield receipt, worker
 
-    def arrived(self, worker: Worker, reference: Any) -> Delivery | None:
-        """Take what arrived from a worker; return it if it is a rollout."""
-        if worker not in self.workers and worker not in self._spares:
+    def arrived(self, worker: Worker, reference: Any) -> tuple[Order, Any] | None:
+        """Take what arrived from a worker; of a rollout, return order and message's reference."""
+        if worker not in self._everybody:
             return None  # replaced meanwhile: its orders are lost, whatever it still delivers
         try:
             content = ray.get(reference)
@@ -112,16 +110,17 @@ class WorkerPool:
         except ray.exceptions.RayTaskError as error:
             self._replace(worker, "actor raised", f"{error.cause!r}")
             return None
+        worker.since = time.monotonic()
         if reference == worker.ready:
-            worker.ready, worker.pid, worker.since = None, content, time.monotonic()
+            worker.ready, worker.pid = None, content
             return None
-        order, _, message = worker.executing.pop(content.number)
-        worker.since, worker.failures = time.monotonic(), 0
+        delivered = worker.executing.pop(reference)
+        worker.failures = 0
         if worker.failed_at is not None:
             away = worker.since - worker.failed_at
             self.events.append(Event("actor back", worker.index, f"after {away:.1f} s", away))
             worker.failed_at = None
-        return Delivery(order, message)
+        return delivered
 
     def settled(self, order: Order) -> None:
         """Say that the learner is done with an order: its process may have another."""
@@ -129,18 +128,17 @@ class WorkerPool:
         if worker.incarnation == order.incarnation:
             worker.open -= 1
 
-    def check_hanging(self, now: float) -> None:
-        """Replace processes that had not delivered, or started, for too long at time `now`."""
-        for worker in [*self.workers, *self._spares]:
+    def check_hanging(self, now: float, paused: float = 0.0) -> None:
+        """Replace processes that had not delivered, or started, for too long at time `now`.
+
+        The seconds in which the driver was paused do not count.
+        """
+        for worker in self._everybody:
+            worker.since += paused
             starting = worker.ready is not None
             patience = getattr(self._settings, "start_timeout" if starting else "rollout_timeout")
             if (starting or worker.executing) and now - worker.since > patience:
                 self._replace(worker, "actor hung", f"no answer for {patience:g} s")
-
-    def postpone(self, seconds: float) -> None:
-        """Give every process so much more time."""
-        for worker in [*self.workers, *self._spares]:
-            worker.since += seconds
 
     @property
     def ready_spares(self) -> int:
@@ -152,47 +150,38 @@ class WorkerPool:
 
         One at a time: starting is mostly importing, and two at once slow each other down.
         """
-        starting = any(worker.ready is not None for worker in [*self.workers, *self._spares])
+        starting = any(worker.ready is not None for worker in self._everybody)
         if not starting and len(self._spares) < self._settings.spares:
             self._spares.append(self._start(-1))
 
     def _replace(self, worker: Worker, kind: str, detail: str) -> None:
-        if worker in self._spares:
-            self._drop_spare(worker, kind, detail)
-            return
-        self.events.append(Event(kind, worker.index, detail, 0.0))
-        self.lost += [(number, kind) for number in worker.executing]
+        """End a process that failed; a spare, if it is none itself, takes its place."""
         ray.kill(worker.handle)
-        if worker.failures + 1 > self._settings.max_failures:
-            raise RuntimeError(
-                f"actor {worker.index} failed {worker.failures + 1} times in a row without one "
-                f"rollout; the last time: {kind}: {detail}"
-            )
-        new = self._take_spare(worker.index) or self._start(worker.index)
-        new.failures = worker.failures + 1
+        place = worker.index
+        if place < 0:
+            self._spares.remove(worker)
+            self._spare_failures = failures = self._spare_failures + 1
+            story = f"spare processes failed to start {failures} times in a row"
+        else:
+            self.events.append(Event(kind, place, detail, 0.0))
+            self.lost += [(order.number, kind) for order, _ in worker.executing.values()]
+            failures = worker.failures + 1
+            story = f"actor {place} failed {failures} times in a row without one rollout"
+        if failures > self._settings.max_failures:
+            raise RuntimeError(f"{story}; the last time: {kind}: {detail}")
+        if place < 0:
+            return
+        if self._spares:  # one that is up, else the one that started first
+            new = min(self._spares, key=lambda spare: (spare.ready is not None, spare.since))
+            self._spares.remove(new)
+            new.index, self._spare_failures = place, 0
+        else:
+            new = self._start(place)
+        new.failures = failures
         new.failed_at = time.monotonic() if worker.failed_at is None else worker.failed_at
-        self.workers[worker.index] = new
-
-    def _take_spare(self, index: int) -> Worker | None:
-        """Return a spare for this place: a ready one, else the one that started first."""
-        if not self._spares:
-            return None
-        spare = min(self._spares, key=lambda spare: (spare.ready is not None, spare.since))
-        self._spares.remove(spare)
-        spare.index, self._spare_failures = index, 0
-        return spare
-
-    def _drop_spare(self, spare: Worker, kind: str, detail: str) -> None:
-        ray.kill(spare.handle)
-        self._spares.remove(spare)
-        self._spare_failures += 1
-        if self._spare_failures > self._settings.max_failures:
-            raise RuntimeError(
-                f"spare processes failed to start {self._spare_failures} times in a row; the last "
-                f"time: {kind}: {detail}"
-            )
+        self.workers[place] = new
 
     def stop(self) -> None:
         """End all processes."""
-        for worker in [*self.workers, *self._spares]:
+        for worker in self._everybody:
             ray.kill(worker.handle)

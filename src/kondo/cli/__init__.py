@@ -7,12 +7,14 @@ runs. A missing package is named together with the command that installs it.
 """
 
 import argparse
+import contextlib
 import errno
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from typing import TextIO, cast
 
 import kondo
 from kondo.actors.command import add_parser as add_actors
@@ -20,14 +22,17 @@ from kondo.cli.common import (
     CLOSED_PIPE,
     FAILED,
     INTERRUPTED,
+    CheckedOutput,
     CommandError,
     Commands,
+    OutputError,
+    drop_output,
     fail,
+    forget_odd_columns,
     whole,
 )
 from kondo.cli.completion import add_completion
 from kondo.cli.install_hints import install_command
-from kondo.cli.output import OutputError, checked_output, drop_output, forget_odd_columns
 from kondo.cli.plan import add_plan
 
 __all__ = [
@@ -79,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(options, "standard output is closed. Send it to a file or to /dev/null.")
     forget_odd_columns()
     try:
-        with checked_output():
+        with contextlib.redirect_stdout(cast(TextIO, CheckedOutput(sys.stdout))):
             try:
                 return _run(list(sys.argv[1:] if argv is None else argv), options)
             finally:
@@ -146,19 +151,15 @@ def make_parser() -> argparse.ArgumentParser:
         added.load()(commands)
     for name, summary in _ELSEWHERE.items():
         if name not in commands.choices:
-            _add_missing(commands, name, summary)
+            absent = commands.add_parser(name, help=f"{summary} (needs kondo-lab)", add_help=False)
+            absent.add_argument("ignored", nargs=argparse.REMAINDER)
+            absent.set_defaults(run=_missing)
     for add in (add_plan, add_actors, add_completion):
         add(commands)
     return parser
 
 
-def _add_missing(commands: Commands, name: str, summary: str) -> None:
-    """Add a command that says which distribution brings it."""
-    parser = commands.add_parser(name, help=f"{summary} (needs kondo-lab)", add_help=False)
-    parser.add_argument("ignored", nargs=argparse.REMAINDER)
-
-    def missing(options: argparse.Namespace) -> int:
-        install = install_command("kondo-lab")
-        return fail(options, f"this command is part of kondo-lab. Run: {install}")
-
-    parser.set_defaults(run=missing)
+def _missing(options: argparse.Namespace) -> int:
+    """Say which distribution brings the command."""
+    install = install_command("kondo-lab")
+    return fail(options, f"this command is part of kondo-lab. Run: {install}")

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 _HERE = Path(__file__).resolve()
+# Where a distribution is in a checkout.
 _FOLDERS = {"kondo": ".", "kondo-lab": "lab"}
-"""Where a distribution is in a checkout."""
 
 
 def install_command(requirement: str) -> str:
@@ -24,13 +24,25 @@ def install_command(requirement: str) -> str:
     """
     name, bracket, extra = requirement.partition("[")
     place = _place(name)
-    found = requirement if place is None else _shown(place) + bracket + extra
-    return f"pip install {shlex.quote(found)}"
+    if place is None:
+        return f"pip install {shlex.quote(requirement)}"
+    place, here = place.resolve(), Path.cwd().resolve()
+    shown = str(place)
+    if place.is_relative_to(here):  # with a dot that pip needs
+        inside = place.relative_to(here)
+        shown = f".{os.sep}{inside}" if inside.parts else "."
+    return f"pip install {shlex.quote(shown + bracket + extra)}"
 
 
 def _place(name: str) -> Path | None:
     """Return the folder or wheel of a distribution on this machine; None if there is none."""
-    source = _source()
+    source = None  # the folder or file that `kondo` was installed from; None if it was an index
+    try:
+        text = distribution("kondo").read_text("direct_url.json")
+    except PackageNotFoundError:
+        text = None
+    if text and (address := urlparse(json.loads(text)["url"])).scheme == "file":
+        source = Path(unquote(address.path))
     if source is not None and source.suffix == ".whl":
         wheels = sorted(source.parent.glob(f"{name.replace('-', '_')}-*.whl"))
         if wheels:
@@ -40,24 +52,3 @@ def _place(name: str) -> Path | None:
         if folder is not None and (folder / "pyproject.toml").is_file():
             return folder
     return None
-
-
-def _source() -> Path | None:
-    """Return the folder or file that `kondo` was installed from; None if it was an index."""
-    try:
-        text = distribution("kondo").read_text("direct_url.json")
-    except PackageNotFoundError:
-        return None
-    address = urlparse(json.loads(text)["url"]) if text else None
-    if address is None or address.scheme != "file":
-        return None
-    return Path(unquote(address.path))
-
-
-def _shown(path: Path) -> str:
-    """Return the path from the working folder if it is inside, with a dot that pip needs."""
-    place, here = path.resolve(), Path.cwd().resolve()
-    if not place.is_relative_to(here):
-        return str(place)
-    inside = place.relative_to(here)
-    return f".{os.sep}{inside}" if inside.parts else "."

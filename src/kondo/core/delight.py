@@ -41,11 +41,6 @@ def surprisal(log_probs: Tensor, *, mode_log_probs: Tensor | None = None) -> Ten
 
     Reference: https://arxiv.org/abs/2603.14608
     """
-    return _surprisal(log_probs, mode_log_probs)
-
-
-def _surprisal(log_probs: Tensor, mode_log_probs: Tensor | None) -> Tensor:
-    """Return the surprisal of log-probs that exceed their ceiling by rounding only."""
     log_probs = check_float("log_probs", log_probs).detach()
     ceiling: Tensor | None = None
     if mode_log_probs is not None:
@@ -129,13 +124,7 @@ def delight(
     log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
     if mask is not None and mode_log_probs is not None:
         mode_log_probs = torch.where(mask, _check_modes(mode_log_probs, log_probs.shape), 0.0)
-    return product(advantages, _surprisal(log_probs, mode_log_probs))
-
-
-def _unchecked(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return delight of log-probs that somebody else holds to be at most 0: nothing is read."""
-    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
-    return product(advantages, clamped(log_probs))
+    return product(advantages, surprisal(log_probs, mode_log_probs=mode_log_probs))
 
 
 def product(advantages: Tensor, unlikely: Tensor) -> Tensor:
@@ -144,21 +133,18 @@ def product(advantages: Tensor, unlikely: Tensor) -> Tensor:
     return advantages * torch.where((advantages == 0) & unlikely.isinf(), 0.0, unlikely)
 
 
-vars(delight).update(unchecked=_unchecked, zero_without_advantage=True)
-
-
 def gradient_norm(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return |U| (1 - pi): a proxy of the norm of a unit's gradient, blind to the sign.
 
     The gradient of U log pi(a|s) with respect to the logits of a softmax is U (e_a - pi(.|s)). Its
     norm lies between |U| (1 - pi(a|s)) and sqrt(2) times that. The signal of `kondo.UnbiasedGate`.
 
-    | unit                         | value                                                         |
-    |------------------------------|---------------------------------------------------------------|
-    | sample, token                | abs(U) (1 - pi)                                               |
-    | sequence (`of_sequences`)    | sqrt(sum over its tokens of U^2 (1 - pi)^2), one value per row|
-    | density (`of_densities`)     | abs(U) sqrt(1 + 2 l), with l = log pi(mode) - log pi(a); of a |
-    |                              | sequence the sum over its tokens                              |
+    | unit          | value, as a gate sees it                                                     |
+    |---------------|------------------------------------------------------------------------------|
+    | sample, token | abs(U) (1 - pi)                                                              |
+    | sequence      | sqrt(sum over its tokens of U^2 (1 - pi)^2), one value per row               |
+    | density       | abs(U) sqrt(1 + 2 l), with l = log pi(mode) - log pi(a); of a sequence the   |
+    |               | sum over its tokens                                                          |
 
     For a normal density 2 l is the squared norm of the gradient with respect to the mean, in units
     of the standard deviation. The 1 stands for the gradient of the standard deviation, which is not
@@ -169,34 +155,45 @@ def gradient_norm(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None 
         >>> kondo.signals.gradient_norm(torch.tensor([0.25, 0.75]).log(), torch.tensor([2.0, -2.0]))
         tensor([1.5000, 0.5000])
     """
-    prepared, _, _ = prepare_units(log_probs, advantages, mask)
-    check_excess(prepared)
-    return _gradient_norm(log_probs, advantages, mask=mask)
+    check_units(log_probs, advantages, mask)
+    return gradient_norm_unchecked(log_probs, advantages, mask=mask)
 
 
-def _gradient_norm(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+def check_units(log_probs: Tensor, advantages: Tensor, mask: Tensor | None) -> None:
+    """Raise a ValueError for log-probs that count and exceed 0 by more than rounding."""
+    check_excess(prepare_units(log_probs, advantages, mask)[0])
+
+
+# The same functions without that check, which the step makes together with its own; and those that
+# it takes for sequences and for densities.
+
+
+def delight_unchecked(
+    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Return delight of log-probs that the caller holds to be at most 0."""
+    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
+    return product(advantages, clamped(log_probs))
+
+
+def gradient_norm_unchecked(
+    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Return the proxy of log-probs that the caller holds to be at most 0."""
     log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
     return advantages.abs() * -torch.expm1(-clamped(log_probs))
 
 
-def _sequence_gradient_norm(
-    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
-    each = _gradient_norm(log_probs, advantages, mask=mask)
+def norm_of_rows(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Return the proxy for unit "sequence", one value per row."""
+    each = gradient_norm_unchecked(log_probs, advantages, mask=mask)
     norm: Tensor = torch.linalg.vector_norm(each, dim=-1)
     return norm
 
 
-def _density_gradient_norm(
+def norm_of_densities(
     log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
 ) -> Tensor:
+    """Return the proxy for densities measured from the mode."""
     log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
     return product(advantages, (1 + 2 * clamped(log_probs)).sqrt()).abs()
-
-
-vars(gradient_norm).update(
-    unchecked=_gradient_norm,
-    of_sequences=_sequence_gradient_norm,
-    of_densities=_density_gradient_norm,
-    zero_without_advantage=True,
-)

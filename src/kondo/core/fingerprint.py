@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kondo.core.base_gate import BaseGate
+
 # Odd, so that no byte of a place is lost; and bytes at a time, so that a large tensor needs no more
 # memory than this many 64-bit integers.
 _CHECKSUM_STRIDE = 0x9E3779B1
@@ -14,9 +16,7 @@ _CHECKSUM_CHUNK = 2**20
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a signal, loss or gate function, the same in every process.
-
-    Of a `functools.partial` with everything that is bound, by position and by name.
+    """Return the name of a signal, loss or gate function, with what `functools.partial` bound.
 
     Example:
         >>> import functools
@@ -30,14 +30,28 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
+def fingerprint(gate: BaseGate) -> str:
+    """Return what ranks must have in common: a gate's options and its running state.
+
+    The options are its own repr, or without one its class and its public attributes.
+    """
+    words = repr(gate)
+    if type(gate).__repr__ is object.__repr__:
+        options = {name: value for name, value in vars(gate).items() if not name.startswith("_")}
+        shown = (f"{name}={in_words(value)}" for name, value in options.items())
+        words = f"{type(gate).__name__}({', '.join(shown)})"
+    state = gate.state_dict()
+    return f"{words} with state {in_words(state)}" if state else words
+
+
 def in_words(value: Any) -> str:
     """Return a value as text that is the same in every process, and differs where the value does.
 
     A tensor is its shape, dtype and a checksum, which reads it from its device. An object without a
     repr of its own is its class.
     """
-    if callable(getattr(value, "fingerprint", None)) and not isinstance(value, type):
-        return str(value.fingerprint())  # a gate
+    if isinstance(value, BaseGate):
+        return fingerprint(value)
     if isinstance(value, Tensor):
         return f"tensor({list(value.shape)}, {value.dtype}, checksum {_checksum(value):x})"
     if isinstance(value, dict):

@@ -51,11 +51,8 @@ class GivenChoice(BaseGate):
 class CallableGate(BaseGate):
     """A plain function (values, mask, generator) -> Choice, with delight as its signal.
 
-    Nothing else is known of it: it may draw, and all units matter. A function may carry `signal`.
+    A function may carry `signal`, and `state_dict` with `load_state_dict`.
     """
-
-    draws = True
-    on_host = False
 
     def __init__(self, function: Callable[..., Choice]):
         self.function = function
@@ -64,13 +61,6 @@ class CallableGate(BaseGate):
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Call the function."""
         return self.function(values, mask, generator)
-
-    choose_all = choose
-    """The function sees units in the shape they have."""
-
-    def fingerprint(self) -> str:
-        """Return the function's name: the same on every rank."""
-        return name_of(self.function)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a callable object that has one."""
@@ -83,7 +73,7 @@ class CallableGate(BaseGate):
         getattr(self.function, "load_state_dict", super().load_state_dict)(state)
 
     def __repr__(self) -> str:
-        return repr(self.function)
+        return name_of(self.function)
 
 
 def as_gate(gate: Any) -> BaseGate:

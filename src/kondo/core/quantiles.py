@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from kondo.core.sampling import lottery, reads_are_free, running_sum
+from kondo.core.sampling import lottery, reads_are_free, running_sum, uniform_of
 
 _LAST_LOT = torch.iinfo(torch.int64).max
 
@@ -206,7 +206,7 @@ def above_price(values: Tensor, able: Tensor, price: Tensor, share: Tensor, lots
         share: broadcasts to values, in [0, 1].
         lots: like values, int64 by `lottery`.
     """
-    lucky = (lots.double() / 2.0**64 + 0.5) < share
+    lucky = uniform_of(lots) < share
     return able & ((values > price) | ((values == price) & lucky))
 
 

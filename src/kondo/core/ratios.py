@@ -1,11 +1,39 @@
-"""Importance ratios pi / mu, capped and not differentiated: of single elements and of sequences."""
+"""Sums over sequences, and importance ratios pi / mu, capped and not differentiated.
+
+A sequence is a row of [N, T], or the flat elements that an index gives the same number.
+"""
 
 import math
 
 import torch
 from torch import Tensor
 
-from kondo.core.sequences import sequence_sum
+
+def sequence_sum(values: Tensor, sequence_index: Tensor | None = None) -> Tensor:
+    """Return, for each element, the sum over its sequence. Nothing is read from the device.
+
+    Args:
+        values: [N, T] or [K] float.
+        sequence_index: int64 like values: the sequence of each element, from 0 and below the number
+            of elements; negative for elements of no sequence. None: rows of [N, T].
+
+    Returns:
+        Like values; 0 for elements of no sequence, which may be NaN.
+
+    Example:
+        >>> import torch
+        >>> sequence_sum(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 0, 1, -1]))
+        tensor([3., 3., 4., 0.])
+        >>> sequence_sum(torch.tensor([[1.0, 2.0]]))
+        tensor([[3., 3.]])
+    """
+    if sequence_index is None:
+        return values.sum(dim=1, keepdim=True).expand_as(values)
+    inside, size = sequence_index >= 0, values.numel()
+    # As many slots as elements, whatever the number of sequences; the last is for no sequence.
+    slot = torch.where(inside, sequence_index, size).reshape(-1)
+    total = values.new_zeros(size + 1).index_add(0, slot, values.reshape(-1))
+    return torch.where(inside, total.index_select(0, slot).view_as(values), 0.0)
 
 
 def capped_ratio(log_ratio: Tensor, max_weight: float) -> Tensor:

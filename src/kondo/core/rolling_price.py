@@ -5,18 +5,22 @@ state and reports read.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kondo.arguments import check_float
 from kondo.core.quantiles import quantile_price
-from kondo.core.saved_state import check_state, check_state_tensor
 
 # A call stores at most this many values in the rolling window; beyond it, evenly spaced order
 # statistics stand for the rest, each with the weight of the values it replaces.
 MAX_VALUES_PER_STEP = 1024
+
+_ADVICE = (
+    "give what state_dict() of the gate returned; if it did return this, the state is damaged: "
+    "load an older one, or start the gate anew."
+)
 
 # Of a float32, in which the number of units that a value stands for is computed.
 _ROUNDING = 1e-6
@@ -32,9 +36,8 @@ class RollingPrice:
 
     def __init__(self, size: int):
         self.size = size
-        self.calls: Tensor | None = None
+        self.calls: Tensor
         """0-d int64: choices made, from which ties at the price draw their lots."""
-        self._calls_before = 0  # until `calls` is there
         self._values: Tensor | None = None  # [..., size, W], NaN where nothing is; newest last
         self._stands_for: Tensor  # [..., size] float64: units that each value of a call stands for
         self._valid: Tensor  # [..., size] int64: units that counted, zeros included; 0: no call
@@ -48,13 +51,12 @@ class RollingPrice:
             shape, device = (*lead, self.size), values.device
             self._stands_for = torch.ones(shape, dtype=torch.float64, device=device)
             self._valid = torch.zeros(shape, dtype=torch.int64, device=device)
+            self.calls = torch.zeros((), dtype=torch.int64, device=device)
         if self._values.shape[:-2] != lead:
             raise ValueError(
                 f"values must have the leading dimensions of earlier calls, "
                 f"{list(self._values.shape[:-2])}, got {list(lead)}; a window belongs to them."
             )
-        if self.calls is None:
-            self.calls = torch.full((), self._calls_before, device=values.device)
         self._stands_for, self._valid, self.calls = (
             part.to(values.device) for part in (self._stands_for, self._valid, self.calls)
         )
@@ -64,7 +66,7 @@ class RollingPrice:
             self._values = torch.nn.functional.pad(self._values, (0, more), value=math.nan)
 
     def push(self, values: Tensor, able: Tensor, num_valid: Tensor) -> None:
-        """Add one call, where any unit counted.
+        """Add one call, where any unit counted; one in which none does is not remembered.
 
         Args:
             values: [..., M] float.
@@ -88,13 +90,7 @@ class RollingPrice:
         past.copy_(_shifted(past, new.unsqueeze(-2), -2, counts.unsqueeze(-1)))
         self._stands_for.copy_(_shifted(self._stands_for, stands_for, -1, counts))
         self._valid.copy_(_shifted(self._valid, num_valid, -1, counts))
-
-    def count_call(self, counts: Tensor | int = 1) -> None:
-        """Count one choice; `counts` is 0 or False for one that is not remembered."""
-        if self.calls is None:
-            self._calls_before += int(counts)
-        else:
-            self.calls.add_(counts)
+        self.calls.add_(counts.any())
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """Return all values, ascending, and how many units each stands for; both [..., V].
@@ -130,35 +126,29 @@ class RollingPrice:
         """Return the price for `rate` over the window, and the share of ties to keep."""
         return quantile_price(*self.pooled(), self.budget(rate))
 
-    def valid(self) -> list[Any]:
-        """Return the units that counted in each past call, oldest first; reads the device."""
-        return [] if self._values is None else self._valid[..., self._first() :].tolist()
-
-    def _first(self) -> int:
-        """Return the oldest slot that any member has filled."""
-        filled = int((self._valid > 0).sum(-1).max()) if self._valid.numel() else 0
-        return self.size - filled
-
     def state_dict(self) -> dict[str, Any]:
-        """Return plain tensors and numbers, loadable with weights_only=True."""
+        """Return plain tensors, loadable with weights_only=True; reads the device."""
         if self._values is None:
             return {}
-        first = self._first()
+        # From the oldest call that any member has made.
+        held = int((self._valid > 0).sum(-1).max()) if self._valid.numel() else 0
+        first = self.size - held
         return {
             "values": self._values[..., first:, :].clone(),
             "stands_for": self._stands_for[..., first:].clone(),
             "valid": self._valid[..., first:].clone(),
+            "calls": self.calls.clone(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], calls: int = 0) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Restore what `state_dict` saved, keeping the newest `size` calls.
 
-        Args:
-            state: from `state_dict`, checked by `check_past`.
-            calls: choices made until then.
+        Raises:
+            ValueError: it is not what `state_dict` returns. The window is then as it was.
         """
-        self.calls, self._calls_before, self._values = None, calls, None
-        if not state or not self.size:
+        _check_state(state)
+        self._values = None
+        if not state:
             return
         kept = min(self.size, state["valid"].shape[-1])
         more = self.size - kept
@@ -167,36 +157,64 @@ class RollingPrice:
         self._values = pad(state["values"][..., start:, :], (0, 0, more, 0), value=math.nan).clone()
         self._stands_for = pad(state["stands_for"][..., start:], (more, 0), value=1.0).clone()
         self._valid = pad(state["valid"][..., start:], (more, 0)).clone()
+        self.calls = state["calls"].clone()
 
 
-def check_past(state: dict[str, Any]) -> None:
-    """Raise a ValueError unless it is what `RollingPrice.state_dict` returns, {} included.
+def past_of(state: Any, key: str) -> Any:
+    """Return the window's part of the saved state of a gate, which has it under its own key."""
+    if not isinstance(state, Mapping) or state.keys() != {key}:
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(f"state must have the key {key!r} alone, got {got}; {_ADVICE}")
+    return state[key]
 
-    NaN and infinity are fine among the values: NaN says that no unit stands there. There are never
-    more values than units that counted.
-    """
+
+_STATE = {
+    "values": (None, 2, None),
+    "stands_for": (torch.float64, 1, 1.0),
+    "valid": (torch.int64, 1, 0.0),
+    "calls": (torch.int64, 0, 0.0),
+}
+"""Part of the state -> dtype, least number of dimensions, least value. NaN and infinity are fine
+among the values: NaN says that no unit stands there."""
+
+
+def _check_state(state: Any) -> None:
+    """Raise a ValueError unless it is what `RollingPrice.state_dict` returns, {} included."""
     if state == {}:
         return
-    check_state("state['past']", state, {"values", "stands_for", "valid"})
-    name = "state['past']['values']"
-    values = check_float(name, state["values"])
-    stands_for = check_state_tensor(
-        "state['past']['stands_for']", state["stands_for"], torch.float64, least=1.0
-    )
-    valid = check_state_tensor("state['past']['valid']", state["valid"], torch.int64)
+    if not isinstance(state, Mapping) or state.keys() != _STATE.keys():
+        got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(f"state['past'] must have the keys {sorted(_STATE)}, got {got}; {_ADVICE}")
+    for name, (dtype, ndim, least) in _STATE.items():
+        value = state[name]
+        if (
+            not isinstance(value, Tensor)
+            or value.ndim < ndim
+            or value.dtype != (dtype or torch.promote_types(value.dtype, torch.float32))
+        ):
+            got = f"{value.ndim}-d {value.dtype}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(
+                f"state['past'][{name!r}] must be a tensor of {dtype or 'float32 or float64'} with "
+                f"at least {ndim} dimensions, got {got}; {_ADVICE}"
+            )
+        if least is not None and not bool(((value >= least) & value.isfinite()).all()):
+            raise ValueError(
+                f"state['past'][{name!r}] must be finite and at least {least:g}, got "
+                f"{value.flatten().min().item()}; {_ADVICE}"
+            )
+    values, stands_for, valid = (state[name] for name in ("values", "stands_for", "valid"))
     if not values.shape[:-1] == stands_for.shape == valid.shape:
         raise ValueError(
             f"state['past'] must have values [..., calls, width], and stands_for and valid "
-            f"[..., calls], got {[list(part.shape) for part in (values, stands_for, valid)]}; give "
-            f"what Gate.state_dict() returned."
+            f"[..., calls], got {[list(part.shape) for part in (values, stands_for, valid)]}; "
+            f"{_ADVICE}"
         )
     held = (~values.isnan()).sum(-1) * stands_for
     too_many = held > valid * (1 + _ROUNDING)
     if bool(too_many.any()):
         raise ValueError(
-            f"{name} must stand for at most as many units as counted in their call, got "
-            f"{held[too_many][0].item():g} of {valid[too_many][0].item()}; the state is damaged: "
-            f"load an older one, or start the gate anew."
+            f"state['past']['values'] must stand for at most as many units as counted in their "
+            f"call, got {held[too_many][0].item():g} of {valid[too_many][0].item()}; {_ADVICE}"
         )
 
 

@@ -2,6 +2,7 @@
 
 count_for        rate -> number of units
 lottery          a fixed pseudo-random number per place, for ties
+uniform_of       such numbers as draws on [0, 1)
 uniform          draws on [0, 1) from a generator of any device
 running_sum      sums of the first 1, ..., M values, the same every time
 """
@@ -55,6 +56,12 @@ def lottery(position: Tensor, *, salt: Tensor) -> Tensor:
     """
     bits = salt.double().view(torch.int64)
     return mix_bits((position + bits) * GOLDEN)
+
+
+def uniform_of(lots: Tensor) -> Tensor:
+    """Return lots, int64 by `lottery`, as float64 on [0, 1)."""
+    # The upper 53 bits: all 64 would round to 1 in the end.
+    return (lots >> 11).double() / 2.0**53 + 0.5
 
 
 def mix_bits(bits: Tensor) -> Tensor:

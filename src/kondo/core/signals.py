@@ -6,8 +6,8 @@ A unit whose value is exactly 0 is never kept, as with delight. Bind options wit
 `functools.partial`, e.g. `kondo.Gate(rate=0.1, signal=partial(kondo.signals.additive, alpha=0.3))`.
 
 A signal that reads nothing of log_probs but their shape says so with an attribute,
-`needs_log_probs = False`; `kondo.backward` then makes no screening forward for it. One that checks
-log-probs has the same function without the check, and without a read, as its attribute `unchecked`.
+`needs_log_probs = False`; `kondo.backward` then makes no screening forward for it. What the signals
+of `kondo` bring besides stands in one table at the end of this module, see `Known`.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,25 @@ from torch import Tensor
 
 from kondo.arguments import first_unit, prepare_units
 from kondo.core import delight as _delight
-from kondo.core.base_gate import (
-    Signal,
-    Unit,
-    attribute_of,
-    needs_log_probs,
-    unchecked_as,
-    unit_values,
-    value_name,
-)
-from kondo.core.delight import gradient_norm
+from kondo.core.base_gate import Signal, Unit
+from kondo.core.delight import check_units, clamped, delight, delight_unchecked, gradient_norm
 from kondo.core.fingerprint import name_of
+from kondo.core.unit_values import Known, known_of, needs_log_probs, note, unit_values, value_name
 
 __all__ = [
+    "Known",
     "Signal",
     "Unit",
     "abs_advantage",
     "abs_delight",
     "additive",
     "advantage",
-    "attribute_of",
     "gradient_norm",
+    "known_of",
     "name_of",
     "needs_log_probs",
-    "sequence_advantage",
     "surprisal",
     "uniform",
-    "unit_advantage",
     "unit_values",
     "value_name",
 ]
@@ -59,7 +51,10 @@ def _needs_no_log_probs(signal: _Signal) -> _Signal:
 
 @_needs_no_log_probs
 def advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return U: how good, whatever the surprise.
+    """Return U: how good, whatever the surprise. The signal of `kondo.VarianceGate`.
+
+    A gate sees that of the row for unit "sequence", not a sum over its tokens: a long answer would
+    outrank a short one that was worth as much. The same holds for `abs_advantage`.
 
     Example:
         >>> import torch, kondo
@@ -81,79 +76,6 @@ def abs_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None 
     return prepare_units(log_probs, advantages, mask)[1].abs()
 
 
-@_needs_no_log_probs
-def sequence_advantage(
-    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
-    """Return U of every row, [..., N]: how good a sequence was, however long it is.
-
-    For unit "sequence", where one value per token, as `advantage` returns, would be summed over a
-    row's tokens: a long answer would outrank a short one that was worth as much.
-
-    Args:
-        log_probs: [..., N, T] float, of which nothing but the shape is looked at.
-        advantages: [..., N] float; or [..., N, T], the same at all tokens of a row that count.
-        mask: [..., N, T] or [..., N] bool. A row in which nothing counts has a value of 0.
-
-    Raises:
-        ValueError: log_probs of another shape, or advantages that differ within a row. On a GPU,
-            where nothing is read, such a row has a value of NaN.
-
-    Example:
-        >>> import torch, kondo
-        >>> log_probs, lengths = torch.full((3, 4), -0.5), torch.tensor([4, 1, 2])
-        >>> mask = torch.arange(4) < lengths[:, None]
-        >>> advantages = torch.tensor([0.75, -0.5, -0.25])
-        >>> kondo.signals.sequence_advantage(log_probs, advantages, mask=mask)
-        tensor([ 0.7500, -0.5000, -0.2500])
-        >>> kondo.signals.advantage(log_probs, advantages, mask=mask).sum(1)  # not this
-        tensor([ 3.0000, -0.5000, -0.5000])
-    """
-    if isinstance(log_probs, Tensor) and log_probs.ndim < 2:
-        raise ValueError(
-            f"log_probs must have shape [N, T], got {list(log_probs.shape)}; for samples use "
-            f"kondo.signals.advantage."
-        )
-    given = advantages
-    log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
-    if mask is None:
-        mask = torch.ones_like(log_probs, dtype=torch.bool)
-    if not log_probs.shape[-1]:
-        return log_probs.new_zeros(log_probs.shape[:-1])
-    if given.ndim < log_probs.ndim:  # the most common: nothing to compare, and no device sync
-        return torch.where(mask.any(dim=-1), given.detach().to(advantages), 0.0)
-    highest = torch.where(mask, advantages, -torch.inf).amax(dim=-1)
-    lowest = torch.where(mask, advantages, torch.inf).amin(dim=-1)
-    differs = highest > lowest
-    if differs.is_cuda:  # nothing is read: whoever chooses by these values refuses NaN
-        return torch.where(differs, torch.nan, torch.where(mask.any(dim=-1), highest, 0.0))
-    if bool(differs.any()):
-        raise ValueError(
-            f"advantages must be the same at all tokens of a row, got {float(lowest[differs][0])} "
-            f"and {float(highest[differs][0])} in {first_unit(differs)}; give one per row, or gate "
-            f'tokens: signal=kondo.signals.advantage, unit="token".'
-        )
-    return torch.where(mask.any(dim=-1), highest, 0.0)
-
-
-@_needs_no_log_probs
-def unit_advantage(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return U of every unit: `advantage` for samples and tokens, that of the row for sequences.
-
-    The signal of `kondo.VarianceGate`. Its attribute `of_sequences` is `sequence_advantage`, which
-    the step uses for unit "sequence" instead of a sum over tokens.
-
-    Example:
-        >>> import torch, kondo
-        >>> kondo.signals.unit_advantage(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
-        tensor([ 0.5000, -0.5000])
-    """
-    return advantage(log_probs, advantages, mask=mask)
-
-
-vars(unit_advantage)["of_sequences"] = sequence_advantage
-
-
 def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Return |U| l: how far from expected and how unlikely, blind to the sign.
 
@@ -167,16 +89,7 @@ def abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = 
         >>> kondo.signals.abs_delight(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
         tensor([0.5000, 1.0000])
     """
-    return _delight.delight(log_probs, advantages, mask=mask).abs()
-
-
-@unchecked_as(abs_delight)
-def _abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
-    return _delight.product(advantages, _delight.clamped(log_probs)).abs()
-
-
-vars(abs_delight)["zero_without_advantage"] = True
+    return delight(log_probs, advantages, mask=mask).abs()
 
 
 def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -187,12 +100,8 @@ def surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = No
         >>> kondo.signals.surprisal(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, -0.5]))
         tensor([1., 2.])
     """
-    return _delight.surprisal(prepare_units(log_probs, advantages, mask)[0])
-
-
-@unchecked_as(surprisal)
-def _surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    return _delight.clamped(prepare_units(log_probs, advantages, mask)[0])
+    check_units(log_probs, advantages, mask)
+    return _surprisal(log_probs, advantages, mask=mask)
 
 
 @_needs_no_log_probs
@@ -233,21 +142,82 @@ def additive(
 
     Reference: https://arxiv.org/abs/2603.20526, Proposition 2
     """
-    unlikely = surprisal(log_probs, advantages, mask=mask)
-    return _additive_mix(prepare_units(log_probs, advantages, mask)[1], unlikely, alpha)
+    check_units(log_probs, advantages, mask)
+    return _additive(log_probs, advantages, alpha=alpha, mask=mask)
 
 
-@unchecked_as(additive)
+# The same functions without that check, which the step makes together with its own.
+
+
+def _abs_delight(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    return delight_unchecked(log_probs, advantages, mask=mask).abs()
+
+
+def _surprisal(log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    return clamped(prepare_units(log_probs, advantages, mask)[0])
+
+
 def _additive(
     log_probs: Tensor, advantages: Tensor, *, alpha: float = 0.5, mask: Tensor | None = None
 ) -> Tensor:
-    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
-    return _additive_mix(advantages, _delight.clamped(log_probs), alpha)
-
-
-def _additive_mix(advantages: Tensor, unlikely: Tensor, alpha: float) -> Tensor:
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 1 is advantage, 0 is surprisal.")
+    log_probs, advantages, _ = prepare_units(log_probs, advantages, mask)
+    unlikely = clamped(log_probs)
     if alpha == 1.0:
         unlikely = torch.zeros_like(unlikely)  # 0 x inf would be NaN
     return alpha * advantages + (1 - alpha) * unlikely
+
+
+def _advantage_of_rows(
+    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Return U of every row, [..., N]; 0 where nothing counts.
+
+    Advantages that differ within a row are refused. On a GPU, where nothing is read, such a row has
+    a value of NaN.
+    """
+    given = advantages
+    log_probs, advantages, mask = prepare_units(log_probs, advantages, mask)
+    if mask is None:
+        mask = torch.ones_like(log_probs, dtype=torch.bool)
+    if not log_probs.shape[-1]:
+        return log_probs.new_zeros(log_probs.shape[:-1])
+    if given.ndim < log_probs.ndim:  # the most common: nothing to compare, and no device sync
+        return torch.where(mask.any(dim=-1), given.detach().to(advantages), 0.0)
+    highest = torch.where(mask, advantages, -torch.inf).amax(dim=-1)
+    lowest = torch.where(mask, advantages, torch.inf).amin(dim=-1)
+    differs = highest > lowest
+    if differs.is_cuda:  # nothing is read: whoever chooses by these values refuses NaN
+        return torch.where(differs, torch.nan, torch.where(mask.any(dim=-1), highest, 0.0))
+    if bool(differs.any()):
+        raise ValueError(
+            f"advantages must be the same at all tokens of a row, got {float(lowest[differs][0])} "
+            f"and {float(highest[differs][0])} in {first_unit(differs)}; give one per row, or gate "
+            f'tokens: signal=kondo.signals.advantage, unit="token".'
+        )
+    return torch.where(mask.any(dim=-1), highest, 0.0)
+
+
+def _abs_advantage_of_rows(
+    log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    return _advantage_of_rows(log_probs, advantages, mask=mask).abs()
+
+
+_OF_GRADIENT_NORM = Known(
+    unchecked=_delight.gradient_norm_unchecked,
+    of_sequences=_delight.norm_of_rows,
+    of_densities=_delight.norm_of_densities,
+    zero_without_advantage=True,
+)
+for _signal, _known in (
+    (delight, Known(delight_unchecked, zero_without_advantage=True)),
+    (abs_delight, Known(_abs_delight, zero_without_advantage=True)),
+    (gradient_norm, _OF_GRADIENT_NORM),
+    (advantage, Known(of_sequences=_advantage_of_rows)),
+    (abs_advantage, Known(of_sequences=_abs_advantage_of_rows)),
+    (surprisal, Known(_surprisal)),
+    (additive, Known(_additive)),
+):
+    note(_signal, _known)

@@ -9,7 +9,7 @@ import ast
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kondo.core import signals
 from kondo.core.base_gate import BaseGate, Signal
@@ -19,25 +19,17 @@ from kondo.core.given_gates import as_gate
 from kondo.core.unbiased import UnbiasedGate
 from kondo.core.variance import VarianceGate
 
-
-class Rule(NamedTuple):
-    """What a word of a spec stands for."""
-
-    gate: Callable[..., BaseGate]
-    number: str
-    """The argument that the number is."""
-
-
-RULES = {
-    "unbiased": Rule(UnbiasedGate, "rate"),
-    "noise": Rule(UnbiasedGate, "noise"),
-    "variance": Rule(VarianceGate, "rate"),
-    "delight": Rule(Gate, "rate"),
-    "price": Rule(Gate, "price"),
+# Word of a spec -> its gate, and the argument that the number is.
+RULES: dict[str, tuple[Callable[..., BaseGate], str]] = {
+    "unbiased": (UnbiasedGate, "rate"),
+    "noise": (UnbiasedGate, "noise"),
+    "variance": (VarianceGate, "rate"),
+    "delight": (Gate, "rate"),
+    "price": (Gate, "price"),
 }
 SIGNALS: dict[str, Signal] = {
     "delight": delight,
-    "advantage": signals.unit_advantage,
+    "advantage": signals.advantage,
     "abs_advantage": signals.abs_advantage,
     "abs_delight": signals.abs_delight,
     "gradient_norm": signals.gradient_norm,
@@ -66,8 +58,7 @@ def parse_gate(spec: Any) -> BaseGate | None:
     | `my.gates:Mine`  | what `Mine` of the module `my.gates` is, or what it returns when called   |
 
     Further options of the gate follow, separated by commas: `delight:0.1,negative_quota=0.3`,
-    `unbiased:0.1,signal=advantage`. A signal goes by its name in `kondo.signals`; "advantage" is
-    `kondo.signals.unit_advantage`.
+    `unbiased:0.1,signal=advantage`. A signal goes by its name in `kondo.signals`.
 
     A new gate is returned each time, but for a gate object that is named by its import path. Gates
     may remember past steps, so parse once, not per step.
@@ -92,46 +83,33 @@ def parse_gate(spec: Any) -> BaseGate | None:
     if text == DENSE:
         return None
     word, colon, rest = text.partition(":")
-    if colon and word in RULES:
-        return _of_rule(spec, RULES[word], rest)
-    if colon and "." in word and rest.isidentifier():
+    if colon and "." in word and word not in RULES and rest.isidentifier():
         return _imported(spec, word, rest)
-    raise ValueError(f"gate spec must name a known rule, got {spec!r}; {_GRAMMAR}.")
-
-
-def _of_rule(spec: str, rule: Rule, rest: str) -> BaseGate:
+    if not colon or word not in RULES:
+        raise ValueError(f"gate spec must name a known rule, got {spec!r}; {_GRAMMAR}.")
+    make, main = RULES[word]
     number, *options = (part.strip() for part in rest.split(","))
-    arguments: dict[str, Any] = {rule.number: _number(spec, number)}
-    allowed = [name for name in inspect.signature(rule.gate).parameters if name not in arguments]
-    for option in options:
-        name, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or name not in allowed:
-            raise ValueError(
-                f"options in a gate spec must be name=value with a name of {allowed}, got "
-                f"{option!r} in {spec!r}."
-            )
-        if name in arguments:
-            raise ValueError(f"options in a gate spec must differ, got {name} twice in {spec!r}.")
-        arguments[name] = _signal(spec, value) if name == "signal" else _literal(value)
     try:
-        return rule.gate(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"gate spec {spec!r} is refused: {error}") from error
-
-
-def _number(spec: str, text: str) -> float:
-    try:
-        return float(text)
+        arguments: dict[str, Any] = {main: float(number)}
     except ValueError:
         raise ValueError(
-            f"gate spec must have a number after the colon, got {text!r} in {spec!r}; {_GRAMMAR}."
+            f"gate spec must have a number after the colon, got {number!r} in {spec!r}; {_GRAMMAR}."
         ) from None
-
-
-def _signal(spec: str, name: str) -> Signal:
-    if name not in SIGNALS:
-        raise ValueError(f"signal must be one of {sorted(SIGNALS)}, got {name!r} in {spec!r}.")
-    return SIGNALS[name]
+    allowed = [name for name in inspect.signature(make).parameters if name != main]
+    for option in options:
+        name, equals, value = (part.strip() for part in option.partition("="))
+        if not equals or name not in allowed or name in arguments:
+            raise ValueError(
+                f"options in a gate spec must be name=value, each once, with a name of {allowed}, "
+                f"got {option!r} in {spec!r}."
+            )
+        if name == "signal" and value not in SIGNALS:
+            raise ValueError(f"signal must be one of {sorted(SIGNALS)}, got {value!r} in {spec!r}.")
+        arguments[name] = SIGNALS[value] if name == "signal" else _literal(value)
+    try:
+        return make(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"gate spec {spec!r} is refused: {error}") from error
 
 
 def _literal(text: str) -> Any:
@@ -142,6 +120,7 @@ def _literal(text: str) -> Any:
 
 
 def _imported(spec: str, module: str, name: str) -> BaseGate:
+    """Return a gate of the user's own, or what a function or class of that name makes."""
     try:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -149,10 +128,8 @@ def _imported(spec: str, module: str, name: str) -> BaseGate:
             f"gate spec {spec!r} names what cannot be imported: {error}; the module must be on "
             f"Python's path of every process."
         ) from error
-    if isinstance(found, BaseGate):
-        return found
     try:
-        made = found() if callable(found) else found
+        made = found() if callable(found) and not isinstance(found, BaseGate) else found
     except (TypeError, ValueError) as error:
         raise ValueError(f"gate spec {spec!r} is refused: {error}") from error
     if isinstance(made, BaseGate):

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kondo.arguments import check_optional, check_whole
+from kondo.arguments import check_optional, check_whole, require
 from kondo.core import sampling
 from kondo.core.base_gate import BaseGate, Choice, Randomness, Signal
 from kondo.core.delight import gradient_norm
 from kondo.core.fingerprint import name_of
-from kondo.core.rolling_price import RollingPrice, check_past
-from kondo.core.saved_state import check_state
+from kondo.core.rolling_price import RollingPrice, past_of
 
 # The largest value, and a price that nothing reaches. Squares of both are finite.
 _LARGEST, _HIGHEST = 1e140, 1e150
@@ -63,7 +62,7 @@ class UnbiasedGate(BaseGate):
         rate: fraction of the units that count to keep, in (0, 1].
         noise: expected sum of squared gradients, as a multiple of that of all units; at least 1.
         signal: what a unit is worth. By default a proxy of the norm of its gradient, which needs
-            log-probs; `kondo.signals.abs_delight` is |U| l, and `kondo.signals.unit_advantage`,
+            log-probs; `kondo.signals.abs_delight` is |U| l, and `kondo.signals.advantage`,
             |U|, needs none.
         max_weight: the largest weight, >= 1. Probabilities are at least 1 / max_weight: p_i =
             min(1, max(1 / max_weight, s_i / t)). Weights are not clipped, so there is no bias; the
@@ -87,8 +86,6 @@ class UnbiasedGate(BaseGate):
     https://arxiv.org/abs/1803.00942 (probabilities by a bound of the gradient's norm)
     """
 
-    draws = True
-
     def __init__(
         self,
         *,
@@ -100,39 +97,30 @@ class UnbiasedGate(BaseGate):
     ):
         rate, noise = check_optional("rate", rate), check_optional("noise", noise)
         max_weight = check_optional("max_weight", max_weight)
-        if (rate is None) == (noise is None):
-            raise ValueError(
-                f"give exactly one of rate and noise, got rate={rate}, noise={noise}; rate=0.1 "
-                f"keeps 10%, noise=1.5 keeps what bounds the noise."
-            )
-        if rate is not None and not 0.0 < rate <= 1.0:
-            raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.1 keeps 10%.")
-        if noise is not None and not 1.0 <= noise < math.inf:
-            raise ValueError(
-                f"noise must be finite and at least 1, got {noise}; 1 keeps everything, 1.5 allows "
-                f"half more than dense."
-            )
+        require(
+            (rate is None) != (noise is None),
+            f"give exactly one of rate and noise, got rate={rate}, noise={noise}; rate=0.1 keeps "
+            f"10%, noise=1.5 keeps what bounds the noise.",
+        )
+        require(
+            rate is None or 0.0 < rate <= 1.0,
+            f"rate must lie in (0, 1], got {rate}; 0.1 keeps 10%.",
+        )
+        require(
+            noise is None or 1.0 <= noise < math.inf,
+            f"noise must be finite and at least 1, got {noise}; 1 keeps everything, 1.5 allows "
+            f"half more than dense.",
+        )
         least = 1.0 if rate is None else 1.0 / rate
-        if max_weight is not None and not least <= max_weight < math.inf:
-            raise ValueError(
-                f"max_weight must be finite and at least {least:g}, got {max_weight}: the mean "
-                f"weight of a rate is 1 / rate."
-            )
+        require(
+            max_weight is None or least <= max_weight < math.inf,
+            f"max_weight must be finite and at least {least:g}, got {max_weight}: the mean weight "
+            f"of a rate is 1 / rate.",
+        )
         self.window = check_whole("window", window)
-        if self.window < 0:
-            raise ValueError(f"window must be 0 or a number of calls, got {window}.")
+        require(self.window >= 0, f"window must be 0 or a number of calls, got {window}.")
         self.rate, self.noise, self.signal, self.max_weight = rate, noise, signal, max_weight
         self._past = RollingPrice(self.window)
-
-    @property
-    def one_price(self) -> bool:  # type: ignore[override]
-        """Whether a price from elsewhere can decide every unit: not that of a window."""
-        return not self.window
-
-    @property
-    def remembers(self) -> bool:  # type: ignore[override]
-        """Whether there is a window of past calls."""
-        return self.window > 0
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among M units: exactly as many as the rate or the noise says, without a window."""
@@ -191,20 +179,14 @@ class UnbiasedGate(BaseGate):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the window of past calls; empty without one."""
-        return {"past": self._past.state_dict()} if self.window else {}
+        return {"drawn_past": self._past.state_dict()} if self.window else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        if not self.window:
+        if self.window:
+            self._past.load_state_dict(past_of(state, "drawn_past"))
+        else:
             super().load_state_dict(state)
-            return
-        check_state("state", state, {"past"})
-        check_past(state["past"])
-        self._past.load_state_dict(state["past"])
-
-    def fingerprint(self) -> str:
-        """Return the options, and the units that counted in each call of the window."""
-        return f"{self!r}, past calls {self._past.valid()}" if self.window else repr(self)
 
     def __repr__(self) -> str:
         given = f"rate={self.rate!r}" if self.noise is None else f"noise={self.noise!r}"

@@ -7,9 +7,9 @@ differentiated, and nothing is drawn. Log-probs have no say, so that no screen i
 import torch
 from torch import Tensor
 
-from kondo.arguments import check_number, first_unit
+from kondo.arguments import check_number
 from kondo.core import quantiles, sampling, signals
-from kondo.core.base_gate import BaseGate, Choice, Randomness, Signal, check_units
+from kondo.core.base_gate import BaseGate, Choice, Randomness, Signal
 from kondo.core.fingerprint import name_of
 
 
@@ -58,7 +58,7 @@ class VarianceGate(BaseGate):
     Reference: https://arxiv.org/abs/2504.13818, "max-variance" down-sampling
     """
 
-    def __init__(self, *, rate: float, signal: Signal = signals.unit_advantage):
+    def __init__(self, *, rate: float, signal: Signal = signals.advantage):
         rate = check_number("rate", rate)
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"rate must lie in (0, 1], got {rate}; 0.1 keeps 10%.")
@@ -74,28 +74,6 @@ class VarianceGate(BaseGate):
         keep = quantiles.most_variance(values, able, count, lots)
         return Choice.of(keep, mask, dtype=values.dtype)
 
-    @torch.no_grad()
-    def __call__(
-        self,
-        values: Tensor,
-        mask: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Choice:
-        """Check the values, then choose once among all of them, whatever their shape.
-
-        Raises:
-            ValueError: NaN or an infinite value in a unit that counts.
-        """
-        values, mask = check_units(values, mask)
-        infinite = values.isinf() & mask
-        if bool(infinite.any()):
-            raise ValueError(
-                f"values must be finite where the mask is True, got an infinite value in "
-                f"{first_unit(infinite)} ({int(infinite.sum())} in all): a variance with it is "
-                f"not a number. Gate by an advantage, or mask the unit."
-            )
-        return self.choose_all(values, mask, generator)
-
     def __repr__(self) -> str:
-        other = self.signal is not signals.unit_advantage
+        other = self.signal is not signals.advantage
         return f"VarianceGate(rate={self.rate!r}{f', signal={name_of(self.signal)}' * other})"

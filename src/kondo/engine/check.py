@@ -1,11 +1,11 @@
-"""Is this policy one that rows can be dropped from? Try it, as `torch.autograd.gradcheck` does.
+"""Try whether rows can be dropped from a policy, as `torch.autograd.gradcheck` tries a gradient.
 
     few rows -> answers of the policy in several ways -> what differs, in words
              -> dense and gated gradient              -> which parameter differs
              -> what only this kind of policy can get wrong
 
 Guessing from the outside what a function does would miss what nobody thought of. See
-`kondo.engine.trial` for what is run, and `kondo.engine.findings` for how it is judged.
+`kondo.engine.trial` for what is run, and how it is judged.
 """
 
 import dataclasses
@@ -17,50 +17,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo.arguments import check_mask
-from kondo.core import losses, signals
-from kondo.core.base_gate import AnyGate, BaseGate, Unit
+from kondo import rows
+from kondo.core import losses
+from kondo.core.adapters import adapter_of
+from kondo.core.base_gate import AnyGate, Choice, Unit
+from kondo.core.gates import Gate
 from kondo.core.given_gates import GivenChoice, as_gate
-from kondo.engine import findings
-from kondo.engine.differentiate import Loss
-from kondo.engine.group import Group, group_of
+from kondo.engine.differentiate import Compact, Loss, MicroBatch
 from kondo.engine.inputs import Inputs, Rows, prepare
 from kondo.engine.options import Options
 from kondo.engine.policy import Policy, devices_of, evaluation, modules_of, parts_of, policy_of
 from kondo.engine.preserved import calm, preserved
-from kondo.engine.screen import from_mode
-from kondo.engine.select import choose, kept_rows, units_of
+from kondo.engine.screen import Screened, from_mode
+from kondo.engine.select import choose_rows
 from kondo.engine.selection import KeptRows
-from kondo.engine.step import AnyGroup, backward
+from kondo.engine.step import AnyGroup, Group, LocalGroup, group_of
 from kondo.engine.trial import (
     DROPOUT,
-    Gradient,
     changes,
-    dense_gradients,
-    every_other,
+    different_gradients,
     few_rows,
     gradients_of,
-    named,
-    samples,
-    summed,
+    listed,
+    sample,
     try_policy,
 )
-from kondo.engine.validate import check_shape
 from kondo.stage_clock import StageClock
+
+# A screen is told of if it is further away than this share of the mean surprisal, and a mistake is
+# named if it leaves less than this share of the difference.
+_FAR, _LIKELY = 0.05, 0.5
 
 
 class CheckError(ValueError):
-    """What `kondo.check` found: `findings` holds one text each.
-
-    Example:
-        >>> import torch, kondo
-        >>> logits = torch.ones(8, requires_grad=True)
-        >>> try:
-        ...     kondo.check(lambda rows: logits[rows], torch.arange(8), torch.ones(8))
-        ... except kondo.CheckError as error:
-        ...     print(error.findings[0][:30])
-        log_probs must not exceed 0, g
-    """
+    """Faults that `kondo.check` found: `findings` holds one text each."""
 
     def __init__(self, findings: Sequence[str]):
         self.findings = tuple(findings)
@@ -73,17 +63,7 @@ class CheckError(ValueError):
 
 
 class CheckWarning(UserWarning):
-    """What `kondo.check` found and may be meant, such as a screen that is stale.
-
-    Example:
-        >>> import torch, kondo, warnings
-        >>> table, stale = torch.full((8,), -1.0, requires_grad=True), torch.full((8,), -5.0)
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     kondo.check(lambda i: table[i], torch.arange(8), torch.ones(8), screen=stale)
-        >>> print(caught[0].category.__name__)
-        CheckWarning
-    """
+    """A finding of `kondo.check` that may be meant, such as a screen that is stale."""
 
 
 def check(
@@ -115,17 +95,12 @@ def check(
     modules are named in `kondo.Options(module=)`. Gradient checkpointing needs use_reentrant=False.
 
     Args:
-        policy: as for `kondo.backward`, and so is everything below.
+        policy: as for `kondo.backward`, and so is what is not named here.
         batch: any nest with N rows; best a full, typical batch.
         advantages: [N] or [N, T] float, not differentiated.
         gate: tried on the log-probs of these rows; what it chooses is not used.
-        mask: [N] or [N, T] bool, True means "counts".
-        unit: what is gated.
         screen: compared with the policy's own log-probs.
-        loss: one value per element.
-        loss_inputs: further tensors with N rows that the loss takes by name.
         group: with a group every rank calls, and makes the same number of forwards.
-        options: see `kondo.Options`.
 
     Raises:
         kondo.CheckError: a numbered list of what was found, with the remedies.
@@ -153,7 +128,7 @@ def check(
     with together.together():
         inputs = prepare(
             policy,
-            gate,
+            Gate(rate=1.0) if gate is None else gate,  # whether rows can be dropped by any
             Rows(batch, advantages, mask, {} if loss_inputs is None else loss_inputs, screen),
             unit=unit,
             loss=loss,
@@ -161,7 +136,7 @@ def check(
             options=options,
             may_be_empty=together.may_be_empty,
         )
-        run = _Check(policy, inputs, together)
+        run = _Check(inputs, together)
         found = run.findings()
         for text in run.warnings:
             warnings.warn(CheckWarning(f"kondo.check: {text}"), stacklevel=2)
@@ -175,26 +150,18 @@ class _OtherRankError(Exception):
 
 
 class _Check:
-    """One call of `check`: stages that every rank goes through alike, and what they find.
+    """One call of `check`: stages that every rank goes through alike, and what they find."""
 
-    Args:
-        policy: as it was given.
-        inputs: of the step, checked.
-        group: this process, or the ranks.
-    """
-
-    def __init__(self, policy: Any, inputs: Inputs, group: Group):
-        self._policy, self._inputs, self._group = policy, inputs, group
-        self._batch = inputs.rows.batch
+    def __init__(self, inputs: Inputs, group: Group):
+        self._given, self._group = inputs, group
         self._modules = parts_of(inputs.modules)
         self._found: list[str] = []
         self.warnings: list[str] = []
 
     def findings(self) -> list[str]:
         """Return what is wrong, in words; `warnings` then holds what may be meant."""
-        inputs, group = self._inputs, self._group
-        self._screen = inputs.rows.screen
-        some, self._index = few_rows(inputs)
+        given, group = self._given, self._group
+        some, self._index = few_rows(given)
         counted, enough = group.total(some.size, int(some.size > 1))
         if not enough:
             self.warnings.append(
@@ -203,7 +170,7 @@ class _Check:
             )
         if not counted:
             return []
-        inputs = dataclasses.replace(inputs, rows=some)
+        inputs = dataclasses.replace(given, rows=some)
         inputs = group.agree(inputs, StageClock(inputs.device, group.stages))
         if not inputs.rows.size:  # another rank's row stands in, and is judged there
             assert inputs.spare is not None
@@ -214,7 +181,7 @@ class _Check:
         devices = devices_of(inputs.modules, inputs.rows.batch)
         self._cuda = [device for device in devices if device.type == "cuda"]
         with preserved(self._modules, self._cuda, inputs.gate, inputs.options.generator):
-            self._passes(partial(findings.of_batch, self._batch, self._index))
+            self._passes(self._of_batch)
             if self._passes(self._answers):
                 if self._passes(self._choice):
                     self._passes(self._gradients)
@@ -238,128 +205,171 @@ class _Check:
         if self._group.total(0)[0]:
             raise _OtherRankError
 
+    def _of_batch(self) -> Iterator[str]:
+        """Judge whether all that belongs to a row goes with it."""
+        batch, index = self._given.rows.batch, self._index
+        for path, held in rows.passed_whole(batch, "batch"):
+            yield (
+                f"{path} is not gathered with the rows, and holds {rows.num_rows(batch)} of them: "
+                f"a {type(held).__name__} is passed on as it is, so that kept rows meet what "
+                f"belongs to others. Give it as a tensor or a list, or in a dict or a dataclass; a "
+                f"constant belongs in the policy."
+            )
+        taken = dict(rows.fields(rows.take(batch, index), "batch"))
+        plain = {path: rows.take(leaf, index) for path, leaf in rows.fields(batch, "batch")}
+        if otherwise := changes(taken, plain):
+            yield (
+                f"{listed(otherwise)} has other values after rows of the batch were taken than it "
+                f"had in these rows: its class computes them when it is copied. Compute before the "
+                f"batch is made, or give a dict."
+            )
+
     def _answers(self) -> Iterator[str]:
         """Run the policy in several ways, and judge what it answers."""
-        memory = samples(self._batch)
-        trial = try_policy(self._inputs, self._modules, self._cuda, self._in_step)
-        yield from findings.of_memory(changes(memory, samples(self._batch)))
-        self._trial, answers = trial, trial.answers
-        parameters = [value for _, value in named(self._modules)]
-        self._precision = findings.Precision(answers.given, parameters)
-        self._mask = check_mask(self._some.mask, answers.given.shape)
-        given = bool(self._modules)
-        yield from findings.of_state(trial, self._precision, self._mask, given=given)
-        yield from findings.of_rows(trial, self._precision, self._mask)
-        yield from findings.of_underflow(answers.given, self._mask)
+
+        def memory() -> dict[str, Tensor]:
+            fields = rows.tensors(self._given.rows.batch, "batch")
+            return {path: torch.cat(list(map(sample, rows.leaves(leaf)))) for path, leaf in fields}
+
+        before = memory()
+        self._trial, self._leaves = try_policy(
+            self._inputs, self._modules, self._cuda, self._in_step
+        )
+        if rewritten := changes(before, memory()):
+            yield (
+                f"The memory of {listed(rewritten)} has changed while the policy ran: it is a view "
+                f"of memory that something writes to, such as an array of NumPy or a rollout "
+                f"buffer. A screen then sees other rows than those that are trained. Copy it into "
+                f"the batch, e.g. with torch.tensor(array) or .clone()."
+            )
+        yield from self._trial.faults(named=bool(self._modules))
 
     def _choice(self) -> Iterator[str]:
         """Let gates choose from the log-probs, which refuses what are none; judge the screen."""
-        inputs, shown = self._inputs, self._trial.answers.screened
-        self._chosen = self._select(shown, as_gate(every_other))
-        if (gate := self._gate()) is not None:
-            try:
-                self._select(shown, gate)
-            except ValueError as error:
-                yield in_words(error)
-        known = self._some.screen
-        if callable(known):
-            draft, log_prob = policy_of(known, "screen")
+        inputs, some, answers = self._inputs, self._some, self._trial.screened
+        modes = torch.zeros_like(answers) if inputs.density else None
+        shown = Screened(answers, None, some.size, modes)
+        self._every_other = as_gate(_every_other(inputs.unit, self._trial.counted))
+        self._chosen = choose_rows(inputs, shown, self._every_other)
+        gate = inputs.gate
+        assert gate is not None
+        known = adapter_of(gate)
+        try:
+            if (facts := known.row_facts(some.batch)) is not None:
+                choose_rows(inputs, shown, known.bind(facts))
+            # Not one that has chosen among others already; and a lent row is none of those that the
+            # gate may be bound to.
+            elif not isinstance(gate, GivenChoice) and len(self._index) == some.size:
+                choose_rows(inputs, shown, known.take(self._index))
+        except ValueError as error:
+            yield in_words(error)
+        screen = some.screen
+        if callable(screen):
+            draft, log_prob = policy_of(screen, "screen")
             modules = [*inputs.modules, *modules_of(draft, log_prob)]
             with torch.no_grad(), evaluation(modules):
-                known = from_mode(known(self._some.batch))[0]
-        if known is not None:
-            for text in findings.of_screen(known, shown, self._mask, self._mistakes(known)):
-                self.warnings.append(text)
+                screen = from_mode(screen(some.batch))[0]
+        if screen is not None:
+            self._judge_screen(screen, answers)
 
-    def _gate(self) -> BaseGate | None:
-        """Return the gate for these few rows; None where it has chosen among others already."""
-        gate, some = self._inputs.gate, self._some
-        if gate is None or isinstance(gate, GivenChoice):
-            return None
-        if (facts := gate.row_facts(some.batch)) is not None:
-            return gate.bind(facts)
-        # A lent row is none of those that the gate may be bound to.
-        return gate.take(self._index) if len(self._index) == some.size else None
+    def _judge_screen(self, known: Tensor, answers: Tensor) -> None:
+        """Warn of a screen that is not this policy's, with the mistake that explains it best."""
+        own, counts = answers.double().cpu(), self._trial.counted.cpu()
 
-    def _select(self, log_probs: Tensor, gate: BaseGate) -> KeptRows:
-        inputs, some = self._inputs, self._some
-        check_shape(inputs.unit, log_probs)
-        units = units_of(
-            gate.signal,
-            log_probs,
-            some.advantages,
-            inputs.unit,
-            some.mask,
-            density=inputs.density,
-        )
-        chosen = choose(units.on_host(gate), gate, inputs.options.generator)
-        return kept_rows(chosen, log_probs.device)
+        def away(screen: Tensor) -> Tensor:
+            return (screen.double().cpu() - own).abs()[counts]
 
-    def _mistakes(self, known: Tensor) -> dict[str, Tensor]:
-        """Return what a screen of these rows would be without a mistake, by its name."""
+        apart, size = away(known), float(own.abs()[counts].mean())
+        mean = float(apart.mean())
+        if not mean > _FAR * max(size, _FAR):
+            return
         mistakes = {"it surprisals, without the minus sign": -known}
         if known.ndim == 2:
             mistakes["the log-prob of token t at screen[n, t - 1]"] = known.roll(1, 1)
             mistakes["the log-prob of token t at screen[n, t + 1]"] = known.roll(-1, 1)
-        whole = self._screen
+        whole = self._given.rows.screen
         if isinstance(whole, Tensor):
             index = self._index.to(whole.device)
             for by, place in ((-1, "n - 1"), (1, "n + 1")):
                 moved = whole.index_select(0, (index + by) % whole.shape[0])
                 mistakes[f"the log-prob of row n at screen[{place}]"] = moved
-        return mistakes
+        left = {why: float(away(screen).mean()) for why, screen in mistakes.items()}
+        why = min(left, key=left.__getitem__)
+        guess = f" Is {why}? It is {left[why]:.2g} away then." if left[why] < _LIKELY * mean else ""
+        self.warnings.append(
+            f"screen is not of this policy: its log-probs are {mean:.2g} away on average and "
+            f"{float(apart.max()):.2g} at most, where the mean surprisal is {size:.2g}.{guess} A "
+            f"stale policy, another temperature or other rows do this. The gate then keeps other "
+            f"units than it would with the policy's own log-probs."
+        )
 
     def _gradients(self) -> Iterator[str]:
         """Compare the gated gradient with that of the masked dense loss."""
+        trial = self._trial
         # A gradient with dropout is another one for the kept rows alone.
-        settled = findings.is_calm(self._trial, self._precision, self._mask)
-        quiet = [module for module in self._modules if not settled or isinstance(module, DROPOUT)]
-        with calm(quiet), torch.enable_grad():
-            dense = dense_gradients(self._inputs, self._chosen, self._in_step)
-            gated = self._gated_gradients()
-        if not any(bool(each.numbers.any()) for each in dense.values()):
+        loud = [part for part in self._modules if not trial.is_calm or isinstance(part, DROPOUT)]
+        with calm(loud), torch.enable_grad():
+            dense, gated = self._gradients_of(_all_rows), self._gradients_of(None)
+        if not any(bool(each.any()) for each in dense.values()):
             self.warnings.append(
                 "the gradient of the loss is 0 on these rows, so gradients were not compared."
             )
-        names = {id(value): name for name, value in named(self._modules)}
-        # Others are made in the forward, as an embedding's output that adapters let require grad.
-        known = {*names, *map(id, self._trial.leaves)}
-        dense, gated = (
-            {key: each for key, each in side.items() if key in known} for side in (dense, gated)
+        sides = ("the dense", "the gated")
+        found = different_gradients(
+            dense, gated, trial.precision, self._modules, self._leaves, sides
         )
-        yield from findings.of_gradients(dense, gated, self._precision, names)
+        if found:
+            yield (
+                f"The gated gradient is not that of the masked dense loss in {found}. Kept rows by "
+                f"themselves are not differentiated as they are among all rows."
+            )
 
-    def _gated_gradients(self) -> dict[int, Gradient]:
-        """Differentiate by a step of this process alone, at the kept rows alone."""
-        inputs, some = self._inputs, self._some
-        parts: list[dict[int, Gradient]] = []
+    def _gradients_of(self, compact: Compact | None) -> dict[Tensor, Tensor]:
+        """Differentiate the chosen units alone, in this process, or what this compaction yields."""
+        found: dict[Tensor, Tensor] = {}
+        calls = 0
 
         def differentiate(loss: Tensor) -> None:
-            if not parts:
+            nonlocal calls
+            if not calls:
                 self._in_step()
-            parts.append(gradients_of(loss))
+            calls += 1
+            for leaf, numbers in gradients_of(loss).items():
+                found[leaf] = found[leaf] + numbers if leaf in found else numbers
 
+        given = self._inputs.options
         options = dataclasses.replace(
-            inputs.options, denominator=1.0, generator=None, backward_fn=differentiate
+            given, denominator=1.0, backward_fn=differentiate, compact=compact or given.compact
         )
-        gate = as_gate(every_other)
-        gate.signal = signals.uniform  # this is no step of a run, whose advantages are watched
-        backward(
-            self._policy,
-            some.batch,
-            some.advantages,
-            gate=gate,
-            mask=None if inputs.own_mask else some.mask,
-            unit=inputs.unit,
-            screen=self._trial.answers.screened,
-            loss=inputs.loss,
-            loss_inputs=some.loss_inputs,
-            group="local",
-            options=options,
-        )
-        if not parts:
+        inputs = dataclasses.replace(self._inputs, gate=self._every_other, options=options)
+        local = LocalGroup()
+        local.train(inputs, self._chosen, StageClock(inputs.device, local.stages))
+        if not calls:
             self._in_step()
-        return summed(parts)
+        return found
+
+
+def _all_rows(
+    batch: Any, advantages: Tensor, kept: KeptRows, *, loss_inputs: Any, size: int | None
+) -> Iterator[MicroBatch]:
+    """Yield all rows, for the masked dense loss: what is skipped has a factor of 0."""
+    size = len(advantages)
+    yield MicroBatch(batch, advantages, loss_inputs, kept.keep, kept.weight, size, size)
+
+
+def _every_other(unit: Unit, counted: Tensor) -> Choice:
+    """Keep every second unit that counts, from the first on, with weights of 1 and 2 in turn.
+
+    Of tokens, [N, T], those of every second row: whole rows are then left out.
+    """
+    mask = counted.any(-1) if unit == "sequence" else counted
+    place = mask.flatten().cumsum(0).view_as(mask)
+    keep = mask & (place % 2 == 1)
+    if mask.ndim == 2:
+        keep[1::2] = False
+    weight = torch.where(place % 4 == 1, 1.0, 2.0) * keep
+    choice = Choice.of(keep.flatten(), mask.flatten()).reshape(mask.shape)
+    return choice._replace(weight=weight)
 
 
 def in_words(error: Exception) -> str:

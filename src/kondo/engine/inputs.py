@@ -1,6 +1,8 @@
 """What one step was given, checked: every check of an argument comes before the first forward."""
 
 import dataclasses
+import functools
+import inspect
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,21 +13,16 @@ from torch import Tensor, nn
 from kondo import rows
 from kondo.arguments import check_dense, check_float, check_mask, check_size, expand_rows
 from kondo.core.base_gate import BaseGate, Unit
+from kondo.core.fingerprint import name_of
 from kondo.core.given_gates import as_gate
-from kondo.engine.differentiate import Loss
-from kondo.engine.loss_arguments import check_loss
+from kondo.engine.differentiate import Loss, check_log_probs
 from kondo.engine.options import Options
 from kondo.engine.policy import LogProb, Policy, devices_of, modules_of, policy_of
 from kondo.engine.screen import from_mode
-from kondo.engine.validate import check_unit
-
-# What is known of losses, for as long as they live: whether they want a `sequence_index`.
-_LOSSES: weakref.WeakKeyDictionary[Loss, dict[tuple[Any, ...], bool]] = weakref.WeakKeyDictionary()
-
-# The no-grad screen stores no activations: its chunks can be this much larger.
-SCREEN_CHUNK_FACTOR = 4
+from kondo.engine.select import check_unit
 
 _DEFAULT = Options()
+_NEEDS_INDEX = "needs_sequence_index"
 
 
 class Rows(NamedTuple):
@@ -80,18 +77,6 @@ class Inputs:
         """Whether the screen that was given is densities, measured from the mode."""
         return self.at_mode is not None
 
-    @property
-    def screen_chunk(self) -> int | None:
-        """Rows per screening forward; None for all at once."""
-        if self.options.screen_chunk is not None or self.micro_batch is None:
-            return self.options.screen_chunk
-        return SCREEN_CHUNK_FACTOR * self.micro_batch
-
-    @property
-    def screens_promising(self) -> bool:
-        """Whether rows with advantage <= 0 are not scored, if the gate cannot keep them."""
-        return (self.options.screen_rows or self.policy.screen_rows) == "promising"
-
 
 def prepare(
     policy: Any,
@@ -104,17 +89,9 @@ def prepare(
     options: Options | None,
     may_be_empty: bool,
 ) -> Inputs:
-    """Check what a step was given, and bring what the gate looks at to one device.
+    """Check the arguments of `kondo.backward`, and bring what the gate looks at to one device.
 
-    Args:
-        policy: a function rows -> log-probs, or an object that brings more.
-        gate: a gate, a callable, or None.
-        given: batch, advantages, mask, loss_inputs and screen as they came.
-        unit: what is gated; None takes the policy's.
-        loss: per element.
-        micro_batch: rows per forward/backward.
-        options: what few people set.
-        may_be_empty: whether a batch of 0 rows is fine, as on one of many ranks.
+    `may_be_empty` says whether a batch of 0 rows is fine, as on one of many ranks.
     """
     known, log_prob = policy_of(policy)
     if options is None:
@@ -127,25 +104,35 @@ def prepare(
     device = _main_device(modules, given.batch)
     advantages = check_float("advantages", given.advantages).detach().to(device)
     loss_inputs = _check_loss_inputs(given.loss_inputs)
-    own_mask = given.mask is None
-    mask = known.mask(given.batch)
-    if not own_mask:
-        narrower = mask is not None  # the policy's own mask bounds what can count
-        mask = _both(given.mask, mask) if narrower else given.mask
+    mask, own = given.mask, known.mask(given.batch)
+    if mask is None:
+        mask = own
+    elif own is not None:  # the policy's own mask bounds what can count
+        counts = check_mask(mask, own.shape)
+        assert counts is not None
+        mask = counts.to(own.device) & own
     if isinstance(mask, Tensor):
         check_dense("mask", mask)
-    mask = mask.to(device) if isinstance(mask, Tensor) else mask
+        mask = mask.to(device)
     screen, at_mode = from_mode(given.screen)
-    if not (screen is None or isinstance(screen, Tensor)):
+    if isinstance(screen, Tensor):
+        screen = check_log_probs("screen", screen, size).detach()
+    elif screen is not None:
         draft, draft_log_prob = policy_of(screen, "screen")
         screen = draft.screen or draft_log_prob
     checked = Rows(given.batch, advantages, mask, loss_inputs, screen)
-    _check_rows(checked, size)
+    sized = {"advantages": advantages, "mask": mask}
+    sized |= {f"loss_inputs[{name!r}]": value for name, value in loss_inputs.items()}
+    for name, value in sized.items():
+        if isinstance(value, Tensor) and value.shape[:1] != (size,):
+            raise ValueError(
+                f"{name} must have shape [{size}] or [{size}, T], one row per row of the batch, "
+                f"got {list(value.shape)}."
+            )
     unit = known.unit if unit is None else unit
     if size:
         known.check(given.batch, advantages, screen, loss_inputs, unit)
     _check_unit(unit, checked)
-    sequences = _takes_sequences(loss, loss_inputs, gated=gate is not None, unit=unit)
     return Inputs(
         policy=known,
         log_prob=log_prob,
@@ -154,42 +141,43 @@ def prepare(
         rows=checked,
         unit=unit,
         loss=loss,
-        sequences=sequences,
+        sequences=_check_loss(loss, loss_inputs, gated=gate is not None, unit=unit),
         micro_batch=micro_batch,
         options=options,
-        own_mask=own_mask,
+        own_mask=given.mask is None,
         masks_rows=mask is not None and (mask.ndim == 1 or mask.shape[1] == 1),
         at_mode=at_mode,
         device=device,
     )
 
 
-def _takes_sequences(
-    loss: Loss, loss_inputs: Mapping[str, Tensor], *, gated: bool, unit: Unit
-) -> bool:
-    """Return whether the loss wants a `sequence_index`; it is checked in the first step alone."""
-    asked = (gated, unit, *sorted(loss_inputs))
-    try:
-        known = _LOSSES.setdefault(loss, {})
-    except TypeError:  # it has no hash, or cannot be referred to weakly
-        known = {}
-    if asked not in known:
-        known[asked] = check_loss(loss, loss_inputs, gated=gated, unit=unit)
-    return known[asked]
+def _main_device(modules: list[nn.Module], batch: Any) -> torch.device:
+    """Return where the work happens: CUDA if any row or given module lives there."""
+    found = devices_of(modules, batch)
+    return max(found, key=lambda device: device.type == "cuda", default=torch.device("cpu"))
+
+
+def _check_unit(unit: str, given: Rows) -> None:
+    """Raise a ValueError for a unit, mask or advantages that cannot fit together."""
+    check_unit(unit)
+    if given.mask is not None:
+        check_mask(given.mask, getattr(given.mask, "shape", torch.Size()))  # its dtype
+    shapes = [part.shape for part in (given.advantages, given.mask) if part is not None]
+    full = given.screen.shape if isinstance(given.screen, Tensor) else max(shapes, key=len)
+    if len(full) == 2 and full[1] == 1 and unit != "sample":
+        return  # one value per row, whatever their tokens
+    check_mask(given.mask, full)
+    expand_rows("advantages", given.advantages, full)
 
 
 def _check_loss_inputs(given: Any) -> dict[str, Tensor]:
-    """Return the further tensors of the loss, detached, by name."""
+    """Return the loss's further tensors, detached."""
     if not isinstance(given, Mapping):
         raise ValueError(
-            f"loss_inputs must be a dict of name -> tensor, got {type(given).__name__}; give the "
-            f'names that the loss takes, e.g. {{"old_log_probs": ...}}.'
+            f"loss_inputs must be a dict of name -> tensor, by the names that the loss takes, got "
+            f"{type(given).__name__}."
         )
     for name, value in given.items():
-        if not isinstance(name, str):
-            raise ValueError(
-                f"loss_inputs must have the names of the loss's arguments as keys, got {name!r}."
-            )
         if not isinstance(value, Tensor):
             raise ValueError(
                 f"loss_inputs must hold tensors with one row per row of the batch, got "
@@ -200,48 +188,44 @@ def _check_loss_inputs(given: Any) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in given.items()}
 
 
-def _both(given: Any, own: Tensor | None) -> Tensor | None:
-    """Return where a given mask and the policy's own are both True."""
-    if own is None:
-        return given if isinstance(given, Tensor) else None
-    counts = check_mask(given, own.shape)
-    return own if counts is None else counts.to(own.device) & own
+# The names of loss_inputs that a loss was found to take, for as long as it lives.
+_TAKEN: weakref.WeakKeyDictionary[Loss, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
 
 
-def _main_device(modules: list[nn.Module], batch: Any) -> torch.device:
-    """Return where the work happens: CUDA if any row or given module lives there."""
-    found = devices_of(modules, batch)
-    cpu = torch.device("cpu")
-    return max(found, key=lambda device: device.type == "cuda", default=cpu)
-
-
-def _check_rows(given: Rows, size: int) -> None:
-    """Raise a ValueError unless everything has as many rows as the batch."""
-    if isinstance(given.screen, Tensor):
-        check_float("screen", given.screen)
-    for name, value in given._asdict().items():
-        if isinstance(value, Tensor) and name != "batch" and value.shape[:1] != (size,):
-            raise ValueError(
-                f"{name} must have shape [{size}] or [{size}, T], one row per row of the batch, "
-                f"got {list(value.shape)}."
-            )
-    for name, value in given.loss_inputs.items():
-        if value.shape[:1] != (size,):
-            raise ValueError(
-                f"loss_inputs must have {size} rows like batch, got shape {list(value.shape)} for "
-                f"{name!r}."
-            )
-
-
-def _check_unit(unit: str, given: Rows) -> None:
-    """Raise a ValueError for a unit, mask or advantages that cannot fit together."""
-    check_unit(unit)
-    shapes = [part.shape for part in (given.advantages, given.mask) if isinstance(part, Tensor)]
-    full = given.screen.shape if isinstance(given.screen, Tensor) else max(shapes, key=len)
-    if given.mask is not None:
-        check_mask(given.mask, given.mask.shape)  # its dtype
-    if len(full) == 2 and full[1] == 1 and unit != "sample":
-        return  # one value per row, whatever their tokens
-    if given.mask is not None:
-        check_mask(given.mask, full)
-    expand_rows("advantages", given.advantages, full)
+def _check_loss(loss: Any, loss_inputs: Mapping[str, Tensor], *, gated: bool, unit: Unit) -> bool:
+    """Return whether a loss needs `sequence_index`, and refuse inputs and units it cannot take."""
+    function = loss
+    while isinstance(function, functools.partial) and not hasattr(function, _NEEDS_INDEX):
+        function = function.func
+    whole = bool(getattr(function, _NEEDS_INDEX, False))
+    if whole and "sequence_index" in loss_inputs:
+        raise ValueError(
+            f"loss_inputs must not hold 'sequence_index', which the step itself gives to "
+            f"{name_of(loss)}; leave it out."
+        )
+    if whole and gated and unit == "token":
+        raise ValueError(
+            f'unit must be "sequence" for {name_of(loss)}, got "token": it weighs whole sequences, '
+            f"of which a gate of tokens keeps a part. Use a loss of tokens, or no gate."
+        )
+    names = (*sorted(loss_inputs), "sequence_index") if whole else tuple(sorted(loss_inputs))
+    try:
+        taken = _TAKEN.setdefault(loss, set())
+    except TypeError:  # it has no hash, or cannot be referred to weakly
+        taken = set()
+    if names in taken:
+        return whole
+    try:  # a module's own call takes anything
+        signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
+    except (TypeError, ValueError):  # it does not tell, as some built-ins
+        return whole
+    try:
+        signature.bind(None, None, **dict.fromkeys(names))
+    except TypeError as error:
+        raise ValueError(
+            f"loss_inputs must hold what {name_of(loss)} takes after log_probs and advantages, got "
+            f"{sorted(loss_inputs)}: {error}. Give tensors as loss_inputs={{name: tensor}}, with "
+            f"one row per row of the batch, and numbers by functools.partial(loss, name=number)."
+        ) from None
+    taken.add(names)
+    return whole

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kondo.arguments import check_flag, check_size, check_whole
-from kondo.engine.compact import Compact
-from kondo.engine.differentiate import BackwardFn
+from kondo.engine.differentiate import BackwardFn, Compact
 
 # Beyond this many units over all ranks a sketch sets the price: 16 MB of float32 on every rank.
 EXACT_UNITS = 2**22
@@ -44,8 +43,8 @@ class Options:
     """How to differentiate a loss: `lambda loss: scaler.scale(loss).backward()` for gradient
     scaling, `accelerator.backward` for Accelerate."""
     compact: Compact | None = None
-    """Another compaction of the kept rows, called like `kondo.engine.compact.micro_batches`; its
-    micro-batches go to the policy's log_prob."""
+    """Another compaction of the kept rows, called like `kondo.Policy.compact`; its micro-batches go
+    to the policy's log_prob."""
     module: nn.Module | Sequence[nn.Module] | None = None
     """The modules behind a policy that is a plain function, one or several: they are in evaluation
     mode during the screen, and with a group they are what ranks train: in DDP, sharded by
@@ -60,7 +59,8 @@ class Options:
     "each", so that FSDP2 holds no unsharded gradients; or "never", for all but the last step of an
     accumulation. DDP's own `no_sync` around the call is respected."""
     exact_units: int = EXACT_UNITS
-    """Most units of all ranks whose values are gathered; beyond it a sketch sets the price."""
+    """Beyond this many units of all ranks a sketch sets the price, and values are not gathered, for
+    gates that a price alone decides."""
 
     modules: tuple[nn.Module, ...] = dataclasses.field(init=False, repr=False, compare=False)
     """`module` as a tuple."""
@@ -72,7 +72,13 @@ class Options:
 
     def check(self) -> None:
         """Raise a ValueError for options that cannot be right; a step calls it, on every rank."""
-        _check_denominator(self.denominator)
+        number: Any = self.denominator
+        real = isinstance(number, Real) and not isinstance(number, bool)
+        if number not in ("full", "kept") and not (real and 0 < number < float("inf")):
+            raise ValueError(
+                f'denominator must be "full", "kept" or a positive number, got {number!r}; "full" '
+                f"keeps the dense learning rate."
+            )
         check_size("screen_chunk", self.screen_chunk)
         check_whole("exact_units", self.exact_units)
         check_flag("rebalance", self.rebalance)
@@ -89,21 +95,7 @@ class Options:
 
     def alike(self) -> dict[str, Any]:
         """Return what ranks must have in common, by name."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        draws = values["generator"]
         own = ("module", "modules", "screen_chunk", "backward_fn")
-        return {name: value for name, value in values.items() if name not in own} | {
-            "generator": None if draws is None else draws.device.type
-        }
-
-
-def _check_denominator(denominator: Any) -> None:
-    """Raise a ValueError unless it is a word we know or a positive number."""
-    if isinstance(denominator, str) and denominator in ("full", "kept"):
-        return
-    number = isinstance(denominator, Real) and not isinstance(denominator, bool)
-    if not number or not 0 < denominator < float("inf"):
-        raise ValueError(
-            f'denominator must be "full", "kept" or a positive number, got {denominator!r}; '
-            f'"full" keeps the dense learning rate.'
-        )
+        names = [field.name for field in dataclasses.fields(self) if field.name not in own]
+        draws = None if self.generator is None else self.generator.device.type
+        return {name: getattr(self, name) for name in names} | {"generator": draws}

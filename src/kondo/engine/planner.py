@@ -1,4 +1,4 @@
-"""Will it pay? Measure this model's forward and backward once, and say what each rate saves.
+"""Measure a model's forward and backward once, and say what each rate saves.
 
 With F and B the seconds of a forward without a graph and of what a backward adds, rho the rate:
 
@@ -6,16 +6,17 @@ With F and B the seconds of a forward without a graph and of what a backward add
     exact screen   F + rho (F + B)     pays below rho = B / (F + B), about 2/3
     free screen        rho (F + B)     always pays
 
-A small kept batch costs more than its share, so each rate's backward is also measured. All are
-measured in turns, so that other work of the machine slows them down alike. A measurement that beats
-its limit is not believed. With the batch's advantages it also says how noisy each rate is, and
-recommends a gate.
+A small kept batch costs more than its share, so each rate's backward is also measured, and that of
+the rows that a gate keeps. All are measured in turns, so that other work of the machine slows them
+down alike. A measurement that beats its limit is not believed. With the batch's advantages it also
+says how noisy each rate is, and what a gate saves.
 """
 
 import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from kondo import rows
-from kondo.arguments import at_least_float32, check_float
-from kondo.core.base_gate import BaseGate, Unit
+from kondo.arguments import at_least_float32, check_float, check_size
+from kondo.core.adapters import adapter_of
+from kondo.core.base_gate import AnyGate, BaseGate, Unit
 from kondo.core.diagnostics import diagnostics
-from kondo.core.gates import Gate
+from kondo.core.given_gates import as_gate
 from kondo.core.sampling import count_for
 from kondo.core.unbiased import UnbiasedGate
-from kondo.engine.finite import leaves_of
+from kondo.engine.differentiate import leaves_of
 from kondo.engine.policy import (
     LogProb,
     Policy,
@@ -42,17 +44,17 @@ from kondo.engine.policy import (
 from kondo.engine.preserved import preserved
 from kondo.engine.screen import from_mode, screen_log_probs
 from kondo.engine.select import select
+from kondo.engine.selection import Selection
 
-# What is recommended: a noise budget, and for single decisions the papers' rate.
+# The noise budget that is recommended.
 _SAFE_NOISE = 1.5
-_PAPER_RATE = 0.03
 # Kept rows that cost less than this part of their share of dense were not timed well.
 _BELIEVED = 0.9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedRate:
-    """What one rate would save. Speed-ups are ratios to dense; above 1 it pays."""
+    """Savings of one rate. Speed-ups are ratios to dense; above 1 it pays."""
 
     rate: float
     rows: int
@@ -84,9 +86,10 @@ class Plan:
     """B: what a graph and a backward of all rows add to F."""
     rates: tuple[PlannedRate, ...]
     gate: BaseGate | None = None
-    """What is recommended; None for dense, and where no advantages were given."""
+    """The recommended gate: the one that was given, or one of ours. None for dense, and where no
+    advantages were given."""
     advice: str = ""
-    """Why; empty where no advantages were given."""
+    """The reason, and what it saves; empty where no advantages were given."""
 
     @property
     def ratio(self) -> float:
@@ -100,7 +103,7 @@ class Plan:
 
     @property
     def reliable(self) -> bool:
-        """Whether no measurement is impossible: no row beats its limit, and a backward costs."""
+        """True if no measurement is impossible: no row beats its limit, and a backward costs."""
         return self.backward_seconds > 0 and all(row.reliable for row in self.rates)
 
     def __str__(self) -> str:
@@ -132,14 +135,15 @@ def plan(
     batch: Any,
     *,
     advantages: Tensor | None = None,
-    single_decisions: bool = False,
+    gate: AnyGate = None,
     rates: Sequence[float] = (0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 1.0),
     micro_batch: int | None = None,
     repeats: int = 3,
 ) -> Plan:
     """Measure forward and backward of a policy on `batch`; say what each rate would save.
 
-    With `advantages` it also recommends a gate: `plan.gate`, with the reason in `plan.advice`.
+    With `advantages` it also says what a gate would save, or recommends one: `plan.gate`, with the
+    reason in `plan.advice`.
 
     Measures this process alone. Where a forward is a collective, as under FSDP2, every rank calls
     it, with the same number of rows.
@@ -147,26 +151,22 @@ def plan(
     Call `kondo.check` first, with the same policy and batch: a policy that it refuses gains nothing
     from a fast step. Log-probs and advantages that `kondo.backward` refuses are refused here too.
 
-    Gradients, random numbers, and the buffers, modes and flags of modules that were given are as
-    before afterwards, also where a normaliser updates itself in every forward. Those of a plain
-    function, which runs as it is, and parameters that a forward writes to are not put back;
-    `kondo.check` names them. Gradient checkpointing needs use_reentrant=False. No other thread may
-    draw random numbers meanwhile: they would be drawn again. Counts one unit per row: token units
-    keep more rows than their rate says.
+    What is left as before afterwards is what `kondo.check` leaves; parameters that a forward writes
+    to are not put back. No other thread may draw random numbers meanwhile: they would be drawn
+    again. Counts one unit per row: token units keep more rows than their rate says.
 
     Args:
         policy: rows -> [n] or [n, T], best a module or its method, or a `kondo.lm.CausalLM`, as
             for `kondo.backward`.
         batch: any nest of tensors with N rows; use a full, typical batch.
         advantages: [N] or [N, T] float, the advantages of the batch, centred.
-        single_decisions: whether every reward belongs to one decision, as in a bandit. False where
-            a reward is shared by the tokens of an answer or the steps of an episode.
+        gate: what to plan for; None for a recommendation. Needs advantages.
         rates: rates to plan for, each in (0, 1].
         micro_batch: rows per forward/backward; all at once if None.
         repeats: rounds in which all measurements are timed once; the median counts.
 
     Raises:
-        ValueError: for a policy, batch or advantages that `kondo.backward` refuses.
+        ValueError: for a policy, batch, gate or advantages that `kondo.backward` refuses.
 
     Example:
         >>> import torch, kondo
@@ -180,46 +180,54 @@ def plan(
         plan = kondo.plan(policy, batch, advantages=advantages)
         report = kondo.backward(policy, batch, advantages, gate=plan.gate)
     """
-    if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch must be at least 1 row, got {micro_batch}.")
+    check_size("micro_batch", micro_batch)
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}.")
     for rate in rates:
         if not 0.0 < rate <= 1.0:
             raise ValueError(f"rates must lie in (0, 1], got {rate}.")
+    if gate is not None and advantages is None:
+        raise ValueError("advantages must be given with a gate, which chooses by them, got None.")
+    chooser = bound = None if gate is None else as_gate(gate)
+    if chooser is not None and (facts := adapter_of(chooser).row_facts(batch)) is not None:
+        bound = adapter_of(chooser).bind(facts)
     size = rows.num_rows(batch)
     known, log_prob = policy_of(policy)
     modules = modules_of(known, log_prob)
     devices = [device for device in devices_of(modules, batch) if device.type == "cuda"]
-    cuda = bool(devices)
+    piece = micro_batch or size
+
+    def seconds(index: Tensor, graph: bool) -> float:
+        """Return how long a forward of these rows takes, with a graph also the backward."""
+        some = batch if len(index) == size else rows.take(batch, index)
+        modes = nullcontext() if graph else evaluation(modules)
+        with torch.set_grad_enabled(graph), modes:
+            start = _clock(devices)
+            for first in range(0, len(index), piece):
+                log_probs = log_prob(rows.take(some, slice(first, first + piece)))
+                if graph:
+                    _differentiate(log_probs)
+            return _clock(devices) - start
+
     counts = [count_for(rate, size) for rate in rates]
-
-    def forward() -> None:
-        _in_pieces(batch, micro_batch, log_prob)
-
-    def dense(part: Any) -> None:
-        _in_pieces(part, micro_batch, lambda piece: _gradient(log_prob(piece)))
-
-    def train(count: int) -> Callable[[], float]:
-        # Evenly spaced: a batch may be sorted by length.
-        kept = batch if count == size else rows.take(batch, torch.arange(count) * size // count)
-        return partial(_seconds, partial(dense, kept), cuda)
-
-    def timed(call: Callable[[], float]) -> float:
-        with torch.enable_grad():
-            return call()
-
-    def screened() -> float:
-        with torch.no_grad(), evaluation(modules):
-            return _seconds(forward, cuda)
-
-    jobs: list[Callable[[], float]] = [
-        screened,
-        *(partial(timed, train(count)) for count in (size, *counts)),
-    ]
-    with preserved(parts_of(modules), devices, None, None):
-        worth = _unit_worth(known, log_prob, modules, batch, advantages, micro_batch)
+    # Evenly spaced: a batch may be sorted by length.
+    tried = [torch.arange(count) * size // count for count in (size, *counts)]
+    with preserved(parts_of(modules), devices, chooser, None):
+        chosen = _choosing(known, log_prob, modules, batch, advantages, micro_batch)
+        worth = chosen(UnbiasedGate(rate=1.0))
+        share = 0.0
+        if advantages is not None and bool((worth.values != 0).any()):
+            asked = chosen(bound or UnbiasedGate(noise=_SAFE_NOISE))
+            share = float(asked.choice.rate)
+            tried += [asked.rows.cpu()] * (share > 0)
+        jobs = [partial(seconds, tried[0], False)]
+        jobs += [partial(seconds, index, True) for index in tried]
         forward_seconds, dense_seconds, *kept_seconds = _in_turns(jobs, repeats)
+
+    def noise(rate: float) -> float:
+        draw = chosen(UnbiasedGate(rate=rate)).choice
+        return diagnostics(worth.values, draw, mask=worth.mask)["noise"]
+
     planned = tuple(
         PlannedRate(
             rate=rate,
@@ -230,33 +238,28 @@ def plan(
             exact_limit=dense_seconds / (forward_seconds + count / size * dense_seconds),
             free_limit=size / count,
             reliable=kept >= _BELIEVED * count / size * dense_seconds,
-            noise=None if advantages is None else _noise(UnbiasedGate(rate=rate), *worth),
+            noise=None if advantages is None else noise(rate),
         )
-        for rate, count, kept in zip(rates, counts, kept_seconds, strict=True)
+        for rate, count, kept in zip(rates, counts, kept_seconds, strict=False)
     )
+    backward_seconds = dense_seconds - forward_seconds
     measured = Plan(
-        forward_seconds=forward_seconds,
-        backward_seconds=dense_seconds - forward_seconds,
-        rates=planned,
+        forward_seconds=forward_seconds, backward_seconds=backward_seconds, rates=planned
     )
     if advantages is None:
         return measured
-    gate, advice = _recommended(measured, single_decisions, *worth)
-    return dataclasses.replace(measured, gate=gate, advice=advice)
+    return _advised(measured, chooser, share, kept_seconds[-1] if share > 0 else 0.0)
 
 
-def _unit_worth(
+def _choosing(
     known: Policy,
     log_prob: LogProb,
     modules: Sequence[nn.Module],
     batch: Any,
     advantages: Tensor | None,
     micro_batch: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Return a proxy of the norm of each row's gradient, [N], and which rows count.
-
-    Refuses what a step refuses: logits, NaN, other shapes. Without advantages each counts as 1.
-    """
+) -> Callable[[BaseGate], Selection]:
+    """Return a function that lets a gate choose, and refuses what a step refuses."""
     density = False
 
     def shown(some: Any) -> Any:
@@ -270,77 +273,70 @@ def _unit_worth(
     found = screen_log_probs(model, batch, chunk=micro_batch, modules=modules)
     unit: Unit = "sample" if found.ndim == 1 else "sequence"
     given = found.new_ones(len(found)) if advantages is None else advantages
-    mask = known.mask(batch)
-    chosen = select(
-        found,
-        check_float("advantages", given).to(found.device),
-        gate=UnbiasedGate(rate=1.0),
-        unit=unit,
-        mask=None if mask is None else mask.to(found.device),
-        generator=torch.Generator().manual_seed(0),
-        density=density,
-    )
-    chosen.counts  # noqa: B018  # on a GPU too, raises what is wrong
-    return chosen.values, chosen.mask
+    given, mask = check_float("advantages", given).to(found.device), known.mask(batch)
+
+    def chosen(gate: BaseGate) -> Selection:
+        selection = select(
+            found,
+            given,
+            gate=gate,
+            unit=unit,
+            mask=None if mask is None else mask.to(found.device),
+            generator=torch.Generator().manual_seed(0),
+            density=density,
+        )
+        selection.counts  # noqa: B018  # on a GPU too, raises what is wrong
+        return selection
+
+    return chosen
 
 
-def _noise(gate: BaseGate, worth: Tensor, mask: Tensor) -> float:
-    """Return the noise of a draw."""
-    choice = gate(worth, mask, torch.Generator().manual_seed(0))
-    return diagnostics(worth, choice, mask=mask)["noise"]
+def _advised(measured: Plan, gate: BaseGate | None, share: float, kept: float) -> Plan:
+    """Return the plan with a gate for such batches, and the reason.
 
-
-def _recommended(
-    measured: Plan, single_decisions: bool, worth: Tensor, mask: Tensor
-) -> tuple[BaseGate | None, str]:
-    """Return a gate for such batches, and the reason."""
-    if not bool((worth != 0).any()):
-        return None, "recommended: dense, gate=None. No row of this batch has an advantage."
-    gate: BaseGate = UnbiasedGate(noise=_SAFE_NOISE)
-    share = float(gate(worth, mask, torch.Generator().manual_seed(0)).rate)
-    why = (
-        f"it keeps {share:.0%} of this batch, so that the sum of squared gradients is at most "
-        f"{_SAFE_NOISE:g} times dense's; safe where a reward is shared by many decisions"
-    )
-    if single_decisions:
-        gate, share = Gate(rate=_PAPER_RATE), _PAPER_RATE
-        why = "the papers' gate: every reward belongs to one decision"
+    Args:
+        measured: without one.
+        gate: what was asked for; None recommends one.
+        share: of the rows that it keeps.
+        kept: seconds of a forward and backward of these rows.
+    """
+    if share == 0:
+        why = f"{gate!r} keeps none of this batch."
+        if gate is None:
+            why = "No row of this batch has an advantage."
+        return dataclasses.replace(measured, advice=f"recommended: dense, gate=None. {why}")
+    name, why = repr(gate), f"it keeps {share:.0%} of this batch"
+    if gate is None:
+        gate = UnbiasedGate(noise=_SAFE_NOISE)
+        name = f"kondo.{gate!r}"
+        why += (
+            f", so that the sum of squared gradients is at most {_SAFE_NOISE:g} times dense's; "
+            f"safe where a reward is shared by many decisions"
+        )
     forward, dense = measured.forward_seconds, measured.forward_seconds + measured.backward_seconds
-    kept = _seconds_at([(row.rate, row.kept_seconds) for row in measured.rates], share, dense)
     exact, free = dense / (forward + kept), dense / kept
     told = f"{exact:.1f}x with an exact screen, {free:.1f}x with a free one"
     if free <= 1:
-        return None, f"recommended: dense, gate=None. {gate!r} would be slower: {told}."
+        advice = f"recommended: dense, gate=None. {name} would be slower: {told}."
+        return dataclasses.replace(measured, advice=advice)
     warning = "" if exact > 1 else "; give screen=, an exact screen would be slower than dense"
-    return gate, f"recommended: gate=kondo.{gate!r}: {why}. Learner {told}{warning}."
+    advice = f"recommended: gate={name}: {why}. Learner {told}{warning}."
+    return dataclasses.replace(measured, gate=gate, advice=advice)
 
 
-def _seconds_at(known: Sequence[tuple[float, float]], rate: float, dense: float) -> float:
-    """Return the seconds of a kept share, between measured ones; all rows take dense's.
-
-    Below the lowest rate that was measured its seconds count: fixed costs do not shrink.
-    """
-    seconds = {1.0: dense} | dict(known)
-    below = max((point for point in seconds if point <= rate), default=min(seconds))
-    above = min(point for point in seconds if point >= max(rate, below))
-    if above == below:
-        return seconds[below]
-    way = (rate - below) / (above - below)
-    return (1 - way) * seconds[below] + way * seconds[above]
-
-
-def _in_pieces(batch: Any, micro_batch: int | None, call: Callable[[Any], Any]) -> None:
-    size = rows.num_rows(batch)
-    for start in range(0, size, micro_batch or size):
-        call(rows.take(batch, slice(start, start + (micro_batch or size))))
-
-
-def _gradient(log_probs: Tensor) -> None:
+def _differentiate(log_probs: Tensor) -> None:
     """Differentiate with respect to every leaf of the graph, leaving `.grad` alone."""
     if not log_probs.requires_grad:
         raise ValueError("log_prob(rows) must be differentiable, got a detached tensor.")
     loss = at_least_float32(log_probs).sum()
     torch.autograd.grad(loss, leaves_of(loss), allow_unused=True)
+
+
+def _clock(devices: Sequence[torch.device]) -> float:
+    """Return the time at which all work on these CUDA devices is done."""
+    if devices:
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _in_turns(jobs: Sequence[Callable[[], float]], repeats: int) -> list[float]:
@@ -350,14 +346,3 @@ def _in_turns(jobs: Sequence[Callable[[], float]], repeats: int) -> list[float]:
     """
     rounds = [[job() for job in jobs] for _ in range(1 + repeats)]
     return [statistics.median(spent) for spent in zip(*rounds[1:], strict=True)]
-
-
-def _seconds(call: Callable[[], None], cuda: bool) -> float:
-    """Return how long a call takes."""
-    if cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    if cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start

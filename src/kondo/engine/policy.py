@@ -1,8 +1,5 @@
-"""What a step knows of a policy: log-probs of rows, and whatever else the policy brings.
-
-A function brings log-probs alone. A `Policy`, such as `kondo.lm.CausalLM`, also brings which
-elements count, the unit, how kept rows are compacted, and what a row costs. So there is one
-`kondo.backward` for all of them.
+"""What a step knows of a policy: a function brings log-probs of rows, a `Policy` also brings which
+elements count, the unit, how kept rows are compacted, and what a row costs.
 """
 
 import functools
@@ -16,13 +13,11 @@ from torch import Tensor, nn
 
 from kondo import rows
 from kondo.core.base_gate import Unit
-from kondo.engine.compact import MicroBatch, micro_batches
+from kondo.engine.differentiate import MicroBatch
 from kondo.engine.selection import KeptRows
 
 LogProb = Callable[[Any], Tensor]
 """Rows -> [n] or [n, T] log-probs of the taken actions."""
-Screen = Callable[[Any], Tensor | tuple[Tensor, Tensor]]
-"""Like `LogProb`; for densities it returns them together with those at the mode."""
 
 
 class Policy:
@@ -49,8 +44,9 @@ class Policy:
     """Which rows a screen looks at unless the caller says so."""
     plain: bool = True
     """Whether the number of micro-batches follows from the number of rows and `micro_batch`."""
-    screen: Screen | None = None
-    """What a screening forward calls; None for `log_prob`."""
+    screen: Callable[[Any], Tensor | tuple[Tensor, Tensor]] | None = None
+    """What a screening forward calls, rows -> log-probs, or for densities a pair of those and of
+    log-probs at the mode; None for `log_prob`."""
 
     def log_prob(self, rows: Any) -> Tensor:
         """Return log pi(a|s) of the taken actions, [n] or [n, T], differentiable."""
@@ -95,8 +91,18 @@ class Policy:
         loss_inputs: dict[str, Tensor],
         size: int | None = None,
     ) -> Iterator[MicroBatch]:
-        """Yield the kept rows in micro-batches; see `kondo.engine.compact.micro_batches`."""
-        return micro_batches(batch, advantages, kept, loss_inputs=loss_inputs, size=size)
+        """Yield the kept rows, `size` at a time, in batch order; no copy where all are kept."""
+        keep = None if kept.whole else kept.keep
+        parts = (batch, advantages, loss_inputs, keep, kept.weight)
+        num_kept = kept.rows.numel()
+        step = size or num_kept
+        everything = num_kept == kept.keep.shape[0]
+        for start in range(0, num_kept, step):
+            stop = min(start + step, num_kept)
+            index = slice(start, stop) if everything else kept.rows[start:stop]
+            taken = parts if everything and step >= num_kept else rows.take(parts, index)
+            num_tokens = 0 if kept.whole else kept.mask[index].sum()
+            yield MicroBatch._make((*taken, stop - start, num_tokens, False, None))
 
     def screen_calls(self, batch: Any, size: int, chunk: int | None) -> int:
         """Return how many forwards a screen of the batch's `size` rows makes."""
@@ -119,17 +125,10 @@ class Policy:
         return first
 
 
-class Function(Policy):
-    """A plain function rows -> log-probs."""
-
-
 def policy_of(given: Any, name: str = "policy") -> tuple[Policy, LogProb]:
     """Return what a step knows of a policy, and what it calls for log-probs.
 
     Looks at the object itself, at the owner of a bound method, and inside DDP.
-
-    Raises:
-        ValueError: it is neither callable nor a `Policy`.
     """
     owner = given.__self__ if inspect.ismethod(given) else given
     if isinstance(owner, Policy):
@@ -144,17 +143,11 @@ def policy_of(given: Any, name: str = "policy") -> tuple[Policy, LogProb]:
             f"{name} must be callable on rows, a kondo.DistributionPolicy or a kondo.lm.CausalLM, "
             f"got {type(given).__name__}."
         )
-    return Function(), given
+    return Policy(), given  # a plain function brings log-probs alone
 
 
 def given_modules(given: Any) -> list[nn.Module]:
-    """Return the module that a callable is, or that its method belongs to; [] for a function.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> given_modules(net) == given_modules(net.forward) == [net], given_modules(len)
-        (True, [])
-    """
+    """Return the module that a callable is, or that its method belongs to; [] for a function."""
     while isinstance(given, functools.partial):
         given = given.func
     owner = given.__self__ if inspect.ismethod(given) else given

@@ -9,19 +9,16 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-
 
 @contextmanager
 def preserved(
-    modules: Sequence[nn.Module],
+    modules: Sequence[Any],
     devices: Sequence[torch.device],
     gate: Any,
     generator: torch.Generator | None,
@@ -45,11 +42,19 @@ def preserved(
         if gate is not None:
             undo.callback(gate.load_state_dict, gate.state_dict())
         for module in modules:
-            undo.callback(_put_back, module, module.training, _flags(module), _buffers(module))
+            flags = [(each, each.requires_grad) for each in module.parameters(recurse=False)]
+            buffers = {
+                name: (buffer, buffer.detach().clone())
+                for name, buffer in module.named_buffers(recurse=False)
+            }
+            undo.callback(_put_back, module, module.training, flags, buffers)
             if isinstance(module, DistributedDataParallel):
                 undo.enter_context(module.no_sync())  # else its next step waits for this backward
                 if module.static_graph:  # it would learn its graph in this backward
-                    undo.enter_context(_bypassed(module))
+                    if "forward" in vars(module):
+                        undo.callback(setattr, module, "forward", module.forward)
+                    undo.callback(delattr, module, "forward")
+                    module.forward = module.module.__call__  # type: ignore[method-assign]
             elif _is_sharded(module):  # else gradients that it holds would be exchanged here
                 module.set_requires_gradient_sync(False, recurse=False)
                 undo.callback(module.set_requires_gradient_sync, True, recurse=False)
@@ -57,27 +62,31 @@ def preserved(
         yield
 
 
-@contextmanager
-def _bypassed(module: DistributedDataParallel) -> Iterator[None]:
-    """Let calls of a module in DDP go to what it wraps."""
-    before = vars(module).get("forward")
-    module.forward = module.module.__call__  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before  # type: ignore[method-assign]
+def _put_back(
+    module: nn.Module,
+    training: bool,
+    flags: list[tuple[nn.Parameter, bool]],
+    buffers: dict[str, tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    if module.training != training:
+        module.training = training
+    for parameter, flag in flags:
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
+    for name, (buffer, value) in buffers.items():
+        if getattr(module, name, None) is not buffer:
+            setattr(module, name, buffer)
+        buffer.detach().copy_(value)
 
 
-def reshard(modules: Sequence[nn.Module]) -> None:
+def reshard(modules: Sequence[Any]) -> None:
     """Give modules of `fully_shard` their shards back, which a forward replaces in a root."""
     for module in modules:
         if _is_sharded(module):
             module.reshard()
 
 
-def _is_sharded(module: Any) -> TypeGuard["FSDPModule"]:
+def _is_sharded(module: Any) -> bool:
     # Who sharded a module has imported it; others need not wait for the seconds that it takes.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
@@ -97,29 +106,3 @@ def calm(modules: Sequence[nn.Module]) -> Iterator[None]:
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
-
-
-def _flags(module: nn.Module) -> list[tuple[nn.Parameter, bool]]:
-    return [(each, each.requires_grad) for each in module.parameters(recurse=False)]
-
-
-def _buffers(module: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    named = module.named_buffers(recurse=False)
-    return {name: (buffer, buffer.detach().clone()) for name, buffer in named}
-
-
-def _put_back(
-    module: nn.Module,
-    training: bool,
-    flags: list[tuple[nn.Parameter, bool]],
-    buffers: dict[str, tuple[torch.Tensor, torch.Tensor]],
-) -> None:
-    if module.training != training:
-        module.training = training
-    for parameter, flag in flags:
-        if parameter.requires_grad != flag:
-            parameter.requires_grad_(flag)
-    for name, (buffer, value) in buffers.items():
-        if getattr(module, name, None) is not buffer:
-            setattr(module, name, buffer)
-        buffer.detach().copy_(value)

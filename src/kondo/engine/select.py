@@ -6,36 +6,24 @@ operations cost microseconds; on a GPU each of them is a launch.
 """
 
 import math
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kondo.arguments import check_flag, check_float, check_whole
-from kondo.core.base_gate import (
-    AnyGate,
-    BaseGate,
-    Choice,
-    Randomness,
-    Signal,
-    Unit,
-    attribute_of,
-    unit_values,
-)
-from kondo.core.delight import delight
+from kondo.arguments import check_flag, check_float, check_mask, check_whole, expand_rows
+from kondo.core.adapters import adapter_of
+from kondo.core.base_gate import AnyGate, BaseGate, Choice, Randomness, Unit
+from kondo.core.delight import delight, excess
 from kondo.core.given_gates import as_gate
 from kondo.core.sampling import with_free_reads
-from kondo.engine.selection import Counts, KeptRows, Selection
-from kondo.engine.transfer import copy_together
-from kondo.engine.validate import (
-    check_choice,
-    check_inputs,
-    faults_of,
-    refuse_choice,
-    refuse_inputs,
-    refuse_unknown,
-)
+from kondo.core.unit_values import known_of, unit_values
+from kondo.engine.selection import Counts, KeptRows, Selection, Units
+
+if TYPE_CHECKING:
+    from kondo.engine.inputs import Inputs
+    from kondo.engine.screen import Screened
 
 # Up to this many units a step chooses on the CPU from a batch on CUDA.
 FEW_UNITS = 65_536
@@ -58,8 +46,7 @@ def select(
     keep, weight, price = gate(value, mask)        per choice
 
     The sum, not the mean: the action is then the whole sequence, with surprisal -log pi(sequence) =
-    sum of token surprisals. A mean would rank a short sequence above a long one of the same
-    surprise per token. Nothing is differentiated.
+    sum of token surprisals. Nothing is differentiated.
 
     On the CPU what cannot be right is refused at the call. On a GPU nothing is read, so that a CUDA
     graph can hold the call. A NaN in a unit that counts then makes the weight of this unit NaN;
@@ -104,68 +91,113 @@ def select(
             f'unit must be given for log-probs of shape {list(log_probs.shape)}, got None; "token" '
             f'or "sequence" for [..., N, T], "sample" for [..., N].'
         )
-    chooser = None if gate is None else as_gate(gate)
-    signal: Signal = delight if chooser is None else chooser.signal
     check_flag("density", density)
-    units = units_of(signal, log_probs, advantages, unit or "sample", mask, density=density)
-    _check_generator(generator, units.mask.shape)
-    if capacity is not None and not 1 <= check_whole("capacity", capacity) <= units.num_rows:
+    chooser = None if gate is None else as_gate(gate)
+    units = units_of(chooser, log_probs, advantages, unit or "sample", mask, density=density)
+    if isinstance(generator, Tensor):
+        if check_float("generator", generator).shape != units.mask.shape:
+            raise ValueError(
+                f"generator must hold one draw per unit, {list(units.mask.shape)}, got "
+                f"{list(generator.shape)}; give draws uniform on [0, 1), or a torch.Generator."
+            )
+    elif not (generator is None or isinstance(generator, torch.Generator)):
         raise ValueError(
-            f"capacity must lie between 1 and the {units.num_rows} rows of a choice, got "
+            f"generator must be a torch.Generator, draws or None, got {type(generator).__name__}; "
+            f"write torch.Generator().manual_seed(0)."
+        )
+    num_rows = units.values.shape[len(units.lead)]
+    if capacity is not None and not 1 <= check_whole("capacity", capacity) <= num_rows:
+        raise ValueError(
+            f"capacity must lie between 1 and the {num_rows} rows of a choice, got "
             f"{capacity}; None gives the rows that are kept."
         )
     return choose(units, chooser, generator, capacity=capacity, reads=not log_probs.is_cuda)
 
 
-class Units(NamedTuple):
-    """What a gate chooses from, and what it was made of."""
+class Judged(NamedTuple):
+    """What diagnostics look at: values and choice, of all ranks where they came together."""
 
-    faults: Tensor
-    """[6] float64, see `validate.faults_of`."""
-    elements: Tensor
-    """int64 or bool like values: elements of each unit that count."""
     values: Tensor
-    """[..., M] float: [..., N], or [..., N, T] for unit "token"."""
     mask: Tensor
-    """bool like values."""
-    log_probs: Tensor
-    advantages: Tensor
-    valid: Tensor
-    """bool like log_probs: the element counts."""
-    unit: Unit
-    signal: Signal
+    choice: Choice
+    rows: Tensor | None
+    """[N] bool, rows of known value; None for all."""
 
-    @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.values.shape[-2 if self.unit == "token" else -1]
 
-    @property
-    def lead(self) -> torch.Size:
-        """The leading dimensions: one choice each."""
-        return self.values.shape[: -2 if self.unit == "token" else -1]
+class Chosen(NamedTuple):
+    """What was chosen of this process's rows, and how much of its own and of the rows of all."""
 
-    def on_host(self, gate: BaseGate) -> "Units":
-        """Return few units with what a gate looks at on the CPU; the one read of a step."""
-        if not (self.values.is_cuda and gate.on_host and self.values.numel() <= FEW_UNITS):
-            return self
+    kept: KeptRows
+    own: Counts
+    counts: Counts
+    judged: Judged | None
+    """None for a dense step."""
+    kept_of: Sequence[int] = ()
+    """Rows kept by every rank; of many ranks alone."""
+
+
+def choose_rows(inputs: "Inputs", screened: "Screened | None", gate: BaseGate | None) -> Chosen:
+    """Select from the one batch of this process's step, and read at once; all without a gate.
+
+    Of a batch on CUDA few units are copied to the CPU with what a gate looks at, which is the one
+    read of the step, and the kept rows back to the device of the log-probs.
+    """
+    if screened is None or gate is None:
+        return _keep_all(inputs)
+    log_probs, advantages, unit = screened.log_probs, inputs.rows.advantages, inputs.unit
+    check_shape(unit, log_probs)
+    density = screened.at_mode is not None
+    units = units_of(gate, log_probs, advantages, unit, inputs.rows.mask, density=density)
+    few = units.values.is_cuda and units.values.numel() <= FEW_UNITS
+    if few and adapter_of(gate).on_host:
         # Those of larger elements first.
-        ordered = (self.faults, self.elements.long(), self.values, self.mask)
-        faults, elements, values, mask = copy_together(ordered, torch.device("cpu"))
-        return self._replace(faults=faults, elements=elements, values=values, mask=mask)
+        ordered = (units.faults, units.elements.long(), units.values, units.mask)
+        faults, elements, values, counts = _copy_together(ordered, torch.device("cpu"))
+        units = units._replace(faults=faults, elements=elements, values=values, mask=counts)
+    selection = choose(units, gate, inputs.options.generator)
+    index, home, mask = selection.rows, log_probs.device, units.valid
+    parts = (index, selection.weight, selection.keep)
+    rows, weight, keep = parts if index.device == home else _copy_together(parts, home)
+    if unit == "sequence":
+        keep, weight = keep.unsqueeze(1) & mask, weight.unsqueeze(1) * mask
+    # What the policy knows of its rows is about its own mask.
+    host = index if inputs.own_mask and not index.is_cuda else None
+    kept = KeptRows(rows, keep, weight, mask, by_row=unit != "token", host_rows=host)
+    own = screened.counts(selection.counts, mask)
+    judged = Judged(selection.values, selection.mask, selection.choice, screened.rows)
+    return Chosen(kept, own, own, judged)
 
-    def broken(self) -> Tensor:
-        """Return bool like values: the unit counts and holds a NaN, or an infinite advantage."""
-        spread = self.advantages
-        if spread.ndim < self.log_probs.ndim:
-            spread = spread.unsqueeze(-1)
-        elements = (self.log_probs.isnan() | ~spread.isfinite()) & self.valid
-        units = elements.any(dim=-1) if self.unit == "sequence" else elements
-        return units | (self.values.isnan() & self.mask)
+
+def _keep_all(inputs: "Inputs") -> Chosen:
+    """Keep all elements that count, with weight 1; nothing is read where the policy knows them."""
+    size, mask, device = inputs.rows.size, inputs.rows.mask, inputs.device
+    known = inputs.policy.num_counted(inputs.rows.batch) if inputs.own_mask else None
+    of_rows = inputs.unit != "sample" and mask is not None and inputs.masks_rows
+    valid = torch.ones(size, dtype=torch.bool, device=device) if mask is None else mask
+    valid = valid.reshape(size) if of_rows else valid
+    index, elements = torch.arange(size, device=device), size if known is None else known
+    host = torch.arange(size) if inputs.own_mask else None
+    if mask is not None and known is None:
+        some = valid if valid.ndim == 1 else valid.any(dim=1)
+        elements, rows_kept = (int(n) for n in torch.stack([valid.sum(), some.sum()]).tolist())
+        if rows_kept < size:
+            index, host = some.nonzero_static(size=rows_kept).squeeze(1), None
+    counts = Counts(
+        units=elements,
+        units_kept=elements,
+        elements=elements,
+        elements_kept=elements,
+        rows=size,
+        rows_kept=index.numel(),
+        rate=float(elements > 0),
+    )
+    whole = mask is None or of_rows
+    kept = KeptRows(index, valid, None, valid, whole, by_row=True, host_rows=host)
+    return Chosen(kept, counts, counts, None)
 
 
 def units_of(
-    signal: Signal,
+    gate: BaseGate | None,
     log_probs: Tensor,
     advantages: Tensor,
     unit: Unit,
@@ -173,11 +205,33 @@ def units_of(
     *,
     density: bool = False,
 ) -> Units:
-    """Return the units of checked log-probs; nothing is read."""
-    valid = check_inputs(log_probs, advantages, unit, mask)
+    """Return the units of log-probs, checked as far as nothing is read.
+
+    Their faults are two sums, of log-probs and of advantages, which NaN does not leave finite, an
+    excess over 0, and the sums of surprisals, advantages and absolute advantages that count.
+    """
+    check_unit(unit)
+    if log_probs.ndim < (1 if unit == "sample" else 2):
+        check_shape(unit, log_probs)
+    check_float("advantages", advantages)
+    counts = check_mask(mask, log_probs.shape)
+    spread = expand_rows("advantages", advantages, log_probs.shape)
+    for name, given in {"advantages": advantages, "mask": mask}.items():
+        if unit == "sample" and given is not None and given.shape != log_probs.shape:
+            raise ValueError(
+                f'{name} must have shape {list(log_probs.shape)} for unit "sample", got '
+                f"{list(given.shape)}; give one value per sample."
+            )
+    valid = torch.ones_like(log_probs, dtype=torch.bool) if counts is None else counts
+    signal = delight if gate is None else gate.signal
+    known = torch.where(valid, log_probs, 0.0)
+    centred = torch.where(valid, spread, 0.0)
+    summed = (log_probs, advantages, known, centred, centred.abs())
+    sums = [part.sum(dtype=torch.float64) for part in summed]
     # Our own signals need log-probs that are at most 0; others may be given densities.
-    ours = attribute_of(signal, "unchecked") is not None
-    faults = faults_of(log_probs, advantages, valid, ours)
+    ours = known_of(signal).unchecked is not None
+    above = excess(known).double() if ours else torch.zeros_like(sums[0])
+    faults = torch.stack([*sums[:2], above, -sums[2], *sums[3:]])
     values, unit_mask = unit_values(signal, log_probs, advantages, valid, unit, density)
     elements = valid.sum(dim=-1) if unit == "sequence" else valid
     return Units(faults, elements, values, unit_mask, log_probs, advantages, valid, unit, signal)
@@ -191,148 +245,102 @@ def choose(
     capacity: int | None = None,
     reads: bool = True,
 ) -> Selection:
-    """Let the gate choose; None keeps all that counts.
+    """Let the gate choose; None keeps all.
 
-    Args:
-        units: by `units_of`.
-        gate: bound to its rows where it has to be.
-        generator: for draws, or the draws.
-        capacity: see `select`.
-        reads: whether the device may be read, so that faults are raised now.
+    `reads` says whether the device may be read, so that faults are raised now.
     """
-    values, mask, broken, known = units.values, units.mask, None, None
+    values, mask, lead, broken = units.values, units.mask, units.lead, None
+    each_choice = (*lead, *[1] * (mask.ndim - len(lead)))
     if not reads:
-        broken = units.broken()
-        choices = broken.flatten(len(units.lead)).any(-1)
-        mask = mask & ~choices.view(*units.lead, *[1] * (mask.ndim - len(units.lead)))
+        spread = units.advantages
+        if spread.ndim < units.log_probs.ndim:
+            spread = spread.unsqueeze(-1)
+        broken = (units.log_probs.isnan() | ~spread.isfinite()) & units.valid
+        broken = broken.any(dim=-1) if units.unit == "sequence" else broken
+        broken = broken | (values.isnan() & mask)
+        mask = mask & ~broken.flatten(len(lead)).any(-1).view(each_choice)
         values = torch.where(broken, 0.0, values)
-    elif not values.is_cuda or (gate is not None and gate.remembers):
+    elif not values.is_cuda or (gate is not None and adapter_of(gate).remembers):
         # A broken batch must not enter a running state.
-        known = units.faults.tolist()
-        refuse_inputs(known, units.log_probs, units.advantages, units.valid)
-        refuse_unknown(values, mask)
-    free = reads and not values.is_cuda
-    choice = with_free_reads(free, partial(_ask, gate, units.lead), values, mask, generator)
-    numbers = (torch.as_tensor(one, dtype=torch.float64) for one in (choice.price, choice.rate))
-    choice = choice._replace(**dict(zip(("price", "rate"), numbers, strict=True)))
-    check_choice(choice, mask, units.lead)
+        units = units._replace(faults=units.faults.tolist())
+        units.refuse(units.faults)
+        units.refuse_values()
+    choice = _ask(gate, values, mask, lead, generator, free_reads=reads and not values.is_cuda)
     if broken is not None:
-        choice = choice._replace(
-            keep=choice.keep | broken, weight=torch.where(broken, math.nan, choice.weight)
-        )
-    given = choice
+        weight = torch.where(broken, math.nan, choice.weight)
+        choice = choice._replace(keep=choice.keep | broken, weight=weight)
     if capacity is not None and not reads:
         kept = choice.keep.any(dim=-1) if units.unit == "token" else choice.keep
-        over = (kept.sum(-1) > capacity).view(*units.lead, *[1] * (mask.ndim - len(units.lead)))
+        over = (kept.sum(-1) > capacity).view(each_choice)
         choice = choice._replace(weight=torch.where(over & choice.keep, math.nan, choice.weight))
-    selection = Selection(
-        units.values,
-        units.mask,
-        choice,
-        element_mask=units.valid,
-        unit=units.unit,
-        signal=units.signal,
-        # Not of the selection itself, which would then wait for the garbage collector.
-        read=partial(_read, units, given, known, capacity),
-        capacity=capacity,
-    )
+    selection = Selection(units, choice, capacity)
     if reads:
         selection.counts  # noqa: B018  # raises what is wrong
     return selection
 
 
-def kept_rows(selection: Selection, device: torch.device) -> KeptRows:
-    """Return the kept rows of one batch, and of them what counts, on the device of the rows."""
-    index = selection.rows
-    parts = (index, selection.weight, selection.keep)
-    rows, weight, keep = parts if index.device == device else copy_together(parts, device)
-    mask = selection.element_mask
-    if selection.unit == "sequence":
-        keep, weight = keep.unsqueeze(1) & mask, weight.unsqueeze(1) * mask
-    host = None if index.is_cuda else index
-    return KeptRows(rows, keep, weight, mask, by_row=selection.unit != "token", host_rows=host)
-
-
-def _check_generator(generator: Any, shape: torch.Size) -> None:
-    """Raise a ValueError unless it is a generator, None or one draw per unit."""
-    if isinstance(generator, Tensor):
-        if check_float("generator", generator).shape != shape:
-            raise ValueError(
-                f"generator must hold one draw per unit, {list(shape)}, got "
-                f"{list(generator.shape)}; give draws uniform on [0, 1), or a torch.Generator."
-            )
-    elif not (generator is None or isinstance(generator, torch.Generator)):
-        raise ValueError(
-            f"generator must be a torch.Generator, draws or None, got {type(generator).__name__}; "
-            f"write torch.Generator().manual_seed(0)."
-        )
-
-
 def _ask(
-    gate: BaseGate | None, lead: torch.Size, values: Tensor, mask: Tensor, generator: Randomness
+    gate: BaseGate | None,
+    values: Tensor,
+    mask: Tensor,
+    lead: torch.Size,
+    generator: Randomness,
+    *,
+    free_reads: bool,
 ) -> Choice:
-    """Return the choice of a gate among values [..., N] or [..., N, T]."""
-    if gate is None:
-        choice = Choice.of(mask.flatten(len(lead)), mask.flatten(len(lead)), dtype=values.dtype)
-        return choice.reshape(values.shape)
-    if not lead:
-        return gate.choose_all(values, mask, generator)
+    """Return what a gate chooses, in the shape of the values, after a look at what it returns."""
     flat = len(lead)
-    draws = generator.flatten(flat) if isinstance(generator, Tensor) else generator
-    return gate.choose(values.flatten(flat), mask.flatten(flat), draws).reshape(values.shape)
-
-
-def _read(
-    units: Units,
-    choice: Choice,
-    faults: list[float] | None,
-    capacity: int | None,
-    kept_rows: Tensor,
-) -> Counts:
-    """Read once what the host must know, and refuse what is wrong."""
-    keep, mask, values = choice.keep, units.mask, units.values
-    # On masks, a > b is "a and not b" in one kernel.
-    masks = torch.stack([keep > mask, values.isnan() & mask, mask, keep])
-    outside, unknown, counted, kept = masks.flatten(1).sum(1)
-    bought, weighed = (
-        torch.where(keep, part, 0.0).sum(dtype=torch.float64) for part in (values, choice.weight)
-    )
-    elements = torch.stack([units.elements, units.elements * keep]).flatten(1).sum(1)
-    rows = kept if kept_rows is keep else kept_rows.sum()
-    most = rows if capacity is None else kept_rows.sum(-1).max()
-    numbers = [outside, unknown, bought, weighed, counted, kept, *elements, rows, most]
-    if not units.lead:
-        numbers += [choice.price, choice.rate]
-    if keep.is_cuda:
-        # float64 holds every count below 2^53.
-        together = torch.stack([number.to(keep.device).double() for number in numbers])
-        read: list[float] = torch.cat([units.faults, together]).tolist()
-        faults, read = read[:6], read[6:]
-    else:  # nothing to wait for
-        read = [float(number) for number in numbers]
-        faults = units.faults.tolist() if faults is None else faults
-    hidden_nan = refuse_inputs(faults, units.log_probs, units.advantages, units.valid)
-    refuse_choice(read[:4], choice, values, mask)
-    found = [int(number) for number in read[4:10]]
-    if capacity is not None and found[5] > capacity:
+    if gate is None:
+        choice = Choice.of(mask.flatten(flat), dtype=values.dtype).reshape(values.shape)
+    elif lead:
+        draws = generator.flatten(flat) if isinstance(generator, Tensor) else generator
+        parts = (values.flatten(flat), mask.flatten(flat), draws)
+        choice = with_free_reads(free_reads, gate.choose, *parts).reshape(values.shape)
+    else:
+        choice = with_free_reads(free_reads, adapter_of(gate).choose, values, mask, generator)
+    if choice.keep.dtype != torch.bool:
         raise ValueError(
-            f"capacity must be at least the number of rows that are kept, got {capacity}, and "
-            f"{found[5]} of {units.num_rows} rows kept; rows that did not fit are missing."
+            f"gate must return keep of dtype torch.bool, got {choice.keep.dtype}; compare with "
+            f"the price, and put factors into weight."
         )
-    price, rate = read[10:] or (math.nan, math.nan)
-    return Counts(
-        units=found[0],
-        units_kept=found[1],
-        elements=found[2],
-        elements_kept=found[3],
-        rows=kept_rows.numel(),
-        rows_kept=found[4],
-        hidden_nan=hidden_nan,
-        rows_screened=0,
-        surprised=found[2],
-        price=price,
-        rate=rate,
-        surprisal=faults[3],
-        advantage=faults[4],
-        abs_advantage=faults[5],
-    )
+    numbers = {}
+    for name in ("price", "rate"):
+        numbers[name] = torch.as_tensor(getattr(choice, name), dtype=torch.float64)
+        if numbers[name].shape != lead:
+            raise ValueError(
+                f"gate must return one {name} for all units of a choice, {list(lead) or '0-d'}, "
+                f"got shape {list(numbers[name].shape)}; flatten the values first."
+            )
+    return choice._replace(**numbers)
+
+
+def check_unit(unit: str) -> None:
+    """Refuse what is none of the three units."""
+    if unit not in ("sample", "token", "sequence"):
+        raise ValueError(f'unit must be "sample", "token" or "sequence", got {unit!r}.')
+
+
+def check_shape(unit: Unit, log_probs: Tensor) -> None:
+    """Refuse log-probs of one batch that do not have the shape of the unit."""
+    if (unit == "sample") != (log_probs.ndim == 1):
+        wanted = "[N]" if unit == "sample" else "[N, T]"
+        raise ValueError(
+            f'unit "{unit}" needs log-probs of shape {wanted}, got {list(log_probs.shape)}; '
+            f'use unit="sample" for [N], "token" or "sequence" for [N, T].'
+        )
+
+
+def _copy_together(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors, those of larger elements first, to a device in one piece.
+
+    To a GPU without waiting; to the CPU that is the one read of a step.
+    """
+    flat = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
+    together, to_gpu = torch.cat(flat), device.type == "cuda"
+    if to_gpu:
+        together = together.pin_memory()
+    there = together.to(device, non_blocking=to_gpu)
+    pieces = torch.split(there, [part.numel() for part in flat])
+    return [
+        piece.view(part.dtype).view(part.shape) for piece, part in zip(pieces, parts, strict=True)
+    ]

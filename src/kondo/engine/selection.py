@@ -1,45 +1,49 @@
-"""What a gate chose: tensors, and what is read from the device when somebody asks for it."""
+"""What a gate chose: tensors, and what is read from the device when somebody asks for it.
+
+A NaN or an infinity never leaves a sum finite. So a few sums are read, and only where one is broken
+does anything look closer, and name the unit.
+"""
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kondo.core.base_gate import Choice, Signal, Unit, value_name
+from kondo.arguments import expand_rows, first_unit
+from kondo.core.base_gate import Choice, Signal, Unit
+from kondo.core.delight import check_excess
 from kondo.core.diagnostics import diagnostics
+from kondo.core.unit_values import value_name
 
 
 class Counts(NamedTuple):
-    """How much counts and how much is kept; over leading dimensions, of all choices together."""
+    """How much counts and how much is kept; over leading dimensions, of all choices together.
+
+    Units and elements are those that count, rows are all; a kept row has a kept element.
+    """
 
     units: int
-    """That count."""
     units_kept: int
     elements: int
-    """That count."""
     elements_kept: int
     rows: int
     rows_kept: int
-    """Rows with a kept element."""
-    hidden_nan: int
+    hidden_nan: int = 0
     """Elements with a NaN that the mask hides."""
-    rows_screened: int
+    rows_screened: int = 0
     """Rows that entered a screening forward; the screen tells."""
-    surprised: int
+    surprised: int = 0
     """Elements that count whose log-probs are known."""
-    price: float
-    """NaN for several choices."""
-    rate: float
-    """NaN for several choices."""
-    surprisal: float
-    """Sum over these elements; NaN where none are known."""
+    price: float = -math.inf
+    """NaN for several choices, and so is the rate."""
+    rate: float = 0.0
+    surprisal: float = math.nan
+    """Sum over elements whose log-probs are known."""
     advantage: float = 0.0
-    """Sum over elements that count."""
+    """Sum over elements that count, as is that of absolute values."""
     abs_advantage: float = 0.0
-    """Sum of absolute values, likewise."""
 
     @property
     def entropy(self) -> float:
@@ -53,14 +57,66 @@ class Counts(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """A selection for every log-prob: what belongs to a sequence belongs to each of its tokens."""
+    """A selection for every log-prob: what belongs to a sequence belongs to each of its tokens.
+
+    Bool, float and bool like log_probs; a weight is 0 where it is not kept.
+    """
 
     keep: Tensor
-    """bool like log_probs."""
     weight: Tensor
-    """float like log_probs: factor of each element's loss; 0 where not kept."""
     mask: Tensor
+
+
+class Units(NamedTuple):
+    """What a gate chooses from, and what it was made of."""
+
+    faults: Any
+    """[6] float64, see `kondo.engine.select.units_of`; a list where they are read."""
+    elements: Tensor
+    """int64 or bool like values: elements of each unit that count."""
+    values: Tensor
+    mask: Tensor
+    log_probs: Tensor
+    advantages: Tensor
+    valid: Tensor
     """bool like log_probs: the element counts."""
+    unit: Unit
+    signal: Signal
+
+    @property
+    def lead(self) -> torch.Size:
+        """The leading dimensions: one choice each."""
+        return self.values.shape[: -2 if self.unit == "token" else -1]
+
+    def refuse(self, faults: list[float]) -> int:
+        """Refuse NaN and infinity that count; return the number of NaN that the mask hides."""
+        log_prob, advantage, above = faults[:3]
+        log_probs, valid = self.log_probs, self.valid
+        if above > 0:
+            check_excess(torch.where(valid, log_probs, 0.0))
+        if not math.isnan(log_prob) and math.isfinite(advantage):
+            return 0
+        spread = expand_rows("advantages", self.advantages, log_probs.shape)
+        rule = "log_prob must not hold NaN in a unit that counts"
+        _refuse(rule, log_probs, log_probs.isnan() & valid, "fix it or mask the unit.")
+        rule = "advantages must not hold NaN or infinity in a unit that counts"
+        _refuse(rule, spread, ~spread.isfinite() & valid, "fix it or mask the unit.")
+        return int(((log_probs.isnan() | spread.isnan()) & ~valid).sum())
+
+    def refuse_values(self) -> None:
+        """Refuse a value of NaN in a unit that counts."""
+        rule = "signal must not return NaN for a unit that counts"
+        broken = self.values.isnan() & self.mask
+        _refuse(rule, self.values, broken, "return 0 where a unit is worth nothing.")
+
+
+def _refuse(rule: str, part: Tensor, broken: Tensor, advice: str) -> None:
+    """Raise a ValueError that names the first unit at which `part` breaks a rule, if any does."""
+    if bool(broken.any()):
+        raise ValueError(
+            f"{rule}, got {part[broken][0].item()} in {first_unit(broken)} "
+            f"({int(broken.sum())} in all); {advice}"
+        )
 
 
 class Selection:
@@ -83,22 +139,10 @@ class Selection:
         counts: see `Counts`; read from the device once.
     """
 
-    def __init__(
-        self,
-        values: Tensor,
-        mask: Tensor,
-        choice: Choice,
-        *,
-        element_mask: Tensor,
-        unit: Unit,
-        signal: Signal,
-        read: Callable[[Tensor], Counts],
-        capacity: int | None = None,
-    ):
-        self.values, self.mask, self.choice = values, mask, choice
+    def __init__(self, units: Units, choice: Choice, capacity: int | None = None):
+        self.values, self.mask, self.choice = units.values, units.mask, choice
         self.keep, self.weight, self.price, self.rate, self.probability = choice
-        self.element_mask, self.unit, self._signal = element_mask, unit, signal
-        self._read, self._capacity = read, capacity
+        self._units, self._capacity = units, capacity
 
     def read(self) -> Counts:
         """Read the device now: what a CUDA graph wrote since, if it was replayed.
@@ -107,7 +151,68 @@ class Selection:
             ValueError: NaN in a unit that counts, a choice that cannot be right, or more kept rows
                 than the capacity.
         """
-        return self._read(self.kept_rows)
+        units, keep, mask, values = self._units, self.keep, self.mask, self.values
+        kept_rows, capacity, faults = self.kept_rows, self._capacity, units.faults
+        # On masks, a > b is "a and not b" in one kernel.
+        masks = torch.stack([keep > mask, values.isnan() & mask, mask, keep])
+        outside, unknown, counted, kept = masks.flatten(1).sum(1)
+        kept_parts = (torch.where(keep, part, 0.0) for part in (values, self.weight))
+        worth = [part.sum(dtype=torch.float64) for part in kept_parts]
+        elements = torch.stack([units.elements, units.elements * keep]).flatten(1).sum(1)
+        rows = kept if kept_rows is keep else kept_rows.sum()
+        most = rows if capacity is None else kept_rows.sum(-1).max()
+        numbers = [outside, unknown, *worth, counted, kept, *elements, rows, most]
+        numbers += [] if units.lead else [self.price, self.rate]
+        if keep.is_cuda:
+            # float64 holds every count below 2^53.
+            together = torch.stack([number.to(keep.device).double() for number in numbers])
+            known = [together] if isinstance(faults, list) else [faults, together]
+            read: list[float] = torch.cat(known).tolist()
+            if not isinstance(faults, list):
+                faults, read = read[:6], read[6:]
+        else:  # nothing to wait for
+            read = [float(number) for number in numbers]
+            faults = faults if isinstance(faults, list) else faults.tolist()
+        hidden_nan = units.refuse(faults)
+        found = [int(number) for number in read[4:10]]
+        if capacity is not None and found[5] > capacity:
+            raise ValueError(
+                f"capacity must be at least the number of rows that are kept, got {capacity}, and "
+                f"{found[5]} of {kept_rows.shape[-1]} rows kept; rows that did not fit are missing."
+            )
+        if any(read[:2]) or not all(math.isfinite(number) for number in read[2:4]):
+            self._refuse_choice()
+        price, rate = read[10:] or (math.nan, math.nan)
+        return Counts(
+            units=found[0],
+            units_kept=found[1],
+            elements=found[2],
+            elements_kept=found[3],
+            rows=kept_rows.numel(),
+            rows_kept=found[4],
+            hidden_nan=hidden_nan,
+            surprised=found[2],
+            price=price,
+            rate=rate,
+            surprisal=faults[3],
+            advantage=faults[4],
+            abs_advantage=faults[5],
+        )
+
+    def _refuse_choice(self) -> None:
+        keep, values, mask, weight = self.keep, self.values, self.mask, self.weight
+        rule = "gate must not keep units that the mask leaves out"
+        _refuse(rule, keep, keep & ~mask, "multiply its keep by the mask.")
+        self._units.refuse_values()
+        _refuse(
+            "the gate's signal must be finite in kept units",  # infinity may be skipped
+            values,
+            keep & ~values.isfinite(),
+            "the policy gives this action probability zero, so its gradient is not finite. Mask "
+            "it, or use the log-probs of the policy that took it.",
+        )
+        rule = "gate must return finite weights for kept units"
+        _refuse(rule, weight, keep & ~weight.isfinite(), "a probability of 0 must not be kept.")
 
     @functools.cached_property
     def counts(self) -> Counts:
@@ -118,7 +223,7 @@ class Selection:
     def kept_rows(self) -> Tensor:
         """bool [..., N]: rows with a kept element."""
         # A sequence that counts has an element that counts, so its unit is kept where its row is.
-        return self.keep.any(dim=-1) if self.unit == "token" else self.keep
+        return self.keep.any(dim=-1) if self._units.unit == "token" else self.keep
 
     @functools.cached_property
     def rows(self) -> Tensor:
@@ -138,8 +243,8 @@ class Selection:
     @functools.cached_property
     def elements(self) -> Elements:
         """Keep, weight and mask of every log-prob."""
-        mask = self.element_mask
-        if self.unit != "sequence":
+        mask = self._units.valid
+        if self._units.unit != "sequence":
             return Elements(self.keep, self.weight, mask)
         return Elements(self.keep.unsqueeze(-1) & mask, self.weight.unsqueeze(-1) * mask, mask)
 
@@ -154,7 +259,7 @@ class Selection:
                 f"diagnostics must be of one choice, got {list(self.price.shape)} of them; give "
                 f"kondo.diagnostics the values and the choice of one."
             )
-        name = value_name(self._signal)
+        name = value_name(self._units.signal)
         return diagnostics(self.values, self.choice, mask=self.mask, eta=eta, name=name)
 
 

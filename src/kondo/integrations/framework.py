@@ -9,33 +9,22 @@ from typing import Any
 
 Seams = Mapping[str, tuple[str, ...]]
 """Method -> its first parameters."""
-Release = tuple[int, ...]
 
 
-def release_of(version: str) -> Release:
-    """Return the numbers of a version.
-
-    Example:
-        >>> release_of("1.16.0"), release_of("0.15.0.dev3")
-        ((1, 16, 0), (0, 15, 0))
-    """
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(number) for number in found.group().split(".")) if found else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Framework:
-    """A framework, and the versions of it that we support.
-
-    Example:
-        >>> Framework(package="trl", lowest=(1, 9), below=(2,), tested="1.16.0").supported
-        'trl>=1.9,<2'
-    """
+    """A framework, and the versions of it that we support."""
 
     package: str
     """As `pip` calls it; the integration and its extra have the same name."""
-    lowest: Release
-    below: Release
+    lowest: tuple[int, ...]
+    below: tuple[int, ...]
     tested: str
     """A version that the tests pass with."""
 
@@ -55,22 +44,17 @@ class Framework:
 
     def check(self, version: str | None) -> None:
         """Raise ImportError unless a version (None: not installed) is one we support."""
-        advice = (
-            f"kondo.integrations.{self.package} supports {self.supported}: pip install "
-            f"'kondo[{self.package}]'"
-        )
-        if version is None:
-            raise ImportError(f"{advice}; {self.package} is not installed.")
-        if not self.lowest <= release_of(version) < self.below:
-            raise ImportError(f"{advice}; {self.package} {version} is installed.")
+        if version is None or not self.lowest <= release_of(version) < self.below:
+            found = "is not installed" if version is None else f"{version} is installed"
+            raise ImportError(
+                f"kondo.integrations.{self.package} supports {self.supported}: pip install "
+                f"'kondo[{self.package}]'; {self.package} {found}."
+            )
 
     def check_seams(self, owner: type[Any], seams: Seams, others: Seams | None = None) -> None:
-        """Raise ImportError if a method that we build on has other parameters.
+        """Raise ImportError if a method of the framework's class has other parameters than ours.
 
-        Args:
-            owner: the framework's class.
-            seams: what we build on.
-            others: what may stand there instead, in some versions.
+        `others` may stand instead of `seams`, in some versions.
         """
         for name, expected in seams.items():
             method = getattr(owner, name, None)

@@ -9,14 +9,12 @@ every unit at the price is kept. Needs torch alone; what differs is in docs/inte
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import kondo
-from kondo import rows
 
 __all__ = [
     "KondoGate",
@@ -32,7 +30,7 @@ __all__ = [
 _QUANTILE_LIMIT = 2**24
 
 
-@dataclass
+@dataclasses.dataclass
 class KondoGateConfig:
     """Options of `KondoGate`. Give exactly one of `gate_rate` and `price`."""
 
@@ -48,7 +46,7 @@ class KondoGateConfig:
     """Keep delight >= price; False draws from Bernoulli(sigmoid). No effect where hard is False."""
 
 
-@dataclass
+@dataclasses.dataclass
 class KondoGateOutput:
     """What `KondoGate` decided. Units are samples, tokens, or rows where a mask was given."""
 
@@ -122,7 +120,12 @@ class KondoGate(nn.Module):
         """
         if delight is None:
             delight = self.compute_delight(log_probs, advantages)
-        price = self._price(delight.detach())
+        if self.config.gate_rate is None:
+            price = torch.tensor(self.config.price, dtype=delight.dtype, device=delight.device)
+        else:
+            values = delight.detach().float().flatten()
+            quantile = torch.quantile if values.numel() <= _QUANTILE_LIMIT else _sorted_quantile
+            price = quantile(values, 1.0 - self.config.gate_rate)
         probs = torch.sigmoid((delight - price) / self.config.temperature)
         if not self.config.hard:
             weights = probs
@@ -150,7 +153,11 @@ class KondoGate(nn.Module):
             advantages: like actions, float; not differentiated.
             attention_mask: [B, T], 1 means "counts"; no effect on [B] actions.
         """
-        log_probs = _action_log_probs(logits, actions)
+        if logits.dim() not in (2, 3):
+            raise ValueError(
+                f"Expected logits of dim 2 or 3, got {logits.dim()}; give [B, V] or [B, T, V]."
+            )
+        log_probs = _taken(logits, actions)
         if attention_mask is None or log_probs.dim() == 1:
             result = self.compute_gate(log_probs, advantages)
             gated = (result.gate_weights * advantages).detach()
@@ -158,8 +165,9 @@ class KondoGate(nn.Module):
         else:
             mask = attention_mask.float()
             result = self._gate_rows(log_probs, advantages, mask)
-            gated = result.gate_weights.unsqueeze(-1) * _hide(advantages, mask) * mask
-            total = (_hide(log_probs, mask) * gated.detach()).sum()
+            # In the original's order, to the last bit.
+            gated = result.gate_weights.unsqueeze(-1) * _hidden(advantages, mask) * mask
+            total = (_hidden(log_probs, mask) * gated.detach()).sum()
             result.gated_policy_loss = -total / mask.sum().clamp(min=1)
         result.action_log_probs = log_probs
         return result
@@ -168,16 +176,9 @@ class KondoGate(nn.Module):
         """Gate rows by their means over the tokens that count: [B, T] -> [B]."""
         count = mask.sum(dim=-1).clamp(min=1)
         log_prob, advantage = (
-            (_hide(value, mask) * mask).sum(dim=-1) / count for value in (log_probs, advantages)
+            (_hidden(value, mask) * mask).sum(dim=-1) / count for value in (log_probs, advantages)
         )
         return self.compute_gate(log_prob, advantage)
-
-    def _price(self, delight: Tensor) -> Tensor:
-        if self.config.gate_rate is None:
-            return torch.tensor(self.config.price, dtype=delight.dtype, device=delight.device)
-        values = delight.float().flatten()
-        quantile = torch.quantile if values.numel() <= _QUANTILE_LIMIT else _sorted_quantile
-        return quantile(values, 1.0 - self.config.gate_rate)
 
 
 def pg_loss(logits: Tensor, actions: Tensor, advantages: Tensor) -> Tensor:
@@ -218,10 +219,8 @@ def dg_loss(
 
     Reference: https://arxiv.org/abs/2603.14608, Algorithm 1
     """
-    if not eta > 0:
-        raise ValueError(f"eta must be > 0, got {eta}.")
     log_probs, advantages = _taken(logits, actions), advantages.detach()
-    gate = torch.sigmoid(advantages * -log_probs.detach() / eta)
+    gate = kondo.losses.dg_weight(advantages * -log_probs, eta=eta)
     return -(log_probs * (gate * advantages)).mean(), gate
 
 
@@ -246,11 +245,11 @@ class KondoTrainer:
 
     Args:
         model: called as model(input_ids=..., attention_mask=...).
-        gate_rate: see `KondoGateConfig`; ignored where price is given.
-        temperature: see `KondoGateConfig`.
-        price: see `KondoGateConfig`.
-        hard: see `KondoGateConfig`.
-        deterministic: see `KondoGateConfig`.
+        gate_rate: see `KondoGateConfig`, as for the four that follow; ignored where price is given.
+        temperature: softness of the gate.
+        price: delight that a unit must reach.
+        hard: keep or skip, not weigh.
+        deterministic: no draw.
         lr: learning rate of the default optimizer.
         optimizer: Adam on all parameters if None.
     """
@@ -320,7 +319,7 @@ class KondoTrainer:
 
         def log_prob(part: dict[str, Any]) -> Tensor:
             inputs = {name: part[name] for name in ("input_ids", "attention_mask")}
-            return _action_log_probs(self.model(**inputs).logits, part["actions"])
+            return _taken(self.model(**inputs).logits, part["actions"])
 
         actions, mask = batch["actions"], batch["attention_mask"]
         mask = None if mask is None or actions.dim() == 1 else mask.float()
@@ -341,7 +340,7 @@ class KondoTrainer:
         if report.empty:
             # The original then steps on zero gradients, not on none: momentum still moves.
             row = 0 if mask is None else int(mask.sum(dim=1).argmax())
-            log_probs = log_prob(rows.take(batch, slice(row, row + 1)))
+            log_probs = log_prob(kondo.rows.take(batch, slice(row, row + 1)))
             torch.autograd.backward(log_probs, torch.zeros_like(log_probs))
             tokens = log_probs.numel() if mask is None else int((mask[row] != 0).sum())
             late = report.late._replace(tokens_trained=tokens)
@@ -356,18 +355,16 @@ class _EngineGate(kondo.BaseGate):
     Units whose advantage is zero are dropped: they have no gradient, so their rows can be skipped.
     """
 
-    draws = True
-    remembers = True  # its result; NaN must be refused before
-
     def __init__(self, gate: KondoGate, advantages: Tensor, mask: Tensor | None):
-        self.signal = self._decide
         self._gate, self._mask, self._given = gate, mask, advantages
         # A mask may weigh tokens: the original multiplies the loss by it.
-        weighted = advantages if mask is None else _hide(advantages, mask) * mask
+        weighted = advantages if mask is None else _hidden(advantages, mask) * mask
         self.advantages = weighted if weighted.is_floating_point() else weighted.float()
         self.result: KondoGateOutput
 
-    def _decide(self, log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+    def signal(
+        self, log_probs: Tensor, advantages: Tensor, *, mask: Tensor | None = None
+    ) -> Tensor:
         """Gate the screened log-probs and return delight."""
         if self._mask is None:
             self.result = self._gate.compute_gate(log_probs, self._given)
@@ -388,33 +385,19 @@ class _EngineGate(kondo.BaseGate):
         useful = self.advantages != 0
         if self._mask is not None:
             useful = useful.any(dim=1)
-        keep = (result.gate_weights > 0) & useful
-        weight = keep.to(result.gate_weights.dtype)
-        return kondo.Choice(
-            keep=keep,
-            weight=weight,
-            price=result.price.double(),
-            rate=keep.sum().double() / mask.sum().clamp(min=1),
-            probability=weight if self._gate.config.deterministic else result.gate_probs,
-        )
-
-    choose_all = choose
-
-
-def _action_log_probs(logits: Tensor, actions: Tensor) -> Tensor:
-    if logits.dim() not in (2, 3):
-        raise ValueError(
-            f"Expected logits of dim 2 or 3, got {logits.dim()}; give [B, V] or [B, T, V]."
-        )
-    return _taken(logits, actions)
+        keep = ((result.gate_weights > 0) & useful).reshape(values.shape)
+        choice = kondo.Choice.of(keep, mask, result.price, result.gate_weights.dtype)
+        if self._gate.config.deterministic:
+            return choice
+        return choice._replace(probability=result.gate_probs.reshape(values.shape))
 
 
 def _taken(logits: Tensor, actions: Tensor) -> Tensor:
     return logits.log_softmax(dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
-def _hide(values: Tensor, mask: Tensor) -> Tensor:
-    """Write 0 where the mask is 0: what stands there, NaN included, must not leak."""
+def _hidden(values: Tensor, mask: Tensor) -> Tensor:
+    """Write 0 where the mask is 0: NaN there must not leak."""
     return torch.where(mask != 0, values, 0.0)
 
 

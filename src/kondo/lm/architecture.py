@@ -14,28 +14,29 @@ _ROPES = ("rope_parameters", "rope_scaling")
 # Gemma's name and RecurrentGemma's. A model that caps under another name is refused.
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap")
 
+_WRAPPERS = {
+    "DistributedDataParallel": "averages gradients",
+    "FullyShardedDataParallel": "gathers weights",
+}
+
 
 def without_adapters(model: nn.Module) -> nn.Module:
     """Return the model that PEFT wraps, its adapters in place; other models as they are."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "model must not be wrapped in DistributedDataParallel, whose forward would not run; "
-            "give model.module, and average the gradients after the step."
-        )
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise ValueError(
-            "model must not be wrapped in FullyShardedDataParallel, which gathers its weights in a "
-            "forward of its own that would not run; use torch.distributed.fsdp.fully_shard and "
-            "kondo.ranks."
-        )
+    for module in model.modules():
+        if (kind := type(module).__name__) in _WRAPPERS:
+            raise ValueError(
+                f"model must not be wrapped in {kind}, which {_WRAPPERS[kind]} in a forward of its "
+                f"own that would not run; give the plain model, and wrap kondo.lm.TokenLogProb, or "
+                f"shard it by torch.distributed.fsdp.fully_shard."
+            )
     if not hasattr(model, "get_base_model"):
         return model
-    if getattr(model.active_peft_config, "is_prompt_learning", False):
+    adapters: Any = model
+    if getattr(adapters.active_peft_config, "is_prompt_learning", False):
         raise ValueError(
             "model must not learn prompts by PEFT: its virtual tokens are no tokens of the rows; "
             "use LoRA or another adapter inside the layers."
         )
-    adapters: Any = model
     for name in adapters.active_adapters:
         if getattr(adapters.peft_config[name], "alora_invocation_tokens", None) is not None:
             raise ValueError(
@@ -43,7 +44,7 @@ def without_adapters(model: nn.Module) -> nn.Module:
                 f"(alora_invocation_tokens) as {name!r}: PEFT looks for these tokens in a forward "
                 f"of its own, which is not run here; train plain LoRA instead."
             )
-    base: nn.Module = cast(Any, model).get_base_model()
+    base: nn.Module = adapters.get_base_model()
     return base
 
 
@@ -58,9 +59,8 @@ def backbone_of(model: nn.Module) -> nn.Module:
     layer = getattr(model, "get_output_embeddings", lambda: None)()
     backbone: nn.Module = getattr(model, "base_model", model)
     if backbone is model:  # the name that it gives its backbone may be another's, as in Llama 4
-        others = [
-            part for part in model.children() if part is not layer and hasattr(part, "config")
-        ]
+        parts = model.children()
+        others = [part for part in parts if part is not layer and hasattr(part, "config")]
         backbone = others[0] if len(others) == 1 else model
     if layer is None or backbone is model:
         raise ValueError(
@@ -84,7 +84,17 @@ def input_embeddings(*modules: nn.Module) -> nn.Module | None:
 
 def output_layer(model: nn.Module) -> nn.Module:
     """Return the layer that makes the logits of a Hugging Face causal LM, as it stands now."""
-    layer = _saved_copy(cast(Any, model).get_output_embeddings())
+    layer: Any = cast(Any, model).get_output_embeddings()
+    copies = getattr(layer, "modules_to_save", None)
+    if isinstance(copies, nn.ModuleDict):  # PEFT's, around the layer
+        active = [name for name in layer.active_adapters if name in copies]
+        if len(active) > 1 and not layer.disable_adapters:
+            raise ValueError(
+                f"model must have one active adapter with an output layer of its own, got "
+                f"{active}; choose one with model.set_adapter(...)."
+            )
+        original = layer.disable_adapters or not active
+        layer = layer.original_module if original else copies[active[0]]
     parts = [name for name, _ in layer.named_children() if name != "parametrizations"]
     if parts or getattr(layer, "weight", None) is None:
         raise ValueError(
@@ -93,7 +103,8 @@ def output_layer(model: nn.Module) -> nn.Module:
             f"whole copy of it (modules_to_save)."
         )
     check_plain(layer)
-    return layer
+    plain: nn.Module = layer
+    return plain
 
 
 def check_plain(layer: nn.Module) -> None:
@@ -107,24 +118,6 @@ def check_plain(layer: nn.Module) -> None:
             f"called. Remove that from this layer, e.g. by torch.nn.utils.remove_weight_norm, "
             f"prune.remove or parametrize.remove_parametrizations."
         )
-
-
-def _saved_copy(layer: nn.Module) -> nn.Module:
-    """Return the copy in use where PEFT's modules_to_save wraps the layer, or the layer itself."""
-    copies = getattr(layer, "modules_to_save", None)
-    if not isinstance(copies, nn.ModuleDict):
-        return layer
-    wrapper = cast(Any, layer)
-    active = [name for name in wrapper.active_adapters if name in copies]
-    if wrapper.disable_adapters or not active:
-        original: nn.Module = wrapper.original_module
-        return original
-    if len(active) > 1:
-        raise ValueError(
-            f"model must have one active adapter with an output layer of its own, got {active}; "
-            f"choose one with model.set_adapter(...)."
-        )
-    return copies[active[0]]
 
 
 def check_whole(weight: Tensor) -> None:

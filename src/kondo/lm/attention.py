@@ -31,9 +31,6 @@ _CAUSAL_LAYERS = {"full_attention", "sliding_attention"}
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 _REGISTERING = threading.Lock()
 
-# Query, key and value.
-_Parts = tuple[Tensor, Tensor, Tensor]
-
 
 def pack_arguments(
     input_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_length: int
@@ -122,8 +119,10 @@ def varlen_attention(
         # Rotary embeddings of float32 weights leave float32 queries and keys behind.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (part.to(dtype) for part in (query, key, value))
-    parts = (query, key, value)
-    return _within_rows(parts, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
+    query, key, value = (part.squeeze(0).transpose(0, 1) for part in (query, key, value))
+    sizes = cu_seq_lens_q, max_length_q
+    out = packed_attention(query, key, value, *sizes, scale=scaling, window=sliding_window)
+    return out.unsqueeze(0), None
 
 
 def packed_attention(
@@ -166,56 +165,36 @@ def packed_attention(
         >>> torch.allclose(y[3], x[3])  # the first of its row sees itself alone
         True
     """
-    query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
-    return _within_rows((query, key, value), cu_seqlens, max_length, scale, window).squeeze(0)
-
-
-def _within_rows(
-    parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
-) -> Tensor:
-    """Return [1, total, H, D] of query [1, H, total, D], and key and value like it."""
-    half = parts[0].dtype in (torch.float16, torch.bfloat16)
-    attend = _flash if parts[0].is_cuda and half else _block_diagonal
-    return attend(parts, starts, longest, scaling, window)
-
-
-def _flash(
-    parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
-) -> Tensor:
-    """Call the kernel under torch.nn.attention.varlen, which reaches it through Python.
-
-    That detour costs the CPU a quarter of a millisecond per layer and direction, more than the
-    kernel itself takes for a few thousand tokens.
-    """
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        *(part.squeeze(0).transpose(0, 1) for part in parts),
-        *(starts, starts, longest, longest),
-        0.0,  # dropout
-        window is None,  # causal
-        False,  # return the mask of the dropout
-        scale=scaling,
-        window_size_left=-1 if window is None else window - 1,
-        window_size_right=0,
-    )[0]
-    return out.unsqueeze(0)
-
-
-def _block_diagonal(
-    parts: _Parts, starts: Tensor, longest: int, scaling: float | None, window: int | None
-) -> Tensor:
-    """The same with a [total, total] mask: any device and dtype, at quadratic cost."""
-    query, key, value = parts
-    place = torch.arange(query.shape[2], device=query.device)
-    row = torch.searchsorted(starts.long(), place, right=True)
+    if _has_flash(query):
+        # The kernel under torch.nn.attention.varlen, which reaches it through Python. That detour
+        # costs the CPU a quarter of a millisecond per layer and direction, more than the kernel
+        # itself takes for a few thousand tokens.
+        out: Tensor = torch.ops.aten._flash_attention_forward(
+            *(query, key, value, cu_seqlens, cu_seqlens, max_length, max_length),
+            0.0,  # dropout
+            window is None,  # causal
+            False,  # return the mask of the dropout
+            scale=scale,
+            window_size_left=-1 if window is None else window - 1,
+            window_size_right=0,
+        )[0]
+        return out
+    place = torch.arange(query.shape[0], device=query.device)
+    row = torch.searchsorted(cu_seqlens.long(), place, right=True)
     behind = place[:, None] - place
     allowed = (row[:, None] == row) & (behind >= 0)
     if window is not None:
         allowed &= behind < window
     grouped = key.shape[1] != query.shape[1]
+    query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
     out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=allowed, scale=scaling, enable_gqa=grouped
+        query, key, value, attn_mask=allowed, scale=scale, enable_gqa=grouped
     )
-    return out.transpose(1, 2)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _has_flash(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
 
 
 def varlen_fault(backbone: nn.Module) -> str | None:

@@ -4,10 +4,10 @@ A kept token of a causal model drags its prefix into the backward, so tokens are
 one. A row n is cut after one of its tokens, t, or skipped, and then costs and is worth
 
     c(n, t) = real tokens of row n up to and including t
-    V(n, t) = sum of the delight worth keeping among them
+    V(n, t) = sum of the positive delight among them
 
-The budget gate chooses one cut per row to maximise sum V subject to sum c <= budget: the multiple-
-choice knapsack. With a price mu per token of prefix it falls apart into rows, each solved exactly,
+The gate chooses one cut per row to maximise sum V subject to sum c <= budget: the multiple-choice
+knapsack. With a price mu per token of prefix it falls apart into rows, each solved exactly,
 
     D(mu) = mu * budget + sum over n of max over t of (V(n, t) - mu * c(n, t))  >=  the optimum,
 
@@ -22,13 +22,15 @@ it makes every round and reads nothing.
 """
 
 import copy
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kondo.arguments import check_flag, check_float, check_mask, check_number, first_unit
+from kondo.arguments import check_mask, check_number, first_unit
+from kondo.core.adapters import DrawsNothing, register
 from kondo.core.base_gate import BaseGate, Choice, Randomness
 from kondo.core.sampling import lottery
 
@@ -72,27 +74,6 @@ class Purchase(NamedTuple):
         return 1.0 - float(self.delight) / bound if bound > 0 else 0.0
 
 
-class _Curves(NamedTuple):
-    """Every choice of every row: column 0 skips it, column t + 1 cuts after token t."""
-
-    cost: Tensor  # [..., N, S + 1] float64, 0 in column 0, not falling along a row
-    value: Tensor  # [..., N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget
-
-
-class _Cuts(NamedTuple):
-    """One cut per row, and what it comes to."""
-
-    cut: Tensor  # [..., N] int64, a column of the curves
-    cost: Tensor  # [...] float64
-    value: Tensor  # [...] float64
-
-    def where(self, condition: Tensor, other: "_Cuts") -> "_Cuts":
-        """Return these cuts where the condition, [...] bool, holds, the other ones elsewhere."""
-        cut = torch.where(condition.unsqueeze(-1), self.cut, other.cut)
-        sums = zip(self[1:], other[1:], strict=True)
-        return _Cuts(cut, *(torch.where(condition, mine, theirs) for mine, theirs in sums))
-
-
 class BudgetGate(BaseGate):
     """Keep the tokens, or the sequences, that buy the most delight for a budget of prefix tokens.
 
@@ -100,18 +81,15 @@ class BudgetGate(BaseGate):
 
         kondo.backward(lm, rows, advantages, gate=BudgetGate(budget=0.03), unit="token")
 
-    Bind it with `for_rows` to give tokens other costs, or to call it alone.
+    Bind it with `for_rows` to call it alone.
 
-    For unit "token" a row is cut at its best place and the tokens inside the cut whose delight
-    exceeds `price` are kept. For unit "sequence" a row is bought whole or not at all, and costs its
-    tokens up to the last of the completion. `Choice.price` is mu, delight per token of prefix.
-    Where no cut fits the budget nothing is kept: the budget is never exceeded.
+    For unit "token" a row is cut at its best place and the tokens of positive delight inside the
+    cut are kept. For unit "sequence" a row is bought whole or not at all, and costs its tokens up
+    to the last of the completion. `Choice.price` is mu, delight per token of prefix. Where no cut
+    fits the budget nothing is kept: the budget is never exceeded.
 
     Args:
         budget: tokens trained / tokens seen, in (0, 1]. Both count prompts: every real token.
-        price: delight a token or sequence must exceed to be worth anything, >= 0.
-        whole: keep every token inside the cut with non-zero delight, and count negative delight
-            against the cut: V is then the sum of all delight inside. For unit "token".
 
     Example:
         >>> import torch
@@ -126,29 +104,14 @@ class BudgetGate(BaseGate):
         0.0
     """
 
-    def __init__(self, *, budget: float, price: float = 0.0, whole: bool = False):
-        budget, price = check_number("budget", budget), check_number("price", price)
-        whole = check_flag("whole", whole)
-        if not 0.0 < budget <= 1.0:
+    def __init__(self, *, budget: float):
+        self.budget = check_number("budget", budget)
+        if not 0 < self.budget <= 1:
             raise ValueError(f"budget must lie in (0, 1], got {budget}; 0.03 trains 3% of tokens.")
-        if not 0.0 <= price < float("inf"):
-            raise ValueError(
-                f"price must be finite and >= 0, got {price}; tokens of negative delight are worth "
-                f"no prefix. whole=True trains those inside a cut."
-            )
-        if whole and price > 0:
-            raise ValueError(f"whole keeps tokens whatever their delight; got price={price} too.")
-        self.budget, self.price, self.whole = budget, price, whole
-        self._cost: Tensor | None = None  # c(n, t), [..., N, S]
-        self._row_end: Tensor | None = None  # of whole rows, [..., N]
-        self._weighted = False
+        self._cost: Tensor | None = None  # c(n, t), [..., N, S] float64
+        self._row_end: Tensor | None = None  # of whole rows, [..., N] float64
         # Shared with the gates bound from this one, so that each shows the latest purchase.
         self._latest: list[Purchase] = []
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether this gate knows the costs of its rows; see `for_rows`."""
-        return self._cost is not None
 
     @property
     def purchase(self) -> Purchase:
@@ -157,43 +120,89 @@ class BudgetGate(BaseGate):
             raise ValueError("purchase is there after a call; this gate has not been called yet.")
         return self._latest[0]
 
-    def for_rows(self, rows: Any, *, weight: Tensor | None = None) -> "BudgetGate":
+    def for_rows(self, rows: Any) -> "BudgetGate":
         """Return this gate bound to the costs of `rows`; the gate itself is left as it is.
 
         Args:
             rows: `kondo.lm.TokenRows`, or an attention mask [N, S], bool; [..., N, S] for many
                 members at once.
-            weight: [N, S] float > 0, cost of each real token; 1 by default. The budget is then a
-                share of the total weight. Attention makes late tokens dearer: for width D,
-                `1 + place / (6 * D)` counts a transformer layer's floating-point operations.
         """
-        attention = getattr(rows, "attention_mask", rows)
-        return self._bound(attention, getattr(rows, "completion_mask", None), weight)
-
-    def _bound(
-        self, attention: Any, completion: Tensor | None, weight: Tensor | None = None
-    ) -> "BudgetGate":
-        real = _check_attention(attention)
-        per_token = real.double()
-        if weight is not None:
-            per_token = torch.where(real, _check_weight(weight, real).double(), 0.0)
+        real = getattr(rows, "attention_mask", rows)
+        if not isinstance(real, Tensor) or real.ndim < 2:
+            got = list(real.shape) if isinstance(real, Tensor) else type(real).__name__
+            raise ValueError(
+                f"rows must be TokenRows or an attention mask of shape [N, S], got {got}; costs "
+                f"are counted in real tokens."
+            )
+        check_mask(real, real.shape)
+        ends = check_mask(getattr(rows, "completion_mask", None), real.shape)
         bound = copy.copy(self)
-        bound._weighted = weight is not None
-        bound._cost = per_token.cumsum(dim=-1)
-        ends = check_mask(completion, real.shape)
+        bound._cost = real.double().cumsum(dim=-1)
         # Whatever follows the last completion token is cut from a whole row too.
         last = bound._cost if ends is None else torch.where(ends, bound._cost, 0.0)
         bound._row_end = last.amax(dim=-1)
         return bound
 
-    def take(self, rows: Tensor) -> "BudgetGate":
-        """Return this bound gate for some of its rows, int64 [R], with their costs and weights."""
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        """Choose among the units of the rows that this gate is bound to. Nothing is drawn.
+
+        Args:
+            values: delight, [..., N, S] or [..., N * S] of tokens, [..., N] of sequences.
+            mask: like values.
+            generator: not used.
+
+        Raises:
+            ValueError: the gate is not bound, or to rows of another shape; for one batch also
+                infinite delight in a unit that counts, or one that lies in the padding.
+        """
         if self._cost is None or self._row_end is None:
-            raise ValueError("take needs a gate that is bound to rows; use for_rows(rows).")
-        chosen = copy.copy(self)
-        index = rows.to(self._cost.device)
-        chosen._cost, chosen._row_end = self._cost[index], self._row_end[index]
-        return chosen
+            raise ValueError(
+                "a BudgetGate needs the prefix costs of its rows, got none; give "
+                "gate=gate.for_rows(rows)."
+            )
+        lead = self._cost.ndim - 2  # how many dimensions stand before the rows: 0 for one batch
+        shapes = (self._cost.shape, self._cost.flatten(lead).shape, self._row_end.shape)
+        if values.shape not in shapes:
+            raise ValueError(
+                f"values must have the shape of the rows this gate is bound to, "
+                f"{list(self._cost.shape)} or {list(self._row_end.shape)}, got "
+                f"{list(values.shape)}; leave for_rows(...) out, and kondo.backward binds it."
+            )
+        by_token = values.shape != self._row_end.shape
+        cost = (self._cost if by_token else self._row_end.unsqueeze(-1)).to(values.device)
+        chi = torch.where(mask, values, 0.0).view(cost.shape)
+        if lead == 0:
+            # One device sync.
+            infinite = (chi == torch.inf).squeeze(-1)
+            outside = ((chi != 0) & (cost == 0)).squeeze(-1)
+            if bool((infinite | outside).any()):
+                raise ValueError(
+                    f"values must be below inf where the mask is True, and 0 before the first real "
+                    f"token of a row, got {first_unit(infinite | outside)} "
+                    f"({int(infinite.sum())} infinite, {int(outside.sum())} outside); mask the "
+                    f"unit, e.g. by mask=rows.completion_mask, with the rows of this batch."
+                )
+        worth = torch.where(chi > 0, chi, 0.0)
+        # A part of a token buys nothing.
+        budget = (self.budget * self._cost[..., -1].sum(-1) * (1 + _ROUNDING)).floor()
+        purchase = buy(worth, cost, budget, patient=lead > 0)
+        self._latest[:] = [purchase]
+        place = torch.arange(worth.shape[-1], device=chi.device)
+        keep = (place < purchase.cut.unsqueeze(-1)) & (worth != 0)
+        choice = Choice.of(keep.flatten(lead), mask.flatten(lead), purchase.price, chi.dtype)
+        return choice.reshape(values.shape)
+
+    def __repr__(self) -> str:
+        return f"BudgetGate(budget={self.budget!r})"
+
+
+@register(BudgetGate)
+class _BudgetAdapter(DrawsNothing):
+    """The budget gate: it must know the prefixes of the rows."""
+
+    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
+        choice: Choice = self.gate.choose(values, mask)  # in their shape, which it compares
+        return choice
 
     def row_facts(self, batch: Any) -> Tensor | None:
         """Return the masks of `TokenRows`, [N, S] uint8: 1 for real, 2 for completion tokens.
@@ -202,84 +211,22 @@ class BudgetGate(BaseGate):
         """
         attention = getattr(batch, "attention_mask", None)
         completion = getattr(batch, "completion_mask", None)
-        if self.is_bound or not (isinstance(attention, Tensor) and isinstance(completion, Tensor)):
+        bound = self.gate._cost is not None
+        if bound or not (isinstance(attention, Tensor) and isinstance(completion, Tensor)):
             return None
         return attention.byte() + 2 * completion.byte()
 
-    def bind(self, facts: Tensor) -> "BudgetGate":
-        """Return this gate bound to the rows that the masks of `row_facts` describe."""
-        return self._bound(facts % 2 == 1, facts >= 2)
+    def bind(self, facts: Tensor) -> BaseGate:
+        masks = SimpleNamespace(attention_mask=facts % 2 == 1, completion_mask=facts >= 2)
+        bound: BudgetGate = self.gate.for_rows(masks)
+        return bound
 
-    def choose_all(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
-        """Choose among all units: delight, [N, S] for unit "token" and [N] for unit "sequence".
-
-        Raises:
-            ValueError: the gate is not bound, or to rows of another shape; infinite delight in a
-                unit that counts; a unit that counts and lies in the padding.
-        """
-        infinite = (values == torch.inf) & mask
-        outside = mask & (values != 0) & (self._costs(values).view(values.shape) == 0)
-        if bool((infinite | outside).any()):  # one device sync
-            if bool(infinite.any()):
-                raise ValueError(
-                    f"values must not be infinite where the mask is True, got "
-                    f"{first_unit(infinite)} ({int(infinite.sum())} in all); find its log-prob and "
-                    f"advantage, or mask the unit."
-                )
-            raise ValueError(
-                f"mask must lie inside the rows' real tokens, got {first_unit(outside)}, which has "
-                f"no real token up to it; give mask=rows.completion_mask, and the rows of this "
-                f"batch."
-            )
-        return self.choose(values, mask)
-
-    def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
-        """Choose among the units, [..., N, S] or [..., N], of the rows this gate is bound to.
-
-        Values are finite or minus infinity where the mask is True. Nothing is drawn.
-        """
-        cost = self._costs(values)
-        lead = cost.ndim - 2  # how many dimensions stand before the rows: 0 for one batch
-        chi = torch.where(mask, values, 0.0)
-        worth = chi if self.whole else torch.where(chi > self.price, chi, 0.0)
-        worth = worth.reshape(*worth.shape[:lead], *cost.shape[lead:])
-        assert self._cost is not None  # `_costs` has looked
-        budget = self.budget * self._cost[..., -1].sum(-1) * (1 + _ROUNDING)
-        if not self._weighted:
-            budget = budget.floor()  # a part of a token buys nothing
-        purchase = buy(worth, cost, budget, patient=lead > 0)
-        self._latest[:] = [purchase]
-        place = torch.arange(worth.shape[-1], device=chi.device)
-        inside = place < purchase.cut.unsqueeze(-1)
-        keep = (inside & (worth != 0)).view(chi.shape)
-        flat, counted = keep.flatten(lead), mask.flatten(lead)
-        return Choice.of(flat, counted, purchase.price, chi.dtype).reshape(chi.shape)
-
-    def _costs(self, values: Tensor) -> Tensor:
-        """Return c for every cut, [..., N, S] or [..., N, 1]."""
-        if self._cost is None or self._row_end is None:
-            raise ValueError(
-                "a BudgetGate needs the prefix costs of its rows, got none; give "
-                "gate=gate.for_rows(rows)."
-            )
-        if values.shape == self._cost.shape:
-            return self._cost.to(values.device)
-        if values.shape != self._row_end.shape:
-            raise ValueError(
-                f"values must have the shape of the rows this gate is bound to, "
-                f"{list(self._cost.shape)} or {list(self._row_end.shape)}, got "
-                f"{list(values.shape)}; leave for_rows(...) out, and kondo.backward binds it."
-            )
-        if self.whole:
-            raise ValueError(
-                'whole is about tokens inside a cut; for unit "sequence", whose delight is [N], '
-                "rows are bought whole anyway: drop it."
-            )
-        return self._row_end.unsqueeze(-1).to(values.device)
-
-    def __repr__(self) -> str:
-        options = {name: getattr(self, name) for name in ("budget", "price", "whole")}
-        return f"BudgetGate({', '.join(f'{k}={v!r}' for k, v in options.items() if v)})"
+    def take(self, rows: Tensor) -> BaseGate:
+        chosen: BudgetGate = copy.copy(self.gate)
+        if chosen._cost is not None and chosen._row_end is not None:
+            index = rows.to(chosen._cost.device)
+            chosen._cost, chosen._row_end = chosen._cost[index], chosen._row_end[index]
+        return chosen
 
 
 def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = False) -> Purchase:
@@ -290,7 +237,7 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
     one row that is worth most, which together with the first guarantees half the optimum.
 
     Args:
-        worth: [..., N, S] float, finite or -inf: what token t adds to V(n, t).
+        worth: [..., N, S] float, finite, >= 0: what token t adds to V(n, t).
         cost: [..., N, S] float, c(n, t): not falling along a row, > 0 where worth is not 0.
         budget: >= 0, in the units of cost; one number, or [...].
         patient: make every round and read nothing from the device. Otherwise stop as soon as
@@ -310,12 +257,15 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
         parts = (worth, cost, affordable, position)
         worth, cost, affordable, position = (part[index] for part in parts)
     value = torch.where(affordable, worth.double().cumsum(dim=-1), -torch.inf)
-    curves = _Curves(*(F.pad(curve, (1, 0)) for curve in (cost.double(), value)))
+    curves = _Curves(F.pad(cost.double(), (1, 0)), F.pad(value, (1, 0)))
     best, mu, bound = _lagrangian(curves, budget, patient)
     if patient or bool((best.value < bound * (1 - _SAME)).any()):
         best = _fill_in(curves, best, budget, patient)
-        for start in (_top_cuts(worth, curves, position, budget, patient), _single_row(curves)):
-            other = _fill_in(curves, start, budget, patient)
+        most, single = curves.value.max(dim=-1)
+        row = most.argmax(dim=-1, keepdim=True)
+        single = torch.zeros_like(single).scatter(-1, row, single.gather(-1, row))
+        for start in (_top_cuts(worth, curves, position, budget, patient), single):
+            other = _fill_in(curves, curves.at(start), budget, patient)
             best = other.where(other.value > best.value, best)
     cut = best.cut
     if index is not None:
@@ -323,22 +273,34 @@ def buy(worth: Tensor, cost: Tensor, budget: Tensor | float, *, patient: bool = 
     return Purchase(cut, best.value, torch.maximum(bound, best.value), best.cost, budget, mu)
 
 
-def _at(curve: Tensor, cut: Tensor) -> Tensor:
+class _Cuts(NamedTuple):
+    """One cut per row, and what it comes to."""
+
+    cut: Tensor  # [..., N] int64, a column of the curves
+    cost: Tensor  # [...] float64
+    value: Tensor  # [...] float64
+
+    def where(self, condition: Tensor, other: "_Cuts") -> "_Cuts":
+        """Return these cuts where the condition, [...] bool, holds, the other ones elsewhere."""
+        cut = torch.where(condition.unsqueeze(-1), self.cut, other.cut)
+        sums = zip(self[1:], other[1:], strict=True)
+        return _Cuts(cut, *(torch.where(condition, mine, theirs) for mine, theirs in sums))
+
+
+class _Curves(NamedTuple):
+    """Every choice of every row: column 0 skips it, column t + 1 cuts after token t."""
+
+    cost: Tensor  # [..., N, S + 1] float64, 0 in column 0, not falling along a row
+    value: Tensor  # [..., N, S + 1] float64, 0 in column 0, -inf where the cost exceeds the budget
+
+    def at(self, cut: Tensor) -> _Cuts:
+        """Return these cuts, [..., N] int64, with the sums of their costs and values."""
+        return _Cuts(cut, *(_column(curve, cut).sum(-1) for curve in self))
+
+
+def _column(curve: Tensor, cut: Tensor) -> Tensor:
     """Return [..., N]: the curve [..., N, cuts] of every row at its cut."""
     return curve.gather(-1, cut.unsqueeze(-1)).squeeze(-1)
-
-
-def _cuts(curves: _Curves, cut: Tensor) -> _Cuts:
-    return _Cuts(cut, *(_at(curve, cut).sum(-1) for curve in curves))
-
-
-def _at_price(curves: _Curves, mu: Tensor) -> tuple[_Cuts, Tensor]:
-    """Return each row's best cut at mu per unit of cost, and sum of V - mu c there."""
-    if curves.cost.shape[-2] == 0:
-        nothing = _cuts(curves, torch.zeros(curves.cost.shape[:-1], dtype=torch.int64))
-        return nothing, nothing.value
-    choice = _cuts(curves, (curves.value - mu[..., None, None] * curves.cost).argmax(dim=-1))
-    return choice, choice.value - mu * choice.cost
 
 
 def _lagrangian(curves: _Curves, budget: Tensor, patient: bool) -> tuple[_Cuts, Tensor, Tensor]:
@@ -348,10 +310,17 @@ def _lagrangian(curves: _Curves, budget: Tensor, patient: bool) -> tuple[_Cuts, 
     a cheap and of a dear choice cross lies either the minimum, or a point whose choice replaces one
     of the two.
     """
+
+    def at_price(mu: Tensor) -> tuple[_Cuts, Tensor]:
+        """Return each row's best cut at mu per unit of cost, and sum of V - mu c there."""
+        gain = curves.value - mu[..., None, None] * curves.cost
+        choice = curves.at(gain.argmax(dim=-1))
+        return choice, choice.value - mu * choice.cost
+
     low = torch.zeros_like(budget)
-    dear, bound = _at_price(curves, low)
+    dear, bound = at_price(low)
     done = all_fits = dear.cost <= budget
-    best_mu, nothing = low, _cuts(curves, torch.zeros_like(dear.cut))
+    best_mu, nothing = low, curves.at(torch.zeros_like(dear.cut))
     cheap = dear.where(all_fits, nothing)
     density = curves.value / curves.cost.clamp_min(_TINY)
     high = density.flatten(-2).amax(-1) if density.shape[-2] else low
@@ -362,7 +331,7 @@ def _lagrangian(curves: _Curves, budget: Tensor, patient: bool) -> tuple[_Cuts, 
         # The crossing alone may creep along one side; every third turn halves the bracket.
         mu = (low + high) / 2 if turn % 3 == 2 else crossing
         mu = torch.minimum(torch.maximum(mu, low), high)
-        found, surplus = _at_price(curves, mu)
+        found, surplus = at_price(mu)
         at_mu = surplus + mu * budget
         better = ~done & (at_mu < bound)
         best_mu, bound = torch.where(better, mu, best_mu), torch.where(better, at_mu, bound)
@@ -380,24 +349,24 @@ def _fill_in(curves: _Curves, choice: _Cuts, budget: Tensor, patient: bool) -> _
     """Spend what is left: each row's best affordable step up, the most delight per cost first."""
     for _ in range(_PATIENT_FILLS if patient else _MOST_FILLS):
         left = (budget - choice.cost).unsqueeze(-1)
-        extra = curves.cost - _at(curves.cost, choice.cut).unsqueeze(-1)
-        gain = curves.value - _at(curves.value, choice.cut).unsqueeze(-1)
+        extra = curves.cost - _column(curves.cost, choice.cut).unsqueeze(-1)
+        gain = curves.value - _column(curves.value, choice.cut).unsqueeze(-1)
         usable = (gain > 0) & (extra <= left.unsqueeze(-1))
         per_cost = torch.where(usable, gain / extra.clamp_min(_TINY), 0.0)
         best, cut = per_cost.max(dim=-1)
         best, order = best.sort(dim=-1, descending=True)
-        spent = _at(extra, cut).clamp_min(0).gather(-1, order).cumsum(dim=-1)
+        spent = _column(extra, cut).clamp_min(0).gather(-1, order).cumsum(dim=-1)
         fits = torch.zeros_like(best, dtype=torch.bool)
         fits = fits.scatter(-1, order, (best > 0) & (spent <= left))
         if not patient and not bool(fits.any()):
             break
-        choice = _cuts(curves, torch.where(fits, cut, choice.cut))
+        choice = curves.at(torch.where(fits, cut, choice.cut))
     return choice
 
 
 def _top_cuts(
     worth: Tensor, curves: _Curves, position: Tensor, budget: Tensor, patient: bool
-) -> _Cuts:
+) -> Tensor:
     """Return the cuts of the top tokens, in `kondo.Gate`'s order, as many as the budget holds."""
     rank = _ranks(worth, position, patient)
     fits = torch.zeros_like(budget, dtype=torch.int64)
@@ -408,7 +377,7 @@ def _top_cuts(
         enough = taken.amax(dim=-1).sum(-1) <= budget
         fits, too_many = torch.where(enough, count, fits), torch.where(enough, too_many, count)
     place = torch.arange(1, worth.shape[-1] + 1, device=worth.device)
-    return _cuts(curves, torch.where(rank < fits[..., None, None], place, 0).amax(dim=-1))
+    return torch.where(rank < fits[..., None, None], place, 0).amax(dim=-1)
 
 
 def _ranks(worth: Tensor, position: Tensor, patient: bool = False) -> Tensor:
@@ -417,7 +386,7 @@ def _ranks(worth: Tensor, position: Tensor, patient: bool = False) -> Tensor:
     `position`, [N, S] int64, holds places in the batch, on which ties depend. Tokens that are worth
     nothing come last, in no order; a patient search ranks them too, and reads no number of them.
     """
-    values, places = worth.clamp_min(0).flatten(-2), position.flatten()
+    values, places = worth.flatten(-2), position.flatten()
     index = None if patient else values.nonzero().squeeze(1)
     if index is not None:
         values, places = values[index], places[index]
@@ -429,36 +398,3 @@ def _ranks(worth: Tensor, position: Tensor, patient: bool = False) -> Tensor:
         last = torch.full((worth.numel(),), len(index), device=worth.device)
         rank = last.index_copy(0, index, rank)
     return rank.view(worth.shape)
-
-
-def _single_row(curves: _Curves) -> _Cuts:
-    """Return the one cut of the one row that is worth most, every other row skipped."""
-    values, cuts = curves.value.max(dim=-1)
-    row = values.argmax(dim=-1, keepdim=True)
-    return _cuts(curves, torch.zeros_like(cuts).scatter(-1, row, cuts.gather(-1, row)))
-
-
-def _check_attention(attention: Any) -> Tensor:
-    if isinstance(attention, Tensor) and attention.ndim >= 2:
-        check_mask(attention, attention.shape)
-        return attention
-    got = list(attention.shape) if isinstance(attention, Tensor) else type(attention).__name__
-    raise ValueError(
-        f"rows must be TokenRows or an attention mask of shape [N, S], got {got}; costs are "
-        f"counted in real tokens."
-    )
-
-
-def _check_weight(weight: Tensor, real: Tensor) -> Tensor:
-    if check_float("weight", weight).shape != real.shape:
-        raise ValueError(
-            f"weight must have the shape of the rows, {list(real.shape)}, got "
-            f"{list(weight.shape)}; give the cost of every token."
-        )
-    broken = real & ~((weight > 0) & weight.isfinite())
-    if bool(broken.any()):
-        raise ValueError(
-            f"weight must be finite and > 0 for every real token, got {first_unit(broken)}; a "
-            f"token that costs nothing has no price."
-        )
-    return weight

@@ -1,4 +1,4 @@
-"""What only a language model can get wrong, for `kondo.check`: try it, on the rows of a batch.
+"""Try what only a language model can get wrong, on the rows of a batch, for `kondo.check`.
 
     later tokens changed      does a log-prob see what follows it?
     rows cut in half          does it depend on the longest row?
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kondo.engine.findings import Precision, different_gradients
 from kondo.engine.policy import given_modules, parts_of
 from kondo.engine.preserved import calm
-from kondo.engine.trial import gradients_of, named
+from kondo.engine.trial import Precision, different_gradients, gradients_of, tensors_of
 from kondo.lm.architecture import last_hidden
 from kondo.lm.head import Head
 from kondo.lm.model_checks import bend
@@ -29,7 +28,6 @@ from kondo.rows import take
 
 if TYPE_CHECKING:
     from kondo.lm.model import CausalLM
-
 
 # Two forwards of the same shapes differ by less rounding than others.
 _SAME_SHAPES = 0.2
@@ -56,7 +54,8 @@ def faults(lm: "CausalLM", log_prob: LogProb, batch: TokenRows) -> Iterator[str]
     """
     modules = parts_of([*given_modules(log_prob), *lm.modules()])
     with calm(modules):
-        yield from _Trial(lm, log_prob, batch, modules).findings()
+        yield from _of_tokens(lm, log_prob, batch, modules)
+        yield from _of_model(lm, log_prob, batch, modules)
 
 
 def as_given(lm: "CausalLM", rows: TokenRows) -> Tensor:
@@ -76,155 +75,127 @@ def as_given(lm: "CausalLM", rows: TokenRows) -> Tensor:
         logits = lm.module(input_ids=ids, **inputs).logits
     else:
         hidden = lm._as_head_takes(last_hidden(lm.backbone(ids, **inputs)), lm.head)
-        logits = _logits(hidden, layer)
+        if isinstance(layer, Head):
+            logits = bend(nn.functional.linear(hidden, layer.weight, layer.bias), layer)
+        else:
+            logits = layer(hidden)
     wide = torch.promote_types(logits.dtype, torch.float32)
     log_probs = (logits[:, :-1].to(wide) / lm.temperature).log_softmax(-1)
     taken = log_probs.gather(-1, ids[:, 1:, None].to(logits.device)).squeeze(-1)
     return nn.functional.pad(taken, (1, 0))
 
 
-def _logits(hidden: Tensor, head: nn.Module | Head) -> Tensor:
-    if isinstance(head, Head):
-        return bend(nn.functional.linear(hidden, head.weight, head.bias), head)
-    logits: Tensor = head(hidden)
-    return logits
+def _precision(log_probs: Tensor, modules: list[nn.Module]) -> Precision:
+    # Norms and scans sum in float32, whatever the weights are.
+    return Precision(log_probs, [*(value for _, value in tensors_of(modules)), torch.zeros(())])
 
 
-class _Trial:
-    """The forwards of one check: every second row loses its second half in some of them."""
+def _of_tokens(
+    lm: "CausalLM", log_prob: LogProb, batch: TokenRows, modules: list[nn.Module]
+) -> Iterator[str]:
+    """Change tokens, lengths and positions, and judge which log-probs change with them."""
+    wanted, real, positions = batch.completion_mask, batch.attention_mask, batch.position_ids
+    half = first_half(wanted)
 
-    def __init__(
-        self, lm: "CausalLM", log_prob: LogProb, batch: TokenRows, modules: list[nn.Module]
-    ):
-        self._lm, self._log_prob, self._batch, self._modules = lm, log_prob, batch, modules
-        self._whole = batch.completion_mask
-        self._half = first_half(self._whole)
-        self._two = self._whole.clone()
-        self._two[1::2] = self._half[1::2]
-
-    def findings(self) -> Iterator[str]:
-        with torch.no_grad():
-            (whole,) = self._packs(self._whole)
-            plain, changed = self._read(whole), self._read(with_later_tokens_changed(whole))
-            (short,) = self._packs(self._half)
-            cut = self._read(short)
-            positions = self._batch.position_ids
-            uncounted = None if positions is None else self._without_positions()
-        # Norms and scans sum in float32, whatever the weights are.
-        numbers = [*(value for _, value in named(self._modules)), torch.zeros(())]
-        self._precision = Precision(plain, numbers)
-        ahead = self._precision.apart(changed, plain, self._half, share=_SAME_SHAPES)
-        yield from self._of_model()
-        if ahead is not None:
-            yield (
-                f"Log-probs change by {ahead:.2g} when later tokens of the row change: the model "
-                f"sees tokens that follow the one it predicts, and CausalLM cuts rows after their "
-                f"last kept token. Load it as a causal decoder (is_decoder=True, no bidirectional "
-                f"attention), or use another model."
-            )
-        elif (by := self._precision.apart(cut, plain, self._half)) is not None:
-            yield (
-                f"Log-probs change by {by:.2g} when all rows are cut after half of their sampled "
-                f"tokens: the model depends on the longest row of a forward, as dynamic RoPE and "
-                f"longrope do. Dropping rows and tokens then changes the others. Use a model of "
-                f"another rope_type, such as default, linear, llama3 or yarn."
-            )
-        if uncounted is not None and self._precision.apart(uncounted, plain, self._whole) is None:
-            yield (
-                "position_ids are not used: log-probs are the same without them, though they do "
-                "not go up by one from token to token. Leave them out, or use a model that reads "
-                "them."
-            )
-
-    def _packs(self, wanted: Tensor, batch: TokenRows | None = None) -> Iterator[Pack]:
-        lm = self._lm
-        return packs(
-            batch or self._batch,
-            wanted,
+    def read(some: TokenRows, counted: Tensor, *, change: bool = False) -> Tensor:
+        """Return log-probs of rows in one pack, [N, S]; 0 where they do not count."""
+        (pack,) = packs(
+            some,
+            counted,
             layout=lm.layout,
             max_tokens=lm.max_tokens,
             device=lm.device,
-            bare=lm._hugging_face,
         )
-
-    def _read(self, pack: Pack) -> Tensor:
-        """Return the log-probs of a pack in the shape of the batch, [N, S]; 0 elsewhere."""
-        found = self._log_prob(pack).detach()
+        found = log_prob(_with_later_tokens_changed(pack) if change else pack)
         places = pack.rows.to(found.device), pack.columns.to(found.device)
-        return found.new_zeros(self._whole.shape).index_put(places, found)
+        return found.new_zeros(wanted.shape).index_put(places, found)
 
-    def _without_positions(self) -> Tensor | None:
-        """Return log-probs of the rows without their positions; None if those only count up."""
-        bare = dataclasses.replace(self._batch, position_ids=None)
-        (pack,) = self._packs(self._whole, bare)
-        found = self._read(pack)
-        real, positions = self._batch.attention_mask, self._batch.position_ids
-        assert positions is not None
-        steps = positions.diff(dim=1)[real[:, 1:] & real[:, :-1]]
-        return found if bool((steps != 1).any()) else None
-
-    def _of_model(self) -> Iterator[str]:
-        """Compare with the model as given, on rows of two lengths."""
-        batch, precision, last = self._batch, self._precision, self._lm.vocab_size - 1
-        two = dataclasses.replace(batch, completion_mask=self._two)
-        real = batch.attention_mask
-        left = bool((~real[:, 0]).any()) and self._lm._given_head is None
-        alone = int(real[::2].sum(1).argmax()) * 2
-        one = torch.tensor([alone], device=real.device)
-        right, other, single = (
-            _laid(two, left=False, padding=0, spare=1),
-            _laid(two, left=left, padding=last, spare=1),
-            _laid(_taken(two, one), left=False, padding=0),
+    with torch.no_grad():
+        plain, changed = read(batch, wanted), read(batch, wanted, change=True)
+        cut, uncounted = read(batch, half), None
+        if positions is not None:
+            uncounted = read(dataclasses.replace(batch, position_ids=None), wanted)
+    precision = _precision(plain, modules)
+    ahead = precision.apart(changed, plain, half, share=_SAME_SHAPES)
+    if ahead is not None:
+        yield (
+            f"Log-probs change by {ahead:.2g} when later tokens of the row change: the model sees "
+            f"tokens that follow the one it predicts, and CausalLM cuts rows after their last kept "
+            f"token. Load it as a causal decoder (is_decoder=True, no bidirectional attention), or "
+            f"use another model."
         )
-        with torch.enable_grad():
-            ours = self._log_prob(two)
-            gradients = gradients_of(_of_tokens(ours, self._two).sum())
-            theirs = _of_tokens(self._log_prob(AsGiven(right)), right.completion_mask)
-            expected = gradients_of(theirs.sum())
-        with torch.no_grad():
-            padded = _of_tokens(self._log_prob(AsGiven(other)), other.completion_mask)
-            by_itself = _of_tokens(self._log_prob(AsGiven(single)), single.completion_mask)
-        ours, theirs = ours.detach(), theirs.detach()
-        found = _of_tokens(ours, self._two)
-        beside = precision.apart(found, theirs, None)
-        away = precision.apart(found, padded, None)
-        here = _of_tokens(ours[one.to(ours.device)], self._two[one])
-        around = precision.apart(here, by_itself, None)
-        if around is not None:
+    elif (by := precision.apart(cut, plain, half)) is not None:
+        yield (
+            f"Log-probs change by {by:.2g} when all rows are cut after half of their sampled "
+            f"tokens: the model depends on the longest row of a forward, as dynamic RoPE and "
+            f"longrope do. Dropping rows and tokens then changes the others. Use a model of "
+            f"another rope_type, such as default, linear, llama3 or yarn."
+        )
+    if positions is None or uncounted is None:
+        return
+    steps = positions.diff(dim=1)[real[:, 1:] & real[:, :-1]]
+    if bool((steps != 1).any()) and precision.apart(uncounted, plain, wanted) is None:
+        yield (
+            "position_ids are not used: log-probs are the same without them, though they do not go "
+            "up by one from token to token. Leave them out, or use a model that reads them."
+        )
+
+
+def _of_model(
+    lm: "CausalLM", log_prob: LogProb, batch: TokenRows, modules: list[nn.Module]
+) -> Iterator[str]:
+    """Compare with the model as given: every second row loses its second half."""
+    wanted, real = batch.completion_mask.clone(), batch.attention_mask
+    wanted[1::2] = first_half(wanted)[1::2]
+    two = dataclasses.replace(batch, completion_mask=wanted)
+    left = bool((~real[:, 0]).any()) and lm._given_head is None
+    longest = torch.tensor([int(real[::2].sum(1).argmax()) * 2], device=real.device)
+    one: TokenRows = take(two, longest)
+
+    def theirs(rows: TokenRows) -> Tensor:
+        """Return the model's own log-probs of the tokens that count, [K]."""
+        found = log_prob(AsGiven(rows))
+        return found[rows.completion_mask.to(found.device)]
+
+    with torch.enable_grad():
+        every = log_prob(two)
+        ours = every[wanted.to(every.device)]
+        gradients = gradients_of(ours.sum())
+        beside = theirs(_laid(two, left=False, padding=0, spare=1))
+        expected = gradients_of(beside.sum())
+    with torch.no_grad():
+        other = theirs(_laid(two, left=left, padding=lm.vocab_size - 1, spare=1))
+        alone = theirs(_laid(one, left=False, padding=0))
+        here = every[longest.to(every.device)][one.completion_mask.to(every.device)]
+    precision = _precision(every, modules)
+    around = precision.apart(here, alone, None)
+    right, away = (precision.apart(ours.detach(), each.detach(), None) for each in (beside, other))
+    if around is not None:
+        yield (
+            f"Log-probs differ from those of the model's own forward by {around:.2g}, also for a "
+            f"row alone, without padding: CausalLM runs the backbone and reads the weight of the "
+            f"output layer, and leaves out what stands around them (a wrapper that scales, caps or "
+            f"replaces logits, hooks of the model or of its output layer, an adapter that acts in "
+            f"the model's own forward). Remove it, or give the parts: CausalLM(backbone, "
+            f"head=Head(...))."
+        )
+    elif right is not None or away is not None:
+        side = "right" if right is not None or not left else "left"
+        yield (
+            f"Padding matters: the model's own forward gives other log-probs, by "
+            f"{right or away:.2g}, for rows that are padded on the {side}, than for a row alone. "
+            f"CausalLM cuts padding off, so it does not train what a padded rollout sampled from. "
+            f"Use a model that masks padding, or sample without padding."
+        )
+    else:
+        shared, sides = set(expected) & set(gradients), ("the model's own", "CausalLM's")
+        found = different_gradients(expected, gradients, precision, modules, shared, sides)
+        if found:
             yield (
-                f"Log-probs differ from those of the model's own forward by {around:.2g}, also for "
-                f"a row alone, without padding: CausalLM runs the backbone and reads the weight of "
-                f"the output layer, and leaves out what stands around them (a wrapper that scales, "
-                f"caps or replaces logits, hooks of the model or of its output layer, an adapter "
-                f"that acts in the model's own forward). Remove it, or give the parts: "
-                f"CausalLM(backbone, head=Head(...))."
+                f"The gradient is not that of the model's own forward in {found}, though log-probs "
+                f"are the same: hooks, custom functions or a detach stand around the layers. "
+                f"Remove them."
             )
-        elif beside is not None or away is not None:
-            side = "right" if beside is not None else "left" if left else "right"
-            yield (
-                f"Padding matters: the model's own forward gives other log-probs, by "
-                f"{beside or away:.2g}, for rows that are padded on the {side}, than for a row "
-                f"alone. CausalLM cuts padding off, so it does not train what a padded rollout "
-                f"sampled from. Use a model that masks padding, or sample without padding."
-            )
-        else:
-            names = {id(value): name for name, value in named(self._modules)}
-            # Others are made in a forward, as an embedding's output that requires grad.
-            known = {*names, *(expected.keys() & gradients.keys())}
-            expected, gradients = (
-                {key: each for key, each in side.items() if key in known}
-                for side in (expected, gradients)
-            )
-            different = different_gradients(
-                expected, gradients, precision, names, ("the model's own", "CausalLM's")
-            )
-            if different:
-                yield (
-                    f"The gradient is not that of the model's own forward in {len(different)} of "
-                    f"{len(expected)} parameters, first in {different[0]}, though log-probs are "
-                    f"the same: hooks, custom functions or a detach stand around the layers. "
-                    f"Remove them."
-                )
 
 
 def first_half(mask: Tensor) -> Tensor:
@@ -233,7 +204,7 @@ def first_half(mask: Tensor) -> Tensor:
     return mask & (2 * place <= mask.sum(1, keepdim=True) + 1)
 
 
-def with_later_tokens_changed(pack: Pack) -> Pack:
+def _with_later_tokens_changed(pack: Pack) -> Pack:
     """Return a pack in which the second half of each row's kept tokens is read as other tokens.
 
     The last of the first half is changed too, but not as a target: what predicts it must not see
@@ -251,17 +222,6 @@ def with_later_tokens_changed(pack: Pack) -> Pack:
     drawn = drawn.view(later.shape)
     changed = torch.where(drawn == pack.input_ids, (pack.input_ids + 1) % 2, drawn)
     return dataclasses.replace(pack, input_ids=torch.where(later, changed, pack.input_ids))
-
-
-def _of_tokens(log_probs: Tensor, wanted: Tensor) -> Tensor:
-    """Return the log-probs of the tokens that are wanted, in the order of the rows, [K]."""
-    return log_probs[wanted.to(log_probs.device)]
-
-
-def _taken(rows: TokenRows, index: Tensor) -> TokenRows:
-    """Return some of the rows."""
-    some: TokenRows = take(rows, index)
-    return some
 
 
 def _laid(rows: TokenRows, *, left: bool, padding: int, spare: int = 0) -> TokenRows:

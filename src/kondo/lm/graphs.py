@@ -77,7 +77,6 @@ def _power_of_two(least: int) -> int:
 
 def fill(inputs: Inputs, pack: Pack) -> None:
     """Write a pack and its padding over `inputs`, without waiting for the device."""
-    assert pack.position_ids is not None  # a pack laid end to end has positions
     total, tokens = pack.num_tokens, inputs.input_ids.shape[1]
     inputs.input_ids[:, :total].copy_(pack.input_ids)
     inputs.position_ids[:, :total].copy_(pack.position_ids)
@@ -101,7 +100,7 @@ class Graphs:
         self._places: tuple[Any, ...] = ()
         self._gradients: Gradients | None = None
         self._pool: Any = None
-        self._turn = 0
+        self.turn = 0  # goes up with every forward, and with its backward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Graphs":
         """Return graphs of the copied backbone, none of them recorded yet."""
@@ -143,15 +142,9 @@ class Graphs:
 
     def _check(self, device: torch.device) -> None:
         if device.type != "cuda":
-            raise ValueError(
-                f"graph_tokens must be 0 for a model on {device.type}, got packs to replay from "
-                f"CUDA graphs; leave it out."
-            )
+            _refuse(f"for a model on {device.type}, got packs to replay from CUDA graphs")
         if getattr(self._backbone, "is_gradient_checkpointing", False):
-            raise ValueError(
-                "graph_tokens must be 0 with gradient checkpointing, which runs layers a second "
-                "time in the backward; small packs need no checkpointing, or no graphs."
-            )
+            _refuse("with gradient checkpointing, which runs layers again in the backward")
 
     def _weights(self) -> list[Tensor]:
         """Return the parameters; refuse hooks, which a replay passes by or a recording runs twice.
@@ -173,27 +166,13 @@ class Graphs:
         if hooked is None and any(weight._backward_hooks for weight in weights):
             hooked = weights[0]
         if hooked is not None:
-            raise ValueError(
-                f"graph_tokens must be 0 for a model with hooks, got one on a "
-                f"{type(hooked).__name__}: a replay does not run it. Remove the hook, or leave "
-                f"graph_tokens out."
-            )
+            kind = type(hooked).__name__
+            _refuse(f"for a model with hooks, got one on a {kind}: a replay does not run it")
         return weights
 
-    def begin(self) -> int:
-        """Return a name for a forward; what earlier ones kept is overwritten from now on."""
-        self._turn += 1
-        return self._turn
 
-    def end(self, turn: int) -> None:
-        """Raise unless this forward is the latest, and not differentiated yet."""
-        if turn != self._turn:
-            raise RuntimeError(
-                "a pack that is replayed from a CUDA graph must be differentiated once, before the "
-                "next one is run: they share their memory. Differentiate each pack in turn, as "
-                "kondo.backward does, or use CausalLM(..., graph_tokens=0)."
-            )
-        self._turn += 1
+def _refuse(what: str) -> None:
+    raise ValueError(f"graph_tokens must be 0 {what}; leave it out.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +230,8 @@ class _Replay(torch.autograd.Function):
     def forward(
         ctx: Any, graphs: Graphs, recorded: _Recorded, pack: Pack, *learning: Tensor
     ) -> Tensor:
-        ctx.graphs, ctx.recorded, ctx.turn = graphs, recorded, graphs.begin()
+        graphs.turn += 1  # what earlier forwards kept is overwritten from now on
+        ctx.graphs, ctx.recorded, ctx.turn = graphs, recorded, graphs.turn
         fill(recorded.inputs, pack)
         recorded.forward.replay()
         # A copy: the next replay writes to the same place.
@@ -262,7 +242,13 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         graphs: Graphs = ctx.graphs
         recorded: _Recorded = ctx.recorded
-        graphs.end(ctx.turn)
+        if ctx.turn != graphs.turn:
+            raise RuntimeError(
+                "a pack that is replayed from a CUDA graph must be differentiated once, before the "
+                "next one is run: they share their memory. Differentiate each pack in turn, as "
+                "kondo.backward does, or use CausalLM(..., graph_tokens=0)."
+            )
+        graphs.turn += 1
         total = gradient.shape[1]
         recorded.gradient[:, :total].copy_(gradient)
         recorded.gradient[:, total:].zero_()

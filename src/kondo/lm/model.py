@@ -9,7 +9,6 @@ its own loss, such as the balance of a mixture's router, are no part of ours.
 
 import inspect
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,10 +16,9 @@ from torch import Tensor, nn
 
 from kondo.arguments import expand_rows
 from kondo.core.base_gate import Unit
-from kondo.engine.compact import MicroBatch
+from kondo.engine.differentiate import MicroBatch
 from kondo.engine.policy import LogProb, Policy
 from kondo.engine.selection import KeptRows
-from kondo.lm.alignment import check_per_token, check_screen, lengths_of
 from kondo.lm.architecture import (
     backbone_of,
     bend_of,
@@ -38,7 +36,7 @@ from kondo.lm.graphs import Graphs, Inputs
 from kondo.lm.head import Backend, Head, token_log_probs
 from kondo.lm.model_checks import ahead_fault, head_fault, packs_fault
 from kondo.lm.pack import Layout, Pack, balanced_groups, packs, unpacked
-from kondo.lm.rows import TokenRows
+from kondo.lm.rows import TokenRows, check_per_token, check_screen, lengths_of
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -49,17 +47,15 @@ class CausalLM(Policy):
     Args:
         model: a Hugging Face causal LM, also inside PEFT; or, with `head`, any backbone: a module
             (input_ids, attention_mask=..., position_ids=...) -> hidden states [B, T, D], or an
-            object with last_hidden_state. It must be causal: padding is on the right, and a row's
-            hidden states may depend on nothing but its tokens up to there. A forward of two rows of
-            four tokens tries that where all weights are at hand, `kondo.check` anywhere. It may
-            also take packs laid end to end, see `kondo.lm.packed_attention`. Layers that are
-            compiled in place (`layer.compile()`) stay so; torch.compile of a whole Hugging Face
-            model, whose forward is not run, is refused.
-        head: what turns hidden states into logits: a linear layer or a `Head`. None takes the
-            model's own, whichever it has at each call (adapters may bring theirs), with the scale
-            and soft cap that its config names, and makes sure that nothing else bends its logits:
-            two forwards of three tokens. It may be wider than the backbone, float32 after
-            bfloat16: hidden states are then cast to its dtype.
+            object with last_hidden_state; see `kondo.lm.packed_attention` for packs laid end to
+            end. It must be causal: padding is on the right, and a row's hidden states may depend on
+            nothing but its tokens up to there. Two rows of four tokens try that where all weights
+            are at hand, `kondo.check` anywhere. Layers may be compiled in place, `layer.compile()`;
+            torch.compile of a whole Hugging Face model, whose forward is not run, is refused.
+        head: a linear layer or a `Head`. None takes the model's own, whichever it has at each call
+            (adapters may bring theirs), with the scale and soft cap that its config names, and
+            tries on three tokens that nothing else bends its logits. It may be wider than the
+            backbone, float32 after bfloat16: hidden states are then cast to its dtype.
         temperature: of the sampling; divides the logits.
         max_tokens: most tokens of a forward; a longer row is alone in it.
         attention: "varlen" lays rows end to end, without padding; "padded" side by side, with
@@ -99,10 +95,21 @@ class CausalLM(Policy):
         temperature: float = 1.0,
         max_tokens: int = 16_384,
         attention: Literal["auto", "varlen", "padded"] = "auto",
-        head_backend: Backend = "auto",
+        head_backend: Backend = "torch",
         graph_tokens: int = 0,
     ):
-        _check_options(temperature, max_tokens, attention, graph_tokens)
+        if not 0 < temperature < float("inf"):
+            raise ValueError(
+                f"temperature must be a positive number, got {temperature}; 1.0 is the model's own."
+            )
+        if attention not in ("auto", "varlen", "padded"):
+            raise ValueError(f'attention must be "auto", "varlen" or "padded", got {attention!r}.')
+        if max_tokens < 1 or graph_tokens < 0 or (graph_tokens and attention == "padded"):
+            raise ValueError(
+                f"max_tokens must be at least 1, got {max_tokens}, and graph_tokens must be at "
+                f'least 0, and 0 with attention="padded", got {graph_tokens}: only packs laid end '
+                f"to end are replayed from CUDA graphs."
+            )
         self.module = model
         self.temperature = float(temperature)
         self.max_tokens = max_tokens
@@ -196,16 +203,8 @@ class CausalLM(Policy):
         if isinstance(rows, AsGiven):
             return as_given(self, rows.rows)
         check_rows(rows).check(self.vocab_size)
-        found = []
-        for pack in packs(
-            rows,
-            rows.completion_mask,
-            layout=self.layout,
-            max_tokens=self.max_tokens,
-            device=self.device,
-            bare=self._hugging_face,
-        ):
-            found.append((pack.rows, pack.columns, self._read(pack)))
+        made = self._packs(rows, rows.completion_mask)
+        found = [(pack.rows, pack.columns, self._read(pack)) for pack in made]
         row, column, log_probs = (torch.cat(parts) for parts in zip(*found, strict=True))
         home = log_probs.device
         nothing = log_probs.new_zeros(rows.input_ids.shape)
@@ -246,18 +245,15 @@ class CausalLM(Policy):
 
     def screen_calls(self, batch: Any, size: int, chunk: int | None) -> int:
         """Return how many packs a screen of these rows takes."""
-        lengths = lengths_of(batch, batch.completion_mask)
-        chunk = chunk or size or 1
-        pieces = [lengths[start : start + chunk] for start in range(0, size, chunk)]
-        return sum(self._num_packs(piece) for piece in pieces)
-
-    def _num_packs(self, lengths: Tensor) -> int:
-        longest_first = lengths.sort(descending=True).values.tolist()
-        padded = self.layout == "padded"
-        groups = balanced_groups(
-            longest_first, self.max_tokens, padded=padded, max_size=len(lengths)
-        )
-        return len(groups)
+        lengths, padded = lengths_of(batch, batch.completion_mask), self.layout == "padded"
+        calls = 0
+        for start in range(0, size, chunk or size or 1):
+            piece = lengths[start : start + (chunk or size)]
+            longest_first = piece.sort(descending=True).values.tolist()
+            calls += len(
+                balanced_groups(longest_first, self.max_tokens, padded=padded, max_size=len(piece))
+            )
+        return calls
 
     def row_costs(self, batch: Any, kept: KeptRows) -> Tensor:
         """Return what each kept row costs, [R] int64 on the CPU: tokens up to its last kept one."""
@@ -305,19 +301,17 @@ class CausalLM(Policy):
         if dense and host_rows is not None and len(host_rows) == shape[0]:
             made = unpacked(batch, kept.keep, max_tokens=self.max_tokens)
         if made is None:
-            made = packs(
-                batch,
-                kept.keep,
-                kept.rows,
-                layout=self.layout,
-                max_tokens=self.max_tokens,
-                max_rows=size,
-                device=self.device,
-                bare=self._hugging_face,
-                host_rows=host_rows,
-            )
+            made = self._packs(batch, kept.keep, kept.rows, max_rows=size, host_rows=host_rows)
+
+        def at(name: str, values: Tensor) -> Tensor:
+            """Return the values of the pack's kept tokens, [K]: of their rows, or their own."""
+            if values.shape == shape[:1]:
+                return values.index_select(0, pack.rows.to(values.device))
+            each = expand_rows(name, values, shape).reshape(-1)
+            return each.index_select(0, flat.to(values.device))
+
         for pack in made:
-            at = partial(_at, shape=shape, rows=pack.rows, flat=pack.rows * shape[1] + pack.columns)
+            flat = pack.rows * shape[1] + pack.columns
             yield MicroBatch(
                 rows=pack,
                 advantages=at("advantages", advantages),
@@ -328,6 +322,19 @@ class CausalLM(Policy):
                 num_tokens=pack.num_tokens,
                 row_of=pack.rows,  # all kept tokens of a row are in one pack, side by side
             )
+
+    def _packs(
+        self, rows: TokenRows, keep: Tensor, *given: Tensor, **options: Any
+    ) -> Iterator[Pack]:
+        return packs(
+            rows,
+            keep,
+            *given,
+            layout=self.layout,
+            max_tokens=self.max_tokens,
+            device=self.device,
+            **options,
+        )
 
     def _read(self, pack: Pack) -> Tensor:
         """Run backbone and head; [K]."""
@@ -361,21 +368,33 @@ class CausalLM(Policy):
             serve_packs(self._configs)
             if torch.is_grad_enabled() and pack.num_tokens <= self.graph_tokens:
                 return self._graphs(pack)
-            assert pack.position_ids is not None  # a pack laid end to end has positions
             inputs = Inputs(pack.input_ids, pack.position_ids, pack.cu_seqlens)
             return self._run_varlen(inputs, pack.max_length)
         if self.graph_tokens and torch.is_grad_enabled() and self.layout == "padded":
+            reason = self._varlen_fault() or f"{self._dtype} on {self.device.type}"
             raise ValueError(
                 f"graph_tokens must be 0 for packs side by side, got {self.graph_tokens}: rows are "
-                f"not laid end to end here, since {self._why_padded()}; leave it out."
+                f"not laid end to end here ({reason}); leave it out, or insist on "
+                f'attention="varlen".'
             )
-        if self._hugging_face:
-            return last_hidden(self.backbone(**self._padded_inputs(pack)))
-        return last_hidden(
-            self.backbone(
-                pack.input_ids, attention_mask=pack.attention_mask, position_ids=pack.position_ids
+        mask, positions = pack.attention_mask, pack.position_ids
+        if not self._hugging_face:
+            return last_hidden(
+                self.backbone(pack.input_ids, attention_mask=mask, position_ids=positions)
             )
-        )
+        # Padding on the right comes after everything that is read, so a causal model needs no mask
+        # for it, and without one it takes its fastest attention.
+        options: dict[str, Any] = {"input_ids": pack.input_ids, "use_cache": False}
+        if pack.own_positions:
+            if "position_ids" not in inspect.signature(self.backbone.forward).parameters:
+                raise ValueError(
+                    f"position_ids must be None for {type(self.backbone).__name__}, whose forward "
+                    f"takes none, got a tensor; leave them out."
+                )
+            # A mask, though all padding is on the right: without one, positions that do not go up
+            # by one would be taken for rows laid end to end.
+            options |= {"position_ids": positions, "attention_mask": mask}
+        return last_hidden(self.backbone(**options))
 
     def _run_varlen(self, inputs: Inputs, longest: int) -> Tensor:
         if self._hugging_face:
@@ -384,24 +403,6 @@ class CausalLM(Policy):
         return last_hidden(
             self.backbone(ids, position_ids=positions, cu_seqlens=starts, max_length=longest)
         )
-
-    def _padded_inputs(self, pack: Pack) -> dict[str, Any]:
-        """Return a Hugging Face backbone's arguments.
-
-        Padding on the right comes after everything that is read, so a causal model needs no mask
-        for it, and without one it takes its fastest attention.
-        """
-        inputs = {"input_ids": pack.input_ids, "use_cache": False}
-        if not pack.own_positions:
-            return inputs
-        if "position_ids" not in inspect.signature(self.backbone.forward).parameters:
-            raise ValueError(
-                f"position_ids must be None for {type(self.backbone).__name__}, whose forward "
-                f"takes none, got a tensor; leave them out."
-            )
-        # A mask, though all padding is on the right: without one, positions that do not go up by
-        # one would be taken for rows laid end to end.
-        return inputs | {"position_ids": pack.position_ids, "attention_mask": pack.attention_mask}
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -417,11 +418,6 @@ class CausalLM(Policy):
             self._faults[key] = varlen_fault(self.backbone) or packs_fault(self)
         return self._faults[key]
 
-    def _why_padded(self) -> str:
-        if self.attention == "auto" and (self.device.type != "cuda" or self._dtype not in _HALF):
-            return f'the model is {self._dtype} on {self.device.type} (attention="varlen" insists)'
-        return self._varlen_fault() or 'attention is "padded"'
-
 
 def check_rows(rows: object) -> TokenRows:
     """Return `rows` if they are TokenRows."""
@@ -431,27 +427,3 @@ def check_rows(rows: object) -> TokenRows:
             f"TokenRows(...) or TokenRows.join(prompt_ids, ...)."
         )
     return rows
-
-
-def _check_options(temperature: float, max_tokens: int, attention: str, graph_tokens: int) -> None:
-    if not 0 < temperature < float("inf"):
-        raise ValueError(
-            f"temperature must be a positive number, got {temperature}; 1.0 is the model's own."
-        )
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
-    if graph_tokens < 0 or (graph_tokens and attention == "padded"):
-        raise ValueError(
-            f'graph_tokens must be at least 0, and 0 with attention="padded", got {graph_tokens}: '
-            f"only packs laid end to end are replayed from CUDA graphs."
-        )
-    if attention not in ("auto", "varlen", "padded"):
-        raise ValueError(f'attention must be "auto", "varlen" or "padded", got {attention!r}.')
-
-
-def _at(name: str, values: Tensor, *, shape: torch.Size, rows: Tensor, flat: Tensor) -> Tensor:
-    """Return the values of kept tokens, [K]: those of rows, or of places in the flat batch."""
-    home = values.device
-    if values.shape == shape[:1]:
-        return values.index_select(0, rows.to(home))
-    return expand_rows(name, values, shape).reshape(-1).index_select(0, flat.to(home))

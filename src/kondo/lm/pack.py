@@ -13,7 +13,7 @@ One read tells how long the kept rows are; everything else is laid out on the de
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, overload
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,12 +34,12 @@ class Pack:
     """Either "varlen", one row of `total` tokens, or "padded", B rows of `max_length`."""
     input_ids: Tensor
     """int64 [1, total] or [B, max_length]; 0 in the padding."""
-    position_ids: Tensor | None
-    """int64 like input_ids; 0 in the padding. None in a bare pack."""
+    position_ids: Tensor
+    """int64 like input_ids; 0 in the padding."""
     own_positions: bool
     """Whether position_ids were given, not counted from 0."""
     attention_mask: Tensor | None
-    """bool [B, max_length]: not padding; None for "varlen" and in a bare pack."""
+    """bool [B, max_length]: not padding; None for "varlen"."""
     cu_seqlens: Tensor
     """int32 [B + 1]: where each row starts among the `total` tokens; empty for rows as they lie."""
     max_length: int
@@ -58,44 +58,6 @@ class Pack:
     """Tokens that enter the forward, padding included."""
 
 
-class _Tokens(NamedTuple):
-    """Rows of the batch in one dimension, on the device of the packs."""
-
-    ids: Tensor
-    """int64 [rows * S]."""
-    positions: Tensor | None
-    """int64 [rows * S], where they were given."""
-    num_columns: int
-    """S."""
-
-
-class _Cut(NamedTuple):
-    """Rows that keep something, longest first, on the device of the packs. R rows of S tokens."""
-
-    rows: Tensor
-    """int64 [R]: which rows of the batch."""
-    starts: Tensor
-    """int64 [R]: first real token."""
-    lengths: Tensor
-    """int64 [R]: tokens up to and including the last kept one."""
-    keep: Tensor
-    """bool [R, S]."""
-    places: Tensor
-    """int64 [R]: which rows of `_Tokens`."""
-
-
-class _Sizes(NamedTuple):
-    """What the host knows of the same rows, in the same order."""
-
-    rows: Tensor
-    """int64 [R] on the CPU."""
-    starts: Tensor
-    """int64 [R] on the CPU."""
-    lengths: list[int]
-    kept: list[int]
-    """Kept tokens."""
-
-
 def packs(
     batch: TokenRows,
     keep: Tensor,
@@ -105,7 +67,6 @@ def packs(
     max_tokens: int,
     max_rows: int | None = None,
     device: torch.device | None = None,
-    bare: bool = False,
     host_rows: Tensor | None = None,
 ) -> Iterator[Pack]:
     """Yield packs that hold every kept token once, each with its prefix.
@@ -118,42 +79,115 @@ def packs(
         max_tokens: most tokens of a pack, padding included; a longer row is a pack of its own.
         max_rows: most rows of a pack.
         device: where the packs go; by default where the batch is.
-        bare: leave out masks and positions of "padded" packs, for models that count positions
-            themselves; positions that were given are never left out.
         host_rows: `rows` on the CPU, where all sampled tokens of these rows are kept: with what
             `TokenRows.check` has read, nothing is read then.
     """
-    device = device or batch.input_ids.device
-    measures = None if host_rows is None else batch.measures
+    device, measures = device or batch.device, None if host_rows is None else batch.measures
     if measures is None or host_rows is None:
-        sizes = _measured(batch, keep, rows)
+        known = _measured(batch, keep, rows)
     else:
-        sizes = _known(measures, host_rows)
+        starts, ends, counts = measures[:, host_rows]
+        known = torch.stack([host_rows, starts, ends - starts, counts])
+    known = known[:, known[2].argsort(descending=True, stable=True)]
+    number, _, lengths, counts = known
+    sizes, num_kept = lengths.tolist(), counts.tolist()
     groups = balanced_groups(
-        sizes.lengths,
-        max_tokens,
-        padded=layout == "padded",
-        max_size=max_rows or len(sizes.lengths),
+        sizes, max_tokens, padded=layout == "padded", max_size=max_rows or len(sizes)
     )
-    ids, positions = batch.input_ids, batch.position_ids
-    places = sizes.rows
+    ids, positions, places = batch.input_ids, batch.position_ids, number
     if ids.device != device:  # only what is needed crosses over
-        ids, positions = _rows_of(ids, sizes.rows), _rows_of(positions, sizes.rows)
-        places = torch.arange(len(sizes.lengths))
-    tokens = _Tokens(
-        _flat(ids, device),
-        None if positions is None else _flat(positions, device),
-        ids.shape[1],
-    )
-    parts = (sizes.rows, sizes.starts, torch.tensor(sizes.lengths, dtype=torch.int64), places)
-    number, starts, lengths, places = _copy(parts, device)
-    here = number if keep.device == device else sizes.rows.to(keep.device)
+        wanted = number.to(ids.device)
+        ids = _to(ids.index_select(0, wanted), device)
+        positions = None if positions is None else _to(positions.index_select(0, wanted), device)
+        places = torch.arange(len(sizes))
+    index = torch.stack([*known[:3], places])
+    index = _to(index.pin_memory() if device.type == "cuda" else index, device)
+    here = index[0] if keep.device == device else number.to(keep.device)
     kept = _to(keep.index_select(0, here), device)
-    cut = _Cut(number, starts, lengths, kept, places)
-    bare = bare and layout == "padded" and positions is None
     for group in groups:
-        some = _Cut(*(part[group] for part in cut))
-        yield _pack(tokens, some, sizes.lengths[group], sum(sizes.kept[group]), layout, bare)
+        parts = index[:, group], kept[group], sizes[group], sum(num_kept[group])
+        yield _pack(ids, positions, *parts, layout)
+
+
+def _measured(batch: TokenRows, keep: Tensor, rows: Tensor | None) -> Tensor:
+    """Read what the host must know of the rows with a kept token, [4, R] on the CPU, at once.
+
+    Their numbers, their first real tokens, their lengths up to the last kept token, and how many
+    tokens are kept.
+    """
+    real = batch.attention_mask.to(keep.device)
+    number = torch.arange(keep.shape[0], device=keep.device) if rows is None else rows
+    if rows is not None:
+        real, keep = real.index_select(0, rows), keep.index_select(0, rows)
+    starts, first = real.byte().argmax(1), keep.byte().argmax(1)
+    ends = keep.shape[1] - keep.flip(1).byte().argmax(1)
+    read = torch.stack([number, starts, ends - starts, keep.sum(1), first]).cpu()
+    read = read[:, read[3] > 0]
+    broken = (read[4] <= read[1]).nonzero()
+    if broken.numel():
+        raise ValueError(
+            f"completion_mask must not hold the first real token of a row, or padding before it: "
+            f"nothing precedes it, so it has no log-prob. Got row {int(read[0, broken[0]])}; put a "
+            f"prompt or a start token before it."
+        )
+    return read[:4]
+
+
+def _pack(
+    ids: Tensor,
+    positions: Tensor | None,
+    index: Tensor,
+    keep: Tensor,
+    sizes: list[int],
+    num_kept: int,
+    layout: Layout,
+) -> Pack:
+    """Lay out the rows of one pack, whose sizes the host knows: nothing is read.
+
+    `index` is [4, R]: numbers of the rows, first real tokens, lengths, and their places in `ids`
+    and `positions`; `keep` is [R, S].
+    """
+    number, first, lengths, places = index
+    num_rows, total, longest, device = len(sizes), sum(sizes), sizes[0], index.device
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    begin, corner_of_row = starts[:-1], places * ids.shape[1]
+    # The slot of a row's first token in the flattened pack.
+    corner = begin if layout == "varlen" else torch.arange(num_rows, device=device) * longest
+    offsets = torch.stack([corner_of_row + first - begin, -begin, corner - begin])
+    place = offsets.repeat_interleave(lengths, dim=1, output_size=total)
+    source, position, slot = (place + torch.arange(total, device=device)).unbind()
+    row, column = keep.nonzero_static(size=num_kept).unbind(1)
+    shape = (1, total) if layout == "varlen" else (num_rows, longest)
+    flat = ids.reshape(-1)
+    if positions is not None:
+        position = positions.reshape(-1)[source]
+
+    def placed(values: Tensor) -> Tensor:
+        """Write one value per token into its slot; what is left, the padding, is 0 or False."""
+        if total == shape[0] * shape[1]:
+            return values.view(shape)
+        return values.new_zeros(shape[0] * shape[1]).index_copy(0, slot, values).view(shape)
+
+    return Pack(
+        layout=layout,
+        input_ids=placed(flat[source]),
+        position_ids=placed(position),
+        own_positions=positions is not None,
+        attention_mask=None if layout == "varlen" else placed(slot >= 0),
+        cu_seqlens=starts.int(),
+        max_length=longest,
+        read=(corner - first - 1)[row] + column,
+        targets=flat[corner_of_row[row] + column],
+        rows=number[row],
+        columns=column,
+        num_rows=num_rows,
+        num_tokens=shape[0] * shape[1],
+    )
+
+
+def _to(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device, without waiting for it."""
+    return values.to(device, non_blocking=True)
 
 
 def balanced_groups(lengths: list[int], budget: int, *, padded: bool, max_size: int) -> list[slice]:
@@ -190,34 +224,6 @@ def _groups(lengths: list[int], budget: int, padded: bool, max_size: int) -> lis
     return found
 
 
-def _measured(batch: TokenRows, keep: Tensor, rows: Tensor | None) -> _Sizes:
-    """Return how long the rows with a kept token are, longest first; the one read."""
-    real = batch.attention_mask.to(keep.device)
-    number = torch.arange(keep.shape[0], device=keep.device) if rows is None else rows
-    if rows is not None:
-        real, keep = real.index_select(0, rows), keep.index_select(0, rows)
-    starts, first = real.byte().argmax(1), keep.byte().argmax(1)
-    ends = keep.shape[1] - keep.flip(1).byte().argmax(1)
-    read = torch.stack([number, starts, ends - starts, keep.sum(1), first], 1).cpu()
-    read = read[read[:, 3] > 0]
-    number, starts, lengths, kept, first = read[read[:, 2].argsort(descending=True, stable=True)].T
-    broken = (first <= starts).nonzero()
-    if broken.numel():
-        raise ValueError(
-            f"completion_mask must not hold the first real token of a row, or padding before it: "
-            f"nothing precedes it, so it has no log-prob. Got row {int(number[broken[0]])}; put a "
-            f"prompt or a start token before it."
-        )
-    return _Sizes(number, starts, lengths.tolist(), kept.tolist())
-
-
-def _known(measures: Tensor, rows: Tensor) -> _Sizes:
-    """Return how long whole rows are, longest first, from what is known of all rows, [3, N]."""
-    starts, ends, kept = measures[:, rows]
-    lengths, order = (ends - starts).sort(descending=True, stable=True)
-    return _Sizes(rows[order], starts[order], lengths.tolist(), kept[order].tolist())
-
-
 def unpacked(batch: TokenRows, keep: Tensor, *, max_tokens: int) -> list[Pack] | None:
     """Return the batch as it lies, in "padded" packs; None where packing would compute much less.
 
@@ -235,100 +241,27 @@ def unpacked(batch: TokenRows, keep: Tensor, *, max_tokens: int) -> list[Pack] |
     width = int(ends.max()) - 1  # nothing is read from the last token
     if bool(starts.any()) or int(ends.sum()) < _FULL * len(ends) * width:
         return None
-    size = max(1, max_tokens // width)
-    return [
-        _as_it_lies(batch, keep, slice(start, start + size), width, kept[start : start + size])
-        for start in range(0, len(ends), size)
-    ]
-
-
-def _as_it_lies(batch: TokenRows, keep: Tensor, some: slice, width: int, kept: Tensor) -> Pack:
-    ids, columns = batch.input_ids, batch.input_ids.shape[1]
-    row, column = keep[some].nonzero_static(size=int(kept.sum())).unbind(1)
-    rows = row + some.start if some.start else row
-    real, given = batch.attention_mask[some, :width], ids[some, :width]
-    return Pack(
-        layout="padded",
-        input_ids=torch.where(real, given, 0),  # what stands in the padding may be no id at all
-        position_ids=torch.arange(width, device=ids.device).expand(given.shape),
-        own_positions=False,
-        attention_mask=real,
-        cu_seqlens=ids.new_zeros(0, dtype=torch.int32),  # of rows laid end to end alone
-        max_length=width,
-        read=row * width + (column - 1),
-        targets=ids.reshape(-1).index_select(0, rows * columns + column),
-        rows=rows,
-        columns=column,
-        num_rows=given.shape[0],
-        num_tokens=given.numel(),
-    )
-
-
-def _pack(
-    tokens: _Tokens, cut: _Cut, sizes: list[int], num_kept: int, layout: Layout, bare: bool
-) -> Pack:
-    """Lay out the rows of one pack, whose sizes the host knows: nothing is read."""
-    num_rows, total, longest = len(sizes), sum(sizes), sizes[0]
-    device = cut.rows.device
-    starts = torch.nn.functional.pad(cut.lengths.cumsum(0), (1, 0))
-    begin, corner_of_row = starts[:-1], cut.places * tokens.num_columns
-    # The slot of a row's first token in the flattened pack.
-    corner = begin if layout == "varlen" else torch.arange(num_rows, device=device) * longest
-    offsets = torch.stack([corner_of_row + cut.starts - begin, -begin, corner - begin])
-    place = offsets.repeat_interleave(cut.lengths, dim=1, output_size=total)
-    source, position, slot = (place + torch.arange(total, device=device)).unbind()
-    row, column = cut.keep.nonzero_static(size=num_kept).unbind(1)
-
-    shape = (1, total) if layout == "varlen" else (num_rows, longest)
-    if tokens.positions is not None:
-        position = tokens.positions[source]
-    needs_mask = layout == "padded" and not bare
-    real = torch.ones_like(slot, dtype=torch.bool) if needs_mask else None
-    return Pack(
-        layout=layout,
-        input_ids=_place(tokens.ids[source], slot, shape),
-        position_ids=None if bare else _place(position, slot, shape),
-        own_positions=tokens.positions is not None,
-        attention_mask=None if real is None else _place(real, slot, shape),
-        cu_seqlens=starts.int(),
-        max_length=longest,
-        read=(corner - cut.starts - 1)[row] + column,
-        targets=tokens.ids[corner_of_row[row] + column],
-        rows=cut.rows[row],
-        columns=column,
-        num_rows=num_rows,
-        num_tokens=shape[0] * shape[1],
-    )
-
-
-def _place(values: Tensor, slot: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Write one value per token into its slot; what is left, the padding, is 0 or False."""
-    if values.numel() == shape[0] * shape[1]:
-        return values.view(shape)
-    return values.new_zeros(shape[0] * shape[1]).index_copy(0, slot, values).view(shape)
-
-
-@overload
-def _rows_of(values: Tensor, rows: Tensor) -> Tensor: ...
-@overload
-def _rows_of(values: None, rows: Tensor) -> None: ...
-def _rows_of(values: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if values is None else values.index_select(0, rows.to(values.device))
-
-
-def _to(values: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device, without waiting for it."""
-    return values.to(device, non_blocking=True)
-
-
-def _flat(values: Tensor, device: torch.device) -> Tensor:
-    return _to(values, device).reshape(-1)
-
-
-def _copy(parts: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Copy index tensors to the device in one piece, without waiting for it."""
-    sizes = [part.numel() for part in parts]
-    together = torch.cat(parts)
-    if device.type == "cuda":
-        together = together.pin_memory()
-    return torch.split(_to(together, device), sizes)
+    size, columns, found = max(1, max_tokens // width), batch.input_ids.shape[1], []
+    for start in range(0, len(ends), size):
+        some = slice(start, start + size)
+        row, column = keep[some].nonzero_static(size=int(kept[some].sum())).unbind(1)
+        rows = row + start if start else row
+        real, ids = batch.attention_mask[some, :width], batch.input_ids[some, :width]
+        found.append(
+            Pack(
+                layout="padded",
+                input_ids=torch.where(real, ids, 0),  # what stands in the padding may be no id
+                position_ids=torch.arange(width, device=ids.device).expand(ids.shape),
+                own_positions=False,
+                attention_mask=real,
+                cu_seqlens=ids.new_zeros(0, dtype=torch.int32),  # of rows laid end to end alone
+                max_length=width,
+                read=row * width + (column - 1),
+                targets=batch.input_ids.reshape(-1).index_select(0, rows * columns + column),
+                rows=rows,
+                columns=column,
+                num_rows=ids.shape[0],
+                num_tokens=ids.numel(),
+            )
+        )
+    return found

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from kondo import rows
-from kondo.engine import findings
 from kondo.engine.check import CheckError, in_words
-from kondo.engine.findings import Precision
 from kondo.engine.policy import LogProb, Policy, evaluation
 from kondo.engine.preserved import preserved
-from kondo.engine.trial import MOST_ROWS, Answers, Trial
+from kondo.engine.trial import MOST_ROWS, Precision, Trial, draw_from
 from kondo.lm.rows import TokenRows
 
 __all__ = ["MOST_ROWS", "Forward", "Run", "TrainedForward", "check_forwards"]
@@ -76,8 +74,7 @@ class TrainedForward(Policy):
         return -(-size // self.most)
 
     def faults(self, batch: Any, log_prob: LogProb) -> Iterator[str]:
-        """Yield what is wrong with a model that looks ahead: gated rows are cut after the last kept
-        token."""
+        """Yield what is wrong with a model that looks ahead, which gated rows are cut for."""
         counted = batch.completion_mask
         before = counted.sum(0).cumsum(0)
         end = int((2 * before >= before[-1]).int().argmax()) + 1
@@ -98,8 +95,7 @@ class TrainedForward(Policy):
 def check_forwards(policy: TrainedForward, batch: TokenRows) -> None:
     """Try a forward in evaluation mode and without a graph, where gradients cannot be compared.
 
-    Every rank makes the same nine forwards: of all rows, twice, in the opposite order, with others
-    beside them, of half of the rows and of one, and those of `TrainedForward.faults`.
+    Every rank makes the same thirteen forwards.
 
     Args:
         policy: the forward.
@@ -110,39 +106,22 @@ def check_forwards(policy: TrainedForward, batch: TokenRows) -> None:
     """
     size, device = len(batch.input_ids), batch.device
     places = torch.linspace(0, size - 1, min(size, policy.most)).round().long()
-    some, order = rows.take(batch, places), torch.arange(len(places))
+    some: TokenRows = rows.take(batch, places)
+
     cuda = [device] if device.type == "cuda" else []
+
+    def run(what: str, some: TokenRows, seed: int) -> Tensor:
+        draw_from(seed, cuda)
+        return policy.screened(some)
+
+    found: list[str] = []
+    numbers = list(policy.forward.parameters())
     with preserved(list(policy.forward.modules()), cuda, None, None):
         try:
-            found = list(_findings(policy, some, order))
+            trial = Trial(run, run, some, some.completion_mask, [], numbers)
+            found.extend(trial.faults(named=True))
+            found.extend(policy.faults(some, policy.log_prob))
         except Exception as error:  # as in `kondo.check`, whatever a model raises is a finding
-            found = [in_words(error)]
+            found.append(in_words(error))
     if found:
         raise CheckError(found)
-
-
-def _findings(policy: TrainedForward, some: TokenRows, order: Tensor) -> Iterator[str]:
-    """Run a few rows in several ways, and judge what the forward answers."""
-    whole, again, backwards, beside, half, alone = (
-        policy.screened(rows.take(some, which))
-        for which in (order, order, order.flip(0), order - order % 2, order[::2], order[-1:])
-    )
-    answers = Answers(
-        given=whole,
-        again=whole,
-        other_draws=again,
-        calm=whole,
-        calm_again=again,
-        beside_others=beside,
-        screened=whole,
-        screened_again=again,
-        backwards=backwards.flip(0),
-        half=half,
-        alone=alone,
-    )
-    trial = Trial(answers, edited=[], changed=[], moved=[], leaves=[])
-    precision = Precision(whole, list(policy.forward.parameters()))
-    yield from findings.of_state(trial, precision, some.completion_mask, given=True)
-    yield from findings.of_rows(trial, precision, some.completion_mask)
-    yield from findings.of_underflow(whole, some.completion_mask)
-    yield from policy.faults(some, policy.log_prob)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kondo.ranks.communicator import RankError
-    from kondo.ranks.rank_report import RankReport
+    from kondo.ranks.rank_group import RankReport
 
 __all__ = ["RankError", "RankReport"]
 
-_MODULES = {"RankError": "communicator", "RankReport": "rank_report"}
+_MODULES = {"RankError": "communicator", "RankReport": "rank_group"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,8 @@ wherever the others are in the step, and no rank waits for data that never comes
         ranks.gather(...)        waits for every rank's data, which only a crash can withhold
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -81,9 +83,50 @@ class Ranks:
         message[0] = error is not None
         message[1 : 1 + len(words)] = torch.tensor(words, dtype=torch.int64)
         told = torch.stack(self._all_gather(message.to(self._control))).cpu()
-        if bool(told[:, 0].any()):
-            self._raise(told[:, 0].nonzero().flatten().tolist(), error)
-        return [[int(word) for word in row] for row in told[:, 1 : 1 + len(words)].tolist()]
+        failed: list[int] = told[:, 0].nonzero().flatten().tolist()
+        if not failed:
+            found: list[list[int]] = told[:, 1 : 1 + len(words)].tolist()
+            return found
+        self._said = True
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        letters = bytearray(text.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0"))
+        texts = self._all_gather(torch.frombuffer(letters, dtype=torch.uint8).to(self._control))
+        if error is not None:
+            raise error
+        first = bytes(texts[failed[0]].tolist()).rstrip(b"\0").decode(errors="replace")
+        raise RankError(
+            f"rank {failed[0]} failed ({len(failed)} of {self.size} ranks in all), so no rank made "
+            f"this step. It said: {first}"
+        )
+
+    def total(self, *numbers: int) -> list[int]:
+        """Return the sums over ranks."""
+        return [sum(column) for column in zip(*self.say(*numbers), strict=True)]
+
+    def agree(
+        self, options: dict[str, str], *words: int, among: Sequence[int] | None = None
+    ) -> list[list[int]]:
+        """Say `words` to all ranks, and raise on all of them if any two differ in an option.
+
+        Args:
+            options: name -> value, in words.
+            words: further integers of this rank.
+            among: the ranks whose options are compared, the same on all; by default all of them.
+
+        Returns:
+            The words of every rank.
+        """
+        text = json.dumps(options)
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+        told = self.say(digest, *words)
+        compared = range(self.size) if among is None else among
+        if len({told[rank][0] for rank in compared}) > 1:
+            letters = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+            texts = self.gather(letters, [length for (length,) in self.say(letters.numel())])
+            raise ValueError(
+                _difference({rank: json.loads(bytes(texts[rank].tolist())) for rank in compared})
+            )
+        return [rest for _, *rest in told]
 
     def gather(self, values: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """Return the 1-d tensors of all ranks; `lengths` are those of all ranks, known to all."""
@@ -95,12 +138,6 @@ class Ranks:
         return [
             part[:length].to(values.device) for part, length in zip(parts, lengths, strict=True)
         ]
-
-    def gather_text(self, text: str) -> list[str]:
-        """Return the strings of all ranks."""
-        encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        lengths = [length for (length,) in self.say(encoded.numel())]
-        return [bytes(part.tolist()).decode() for part in self.gather(encoded, lengths)]
 
     def broadcast(self, values: Tensor) -> Tensor:
         """Return rank 0's values; all ranks give tensors of one shape and dtype."""
@@ -142,19 +179,16 @@ class Ranks:
             self._said = True
             raise
 
-    def _raise(self, failed: list[int], error: Exception | None) -> None:
-        """Exchange what went wrong, and raise it."""
-        self._said = True
-        text = "" if error is None else f"{type(error).__name__}: {error}"
-        encoded = text.encode()[:_MESSAGE_BYTES]
-        message = torch.frombuffer(
-            bytearray(encoded.ljust(_MESSAGE_BYTES, b"\0")), dtype=torch.uint8
-        )
-        told = self._all_gather(message.to(self._control))
-        if error is not None:
-            raise error
-        first = bytes(told[failed[0]].tolist()).rstrip(b"\0").decode(errors="replace")
-        raise RankError(
-            f"rank {failed[0]} failed ({len(failed)} of {self.size} ranks in all), so no rank made "
-            f"this step. It said: {first}"
-        )
+
+def _difference(everyone: dict[int, dict[str, str]]) -> str:
+    """Name the first option that is not the same everywhere; `everyone` is by rank."""
+    one, first = next(iter(everyone.items()))
+    for rank, other in everyone.items():
+        for name in {**first, **other}:
+            ours, theirs = first.get(name, "nothing"), other.get(name, "nothing")
+            if ours != theirs:
+                return (
+                    f"{name} must be the same on all ranks, got {ours} on rank {one} and {theirs} "
+                    f"on rank {rank}; give every rank the same, and batches of one structure."
+                )
+    raise AssertionError("digests differ, options do not")

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from kondo.engine.finite import leaves_of
+from kondo.arguments import require
+from kondo.engine.differentiate import leaves_of
 from kondo.ranks.communicator import Ranks
 from kondo.stage_clock import StageClock
 
@@ -46,74 +47,68 @@ class Gradients:
     """
 
     def __init__(
-        self,
-        roots: Sequence[nn.Module],
-        ranks: Ranks,
-        *,
-        all_reduce: bool | None,
-        when: When,
+        self, roots: Sequence[nn.Module], ranks: Ranks, *, all_reduce: bool | None, when: When
     ):
-        self._roots = roots
+        self._roots, self._ranks, self._when = roots, ranks, when
+        self._sums = bool(all_reduce)
         self._averaged = list(_outermost(roots, DistributedDataParallel))
         self._sharded = list(_outermost(roots, FSDPModule))
-        self._ranks, self._when = ranks, when
-        self._own: list[nn.Parameter] = []
         self._outside: list[weakref.ref[Tensor]] | None = None
         wrapped = bool(self._averaged or self._sharded)
         self.scale = ranks.size if wrapped else 1
         """What the loss is multiplied by, since wrapped modules divide by it."""
-        self._check(roots, all_reduce, wrapped)
-        self._sums = bool(all_reduce)
-        if not wrapped:
-            every = {p: None for root in roots for p in root.parameters() if p.requires_grad}
-            self._own = list(every)
+        every = () if wrapped else (p for root in roots for p in root.parameters())
+        self._own = list(dict.fromkeys(p for p in every if p.requires_grad))
+        self._check(all_reduce, wrapped)
 
-    def _check(self, roots: Sequence[nn.Module], all_reduce: bool | None, wrapped: bool) -> None:
-        if self._when not in ("last", "each", "never"):
-            raise ValueError(f'sync must be "last", "each" or "never", got {self._when!r}.')
-        if not roots:
-            raise ValueError(
-                "module must be given with a group where the policy is a plain function, got None: "
-                "what ranks train, in DDP, sharded or plain, is not looked for in a function. Give "
-                "kondo.Options(module=net), or several as [actor, critic], or a policy that is a "
-                "module or a method of one."
-            )
-        if next(_outermost(roots, FullyShardedDataParallel), None) is not None:
-            raise ValueError(
-                "module must be DistributedDataParallel, sharded by fully_shard, or plain, got "
-                "FullyShardedDataParallel; use torch.distributed.fsdp.fully_shard."
-            )
+    def _check(self, all_reduce: bool | None, wrapped: bool) -> None:
+        when, size = self._when, self._ranks.size
+        require(
+            when in ("last", "each", "never"),
+            f'sync must be "last", "each" or "never", got {when!r}.',
+        )
+        require(
+            bool(self._roots),
+            "module must be given with a group where the policy is a plain function, got None: "
+            "what ranks train, in DDP, sharded or plain, is not looked for in a function. Give "
+            "kondo.Options(module=net), or several as [actor, critic], or a policy that is a "
+            "module or a method of one.",
+        )
+        require(
+            next(_outermost(self._roots, FullyShardedDataParallel), None) is None,
+            "module must be DistributedDataParallel, sharded by fully_shard, or plain, got "
+            "FullyShardedDataParallel; use torch.distributed.fsdp.fully_shard.",
+        )
         for module in self._averaged:
-            size = torch.distributed.get_world_size(module.process_group)
-            if size != self._ranks.size:
-                raise ValueError(
-                    f"group must be that of the module, {size} ranks in its process_group, got "
-                    f"{self._ranks.size}; gradients are averaged over the module's."
-                )
-        exchanges = self._when != "never" and all(map(_exchanges, self._averaged))
-        if self._learns_graph() and not exchanges:
-            raise ValueError(
-                f"sync must be 'last' or 'each', outside of no_sync, in the first step of a "
-                f"DistributedDataParallel with static_graph=True, got {self._when!r}"
-                f"{' in no_sync' * (self._when != 'never')}: it learns its graph in a backward "
-                f"that exchanges gradients. Make one such step first, or leave static_graph out."
+            theirs = torch.distributed.get_world_size(module.process_group)
+            require(
+                theirs == size,
+                f"group must be that of the module, {theirs} ranks in its process_group, got "
+                f"{size}; gradients are averaged over the module's.",
             )
-        if all_reduce is None and not wrapped and self._ranks.size > 1:
-            raise ValueError(
-                "all_reduce must be given for a plain module, and none was given in DDP or sharded "
-                "by fully_shard: True sums gradients over ranks, False leaves each rank its part "
-                "of the sum. Or give the wrapped module as module=..."
-            )
-        if all_reduce and wrapped:
-            raise ValueError(
-                "all_reduce must be False for a module in DDP or sharded by fully_shard, which "
-                "exchange gradients themselves."
-            )
-        if self._when != "last" and not wrapped:
-            raise ValueError(
-                f"sync must be left at 'last' for plain modules, got {self._when!r}: nothing is "
-                f"exchanged in their backward; all_reduce decides."
-            )
+        require(
+            not self._learns_graph() or (when != "never" and all(map(_exchanges, self._averaged))),
+            f"sync must be 'last' or 'each', outside of no_sync, in the first step of a "
+            f"DistributedDataParallel with static_graph=True, got {when!r}"
+            f"{' in no_sync' * (when != 'never')}: it learns its graph in a backward that "
+            f"exchanges gradients. Make one such step first, or leave static_graph out.",
+        )
+        require(
+            all_reduce is not None or wrapped or size == 1,
+            "all_reduce must be given for a plain module, and none was given in DDP or sharded by "
+            "fully_shard: True sums gradients over ranks, False leaves each rank its part of the "
+            "sum. Or give the wrapped module as module=...",
+        )
+        require(
+            not (all_reduce and wrapped),
+            "all_reduce must be False for a module in DDP or sharded by fully_shard, which "
+            "exchange gradients themselves.",
+        )
+        require(
+            when == "last" or wrapped,
+            f"sync must be left at 'last' for plain modules, got {when!r}: nothing is exchanged in "
+            f"their backward; all_reduce decides.",
+        )
 
     def note_leaves(self, loss: Tensor) -> None:
         """Note which leaves a first backward adds gradients to that are outside the modules.
@@ -177,7 +172,11 @@ class Gradients:
         if self._when == "never":
             return False
         # DDP holds them in `.grad`, which may have been zeroed since; FSDP2 inside itself.
-        averaged = (m for m in self._averaged if _exchanges(m) and _has_gradient(m))
+        averaged = (
+            module
+            for module in self._averaged
+            if _exchanges(module) and any(p.grad is not None for p in module.parameters())
+        )
         return any(module in _HELD for module in (*averaged, *self._sharded))
 
     @contextmanager
@@ -208,14 +207,13 @@ class Gradients:
     def _sum(self) -> None:
         """Replace each `.grad` by the sum over ranks; None where every rank has None."""
         found = torch.tensor([parameter.grad is not None for parameter in self._own]).long()
-        anywhere = self._ranks.sum_(found).tolist()
-        used = [
-            parameter for parameter, any_rank in zip(self._own, anywhere, strict=True) if any_rank
-        ]
-        for parameter in used:
-            if parameter.grad is None:
+        grads = []
+        for parameter, anywhere in zip(self._own, self._ranks.sum_(found).tolist(), strict=True):
+            if anywhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets([p.grad for p in used if p.grad is not None]):
+            if parameter.grad is not None:
+                grads.append(parameter.grad)
+        for bucket in _buckets(grads):
             together = self._ranks.sum_(torch.cat([grad.flatten() for grad in bucket]))
             parts = torch.split(together, [grad.numel() for grad in bucket])
             for grad, part in zip(bucket, parts, strict=True):
@@ -239,10 +237,6 @@ def _buckets(grads: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 def _exchanges(module: nn.Module) -> bool:
     """Return whether a backward exchanges gradients: not in DDP's own `no_sync`."""
     return bool(getattr(module, "require_backward_grad_sync", True))
-
-
-def _has_gradient(module: nn.Module) -> bool:
-    return any(parameter.grad is not None for parameter in module.parameters())
 
 
 def _outermost(roots: Sequence[nn.Module], kind: type[Any]) -> Iterator[Any]:

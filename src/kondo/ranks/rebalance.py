@@ -10,7 +10,7 @@ every dimension that is too short.
 import heapq
 import math
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -55,11 +55,7 @@ def deal(costs: Sequence[Tensor]) -> list[Tensor]:
         stays = own[order].cumsum(0) <= share
         targets.append(torch.full_like(own, rank))
         loads.append(int(own[order[stays]].sum()))
-        spare = order[~stays]
-        pool += [
-            (-cost, rank, row)
-            for cost, row in zip(own[spare].tolist(), spare.tolist(), strict=True)
-        ]
+        pool += [(-int(own[row]), rank, row) for row in order[~stays].tolist()]
     lightest = [(load, rank) for rank, load in enumerate(loads)]
     heapq.heapify(lightest)
     for cost, owner, row in sorted(pool):
@@ -82,65 +78,81 @@ def move(ranks: Ranks, nest: Any, targets: Sequence[Tensor]) -> Moved:
             sizes beside the rows may differ.
         targets: per rank, [K_r] int64: destination of each of its rows, the same on all ranks.
     """
-    tensors = rows.leaves(nest)
-    me, wire = ranks.rank, ranks.wire(tensors[0].device)
-    shapes = _shapes(ranks, tensors)
-    mine = targets[me]
+    tensors, me = rows.leaves(nest), ranks.rank
+    sizes = torch.tensor([size for t in tensors for size in t.shape[1:]], dtype=torch.int64)
+    shapes = [  # of one row of each tensor, on every rank
+        [part.tolist() for part in torch.split(told, [t.ndim - 1 for t in tensors])]
+        for told in ranks.gather(sizes, [sizes.numel()] * ranks.size)
+    ]
+    widths = [  # in bytes
+        [math.prod(shape) * t.element_size() for t, shape in zip(tensors, theirs, strict=True)]
+        for theirs in shapes
+    ]
     counts = [int((own == me).sum()) for own in targets]
-    nobody = torch.zeros(0, dtype=torch.int64)
-    outgoing = [
-        nobody if rank == me else (mine == rank).nonzero().flatten() for rank in range(ranks.size)
-    ]
+    places = [(targets[me] == rank).nonzero().flatten() for rank in range(ranks.size)]
+    going = [[t.index_select(0, index.to(t.device)) for t in tensors] for index in places]
+    stay, going[me] = going[me], [t[:0] for t in tensors]
+    wire = ranks.wire(tensors[0].device)
     parcels = [
-        torch.cat([_bytes(tensor, index).to(wire) for tensor in tensors]) for index in outgoing
+        torch.cat(
+            [part.detach().contiguous().view(-1).view(torch.uint8).to(wire) for part in parts]
+        )
+        for parts in going
     ]
-    sizes = [
-        0 if rank == me else sum(_num_bytes(tensors, shapes[rank], counts[rank]))
-        for rank in range(ranks.size)
-    ]
-    received = ranks.trade(parcels, sizes)
-    stay = (mine == me).nonzero().flatten()
-    by_rank = [
-        [tensor.index_select(0, stay.to(tensor.device)) for tensor in tensors]
-        if rank == me
-        else list(_tensors(received[rank], tensors, shapes[rank], counts[rank]))
-        for rank in range(ranks.size)
-        if counts[rank]
-    ]
-    total = sum(counts)
-    joined = (
-        [_join(parts) for parts in zip(*by_rank, strict=True)]
-        if by_rank
-        else [tensor[:0] for tensor in tensors]
-    )
+    expected = [count * sum(width) for count, width in zip(counts, widths, strict=True)]
+    expected[me] = 0
+    received = ranks.trade(parcels, expected)
+
+    def opened(rank: int) -> list[Tensor]:
+        """Return the tensors of a parcel, in the dtypes and on the devices of ours."""
+        parts = torch.split(received[rank], [counts[rank] * width for width in widths[rank]])
+        # A copy: bytes in the middle of a parcel may not be aligned for the dtype.
+        return [
+            part.clone().view(t.dtype).view(counts[rank], *shape).to(t.device)
+            for part, t, shape in zip(parts, tensors, shapes[rank], strict=True)
+        ]
+
+    arrived = [stay if rank == me else opened(rank) for rank in range(ranks.size) if counts[rank]]
+    joined = iter([_join(parts) for parts in zip(*arrived, strict=True)] if arrived else stay)
     num_bytes = sum(
-        sum(_num_bytes(tensors, shapes[rank], int((own != rank).sum())))
-        for rank, own in enumerate(targets)
+        int((own != rank).sum()) * sum(widths[rank]) for rank, own in enumerate(targets)
     )
     lists = [leaf for _, leaf in rows.fields(nest, "rows") if rows.is_sequence(leaf)]
-    entries, list_bytes = _move_lists(ranks, lists, outgoing, stay) if lists else ([], 0)
-    return Moved(_rebuild(nest, joined, total, entries), total, num_bytes + list_bytes)
+    entries, list_bytes = _move_lists(ranks, lists, places) if lists else ([], 0)
+    remaining = iter(entries)
+
+    def replace(leaf: Any) -> Any:
+        if rows.is_sequence(leaf):
+            return rows.sequence_like(leaf, next(remaining))
+        if isinstance(leaf, Tensor):
+            return next(joined)
+        return leaf.apply(lambda _: next(joined), batch_size=[sum(counts)])
+
+    return Moved(rows.map_fields(nest, replace), sum(counts), num_bytes + list_bytes)
 
 
 def _move_lists(
-    ranks: Ranks, lists: Sequence[Sequence[Any]], outgoing: Sequence[Tensor], stay: Tensor
+    ranks: Ranks, lists: Sequence[Sequence[Any]], places: Sequence[Tensor]
 ) -> tuple[list[list[Any]], int]:
     """Send entries of lists as `move` does rows; return those of this rank, and bytes sent."""
-
-    def entries(index: Tensor) -> list[list[Any]]:
-        places = index.tolist()
-        return [[each[place] for place in places] for each in lists]
-
-    told = [pickle.dumps(entries(index)) if len(index) else b"" for index in outgoing]
-    lengths = torch.tensor([len(text) for text in told])
+    going = [[[each[place] for place in index.tolist()] for each in lists] for index in places]
+    stay, empty = going[ranks.rank], torch.zeros(0, dtype=torch.uint8)
+    parcels = [
+        torch.frombuffer(bytearray(pickle.dumps(entries)), dtype=torch.uint8)
+        if rank != ranks.rank and len(places[rank])
+        else empty
+        for rank, entries in enumerate(going)
+    ]
+    lengths = torch.tensor([parcel.numel() for parcel in parcels])
     every = ranks.gather(lengths, [ranks.size] * ranks.size)
-    parcels = [torch.frombuffer(bytearray(b"\0" + text), dtype=torch.uint8)[1:] for text in told]
     received = ranks.trade(parcels, [int(sizes[ranks.rank]) for sizes in every])
-    by_rank = [pickle.loads(bytes(part.tolist())) for part in received if part.numel()]
-    before = sum(part.numel() > 0 for part in received[: ranks.rank])
-    by_rank.insert(before, entries(stay))
-    joined = [list(chain.from_iterable(parts)) for parts in zip(*by_rank, strict=True)]
-    return joined, int(sum(map(sum, every)))
+    arrived = [
+        stay if rank == ranks.rank else pickle.loads(bytes(parcel.tolist()))
+        for rank, parcel in enumerate(received)
+        if rank == ranks.rank or parcel.numel()
+    ]
+    joined = [list(chain.from_iterable(parts)) for parts in zip(*arrived, strict=True)]
+    return joined, int(torch.stack(every).sum())
 
 
 def structure(nest: Any, name: str) -> dict[str, str]:
@@ -155,64 +167,15 @@ def structure(nest: Any, name: str) -> dict[str, str]:
     return described
 
 
-def _rebuild(
-    nest: Any, tensors: Sequence[Tensor], num_rows: int, lists: Sequence[list[Any]]
-) -> Any:
-    """Return `nest` with other fields in the places of its own, each with `num_rows` rows."""
-    following, entries = iter(tensors), iter(lists)
-
-    def replace(leaf: Any) -> Any:
-        if rows.is_sequence(leaf):
-            return rows.sequence_like(leaf, next(entries))
-        if isinstance(leaf, Tensor):
-            return next(following)
-        return leaf.apply(lambda _: next(following), batch_size=[num_rows])
-
-    return rows.map_fields(nest, replace)
-
-
-def _shapes(ranks: Ranks, tensors: Sequence[Tensor]) -> list[list[list[int]]]:
-    """Return, per rank and tensor, the sizes beside the rows."""
-    own = torch.tensor([size for t in tensors for size in t.shape[1:]], dtype=torch.int64)
-    told = ranks.gather(own, [own.numel()] * ranks.size)
-    return [
-        [part.tolist() for part in torch.split(every, [t.ndim - 1 for t in tensors])]
-        for every in told
-    ]
-
-
-def _bytes(tensor: Tensor, index: Tensor) -> Tensor:
-    taken = tensor.detach().index_select(0, index.to(tensor.device))
-    return taken.contiguous().view(-1).view(torch.uint8)
-
-
-def _num_bytes(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], count: int) -> list[int]:
-    return [
-        count * math.prod(shape) * tensor.element_size()
-        for tensor, shape in zip(tensors, shapes, strict=True)
-    ]
-
-
-def _tensors(
-    parcel: Tensor, like: Sequence[Tensor], shapes: Sequence[Sequence[int]], count: int
-) -> Iterator[Tensor]:
-    """Yield the tensors of a parcel, in the dtypes and on the devices of `like`."""
-    parts = torch.split(parcel, _num_bytes(like, shapes, count))
-    for part, tensor, shape in zip(parts, like, shapes, strict=True):
-        # A copy: bytes in the middle of a parcel may not be aligned for the dtype.
-        yield part.clone().view(tensor.dtype).view(count, *shape).to(tensor.device)
-
-
 def _join(parts: Sequence[Tensor]) -> Tensor:
     """Stack rows, after making the shorter as long as the longest."""
     longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
-    return torch.cat([_pad(part, longest) for part in parts])
-
-
-def _pad(part: Tensor, longest: Sequence[int]) -> Tensor:
-    missing = [
-        m
-        for size, most in zip(part.shape[:0:-1], longest[::-1], strict=True)
-        for m in (0, most - size)
-    ]
-    return torch.nn.functional.pad(part, missing) if any(missing) else part
+    padded = []
+    for part in parts:
+        missing = [
+            m
+            for size, most in zip(part.shape[:0:-1], longest[::-1], strict=True)
+            for m in (0, most - size)
+        ]
+        padded.append(torch.nn.functional.pad(part, missing) if any(missing) else part)
+    return torch.cat(padded)

@@ -140,7 +140,7 @@ def test_an_unbiased_gate_weighs_by_one_over_its_probability():
     data = collect(actor)
     size = data["advantage"].squeeze(-1).abs().clamp(0.5, 1.5)
     data["advantage"] = (size * torch.randn(ROWS).sign()).unsqueeze(-1)
-    gate = kondo.UnbiasedGate(rate=KEPT / ROWS, signal=kondo.signals.unit_advantage)
+    gate = kondo.UnbiasedGate(rate=KEPT / ROWS, signal=kondo.signals.advantage)
     draws = torch.Generator().manual_seed(1)
     seen = []
     original = gate.choose

@@ -447,7 +447,7 @@ def test_a_gate_object_is_taken_as_it_is():
 
 def test_what_a_gpu_does_not_read_at_once_is_refused(monkeypatch):
     def unread(log_probs, advantages, *, gate, unit, mask, generator):
-        return choose(units_of(gate.signal, log_probs, advantages, unit, mask), gate, reads=False)
+        return choose(units_of(gate, log_probs, advantages, unit, mask), gate, reads=False)
 
     monkeypatch.setattr(kondo, "select", unread)
     selector = GateSelector("variance:0.5", candidates=4)

@@ -122,7 +122,7 @@ def test_the_class_takes_the_other_options_too(tmp_path):
         (
             "unbiased:0.3",
             {"kondo_rate": 0.1},
-            "kondo_gate='unbiased:0.3' already says .*kondo_rate",
+            "give kondo_gate, .* or kondo_rate=0.1, .* got kondo_gate='unbiased:0.3'",
         ),
         ("nothing", {}, "gate spec must name a known rule"),
     ],

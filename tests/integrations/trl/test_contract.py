@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 from integrations.trl.tiny import policy, prompts, trainer
 from integrations.trl.versions import LUSPO_MASKS
 from kondo.integrations.trl._version import SEAMS, TRL, check_seams
-from kondo.integrations.trl.checks import check_trainer
+from kondo.integrations.trl.config import check_trainer
 
 
 @pytest.mark.parametrize("version", ["1.9.0", "1.12.1", "1.16.0", "1.16.3.dev0", "1.30rc1"])
@@ -81,13 +81,13 @@ TOKEN = {"kondo_unit": "token"}
 )
 def test_options_that_cannot_be_right_are_refused_with_the_reason(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, kondo_rate=0.3, **options)
+        trainer(tmp_path, kondo_gate="unbiased:0.3", **options)
     if "kondo_screen" not in options:
-        trainer(tmp_path, kondo_rate=1.0, **options)  # at rate 1, TRL's own business
+        trainer(tmp_path, kondo_gate="dense", **options)  # at rate 1, TRL's own business
 
 
 def test_a_loss_scaler_is_refused(tmp_path):
-    gated = trainer(tmp_path, kondo_rate=0.3)
+    gated = trainer(tmp_path, kondo_gate="unbiased:0.3")
     gated.args.fp16 = True
     with pytest.raises(ValueError, match="fp16 must be False"):
         check_trainer(gated)
@@ -121,7 +121,7 @@ def test_a_loss_that_replaces_trl_s_is_refused(tmp_path, monkeypatch):
 def test_evaluation_is_trl_s(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4}
     settings = {"trainer_options": {"eval_dataset": prompts()}, "max_steps": 1} | options
-    gated = trainer(tmp_path, kondo_rate=0.3, **settings)
+    gated = trainer(tmp_path, kondo_gate="unbiased:0.3", **settings)
     gated.train()
     logs = next(log for log in gated.state.log_history if "eval_loss" in log)
     assert not [name for name in logs if name.startswith("eval_kondo")]

@@ -33,14 +33,14 @@ def ratios(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("rate", [0.5, 1.0])
+@pytest.mark.parametrize("gate", ["unbiased:0.5", "dense"])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 @pytest.mark.parametrize("stale", STALE, ids=str)
 def test_stale_completions_have_the_gradient_of_the_oracle(
-    tmp_path, monkeypatch, stale, loss_type, rate
+    tmp_path, monkeypatch, stale, loss_type, gate
 ):
     seen = ratios(monkeypatch)
-    options = stale | CORRECTED | {"kondo_rate": rate, "learning_rate": 1e-2}
+    options = stale | CORRECTED | {"kondo_gate": gate, "learning_rate": 1e-2}
     compare(tmp_path, monkeypatch, loss_type=loss_type, kondo_correction_cap=1.01, **options)
     found = torch.cat(seen)
     # Some completions are at the cap, some below 1: clipping would have stopped them.
@@ -48,9 +48,9 @@ def test_stale_completions_have_the_gradient_of_the_oracle(
     assert bool((found < 0.8).any())
 
 
-@pytest.mark.parametrize("by", ["variance", "delight"])
-def test_other_gates_keep_whole_completions_too(tmp_path, monkeypatch, by):
-    compare(tmp_path, monkeypatch, kondo_by=by, kondo_rate=0.5, **STALE[0], **CORRECTED)
+@pytest.mark.parametrize("gate", ["variance:0.5", "delight:0.5"])
+def test_other_gates_keep_whole_completions_too(tmp_path, monkeypatch, gate):
+    compare(tmp_path, monkeypatch, kondo_gate=gate, **STALE[0], **CORRECTED)
 
 
 def mismatched(prompts, trainer):
@@ -68,10 +68,10 @@ def unscored(output):
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 @pytest.mark.parametrize("prepare", [None, as_if_with_vllm], ids=["rollout_func", "vllm"])
-@pytest.mark.parametrize("rate", [0.5, 1.0])
+@pytest.mark.parametrize("gate", ["unbiased:0.5", "dense"])
 @pytest.mark.parametrize("stale", [{}, STALE[0]], ids=str)
 def test_a_mismatched_sampler_is_corrected_stale_or_not(
-    tmp_path, monkeypatch, stale, rate, prepare
+    tmp_path, monkeypatch, stale, gate, prepare
 ):
     seen = ratios(monkeypatch)
     gated, _ = compare(
@@ -80,7 +80,7 @@ def test_a_mismatched_sampler_is_corrected_stale_or_not(
         change=unscored,
         prepare=prepare,
         trainer_options={"rollout_func": mismatched},
-        kondo_rate=rate,
+        kondo_gate=gate,
         learning_rate=1e-2,
         **stale,
         **CORRECTED,
@@ -90,8 +90,8 @@ def test_a_mismatched_sampler_is_corrected_stale_or_not(
     assert "sampling/importance_sampling_ratio/mean" not in gated.state.log_history[0]
 
 
-@pytest.mark.parametrize("rate", [0.5, 1.0])
-def test_tool_outputs_are_not_in_the_ratio(tmp_path, monkeypatch, rate):
+@pytest.mark.parametrize("gate", ["unbiased:0.5", "dense"])
+def test_tool_outputs_are_not_in_the_ratio(tmp_path, monkeypatch, gate):
     def with_tools(output):
         mask = output["completion_mask"]
         output["tool_mask"] = mask.clone()
@@ -99,13 +99,13 @@ def test_tool_outputs_are_not_in_the_ratio(tmp_path, monkeypatch, rate):
         output["num_items_in_batch"] = (mask * output["tool_mask"]).sum()
         return output
 
-    options = STALE[0] | CORRECTED | {"learning_rate": 1e-2, "kondo_rate": rate}
+    options = STALE[0] | CORRECTED | {"learning_rate": 1e-2, "kondo_gate": gate}
     compare(tmp_path, monkeypatch, change=with_tools, loss_type="grpo", **options)
 
 
 def test_a_kl_without_a_ratio_stays_as_it_is(tmp_path, monkeypatch):
     policy().save_pretrained(tmp_path / "model")
-    options = {"beta": 0.3, "use_bias_correction_kl": False, "kondo_rate": 0.5}
+    options = {"beta": 0.3, "use_bias_correction_kl": False, "kondo_gate": "unbiased:0.5"}
     model = str(tmp_path / "model")
     options |= STALE[0] | CORRECTED
     compare(tmp_path / "out", monkeypatch, model=model, loss_type="grpo", **options)
@@ -114,7 +114,7 @@ def test_a_kl_without_a_ratio_stays_as_it_is(tmp_path, monkeypatch):
 def test_the_first_step_on_fresh_completions_is_trl_s(tmp_path):
     """All ratios are 1 there, so that TRL's clipped loss has the same gradient."""
     norms = []
-    for options in ({"base": True}, {"kondo_rate": 1.0, **CORRECTED}):
+    for options in ({"base": True}, {"kondo_gate": "dense", **CORRECTED}):
         trained = trainer(tmp_path, num_iterations=2, max_steps=2, **options)
         trained.train()
         norms.append([log["grad_norm"] for log in trained.state.log_history if "loss" in log])
@@ -125,7 +125,7 @@ def test_the_first_step_on_fresh_completions_is_trl_s(tmp_path):
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 def test_without_staleness_trl_s_truncated_ratios_of_vllm_are_the_same(tmp_path):
     """A low cap, which some completions reach. The page of TRL says so."""
-    ours = {"kondo_rate": 1.0, "kondo_correction_cap": 0.5, **CORRECTED}
+    ours = {"kondo_gate": "dense", "kondo_correction_cap": 0.5, **CORRECTED}
     theirs = {
         "vllm_importance_sampling_mode": "sequence_truncate",
         "vllm_importance_sampling_clip_max": 0.5,
@@ -144,7 +144,7 @@ def test_without_staleness_trl_s_truncated_ratios_of_vllm_are_the_same(tmp_path)
 @pytest.mark.parametrize("prepare", [lambda _: None, as_if_with_vllm], ids=["rollout_func", "vllm"])
 def test_evaluation_is_trl_s(tmp_path, prepare):
     sampler = {"trainer_options": {"rollout_func": mismatched}}
-    found = trainer(tmp_path, kondo_rate=0.5, **CORRECTED, **sampler)
+    found = trainer(tmp_path, kondo_gate="unbiased:0.5", **CORRECTED, **sampler)
     plain = trainer(tmp_path, base=True, **sampler)
     for each in (found, plain):
         prepare(each)
@@ -175,7 +175,9 @@ def test_evaluation_is_trl_s(tmp_path, prepare):
 )
 def test_what_contradicts_a_correction_or_has_no_effect_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        trainer(tmp_path, **{"kondo_rate": 0.5, "num_iterations": 2, **CORRECTED, **options})
+        trainer(
+            tmp_path, **{"kondo_gate": "unbiased:0.5", "num_iterations": 2, **CORRECTED, **options}
+        )
 
 
 def test_a_rollout_without_log_probs_is_refused():

@@ -33,7 +33,7 @@ def sometimes(empty):
 def run(tmp_path, empty, **options):
     watch, model = Watch(), policy()
     start = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
-    settings = {"max_steps": 4, "weight_decay": 0.5, "kondo_rate": 0.3} | options
+    settings = {"max_steps": 4, "weight_decay": 0.5, "kondo_gate": "unbiased:0.3"} | options
     gated = trainer(tmp_path, model=model, reward_funcs=sometimes(empty), **settings)
     gated.add_callback(watch)
     gated.train()
@@ -72,9 +72,7 @@ def test_the_schedule_is_wrapped_as_before(tmp_path, recwarn):
 
 
 def test_nothing_is_ever_worth_an_infinite_price(tmp_path):
-    gated, moved, _ = run(
-        tmp_path, empty=set(), kondo_by="delight", kondo_rate=None, kondo_price=1e9
-    )
+    gated, moved, _ = run(tmp_path, empty=set(), kondo_gate="price:1e9")
     assert moved == [False] * 4
     assert gated.empty_steps == 4
 
@@ -98,7 +96,7 @@ def test_an_empty_generation_batch_leaves_the_other_half_s_gradient_alone(tmp_pa
 
 def test_a_metric_without_a_number_is_left_out_of_the_log(tmp_path):
     """TRL would write None, which TensorBoard and MLflow warn about at every log."""
-    gated, *_ = run(tmp_path, empty={1, 2}, kondo_by="variance", beta=0.0)
+    gated, *_ = run(tmp_path, empty={1, 2}, kondo_gate="variance:0.3", beta=0.0)
     logs = [log for log in gated.state.log_history if "loss" in log]
     assert all(None not in log.values() for log in logs)
     assert [("entropy" in log, "kondo/rate" in log) for log in logs] == [

@@ -64,7 +64,7 @@ def test_dense_leaves_it_to_trl(tmp_path):
 
 
 def test_gradients_are_those_of_the_loss_without_it(tmp_path, monkeypatch):
-    compare(tmp_path, monkeypatch, model=experts(), kondo_rate=0.4)
+    compare(tmp_path, monkeypatch, model=experts(), kondo_gate="unbiased:0.4")
 
 
 def test_keeping_all_trains_as_trl_does_with_a_coefficient_of_0(tmp_path):

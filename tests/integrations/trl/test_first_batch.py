@@ -40,7 +40,7 @@ def run_of(folder, **options):
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
-    trained = trainer(folder, **({"kondo_rate": 0.3} | options))
+    trained = trainer(folder, **({"kondo_gate": "unbiased:0.3"} | options))
     steps = record(trained)
     seconds = [log.get("kondo/seconds_check") for log in trained.state.log_history if "loss" in log]
     gate = trained.gate.state_dict() if hasattr(trained.gate, "state_dict") else {}
@@ -77,11 +77,11 @@ def run_of(folder, **options):
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8},
         {"max_completion_length": 1},
         {"mask_truncated_completions": True},
-        {"kondo_unit": "token", "kondo_rate": 0.1},
-        {"kondo_rate": 1.0, "delight_eta": 1.0, "kondo_by": "delight"},
-        {"kondo_by": "delight", "kondo_window": 2},
+        {"kondo_unit": "token", "kondo_gate": "unbiased:0.1"},
+        {"kondo_gate": "dense", "delight_eta": 1.0},
+        {"kondo_gate": "delight:0.3,window=2"},
         {"num_iterations": 2, "max_steps": 4, "kondo_correction": "sequence"},
-        {"temperature": 0.7, "kondo_by": "variance"},
+        {"temperature": 0.7, "kondo_gate": "variance:0.3"},
     ],
     ids=in_words,
 )
@@ -114,7 +114,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_the_run_before_the_first_step(tmp_path, fault):
     model = changed(FAULTS[fault])
-    trained = trainer(tmp_path, model=model, kondo_rate=0.3)
+    trained = trainer(tmp_path, model=model, kondo_gate="unbiased:0.3")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(kondo.CheckError, match=fault) as caught:
         trained.train()
@@ -124,16 +124,16 @@ def test_a_fault_ends_the_run_before_the_first_step(tmp_path, fault):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("options", [{"kondo_check": False}, {"kondo_rate": 1.0}], ids=str)
+@pytest.mark.parametrize("options", [{"kondo_check": False}, {"kondo_gate": "dense"}], ids=str)
 def test_it_is_left_out_where_it_is_off_or_nothing_is_gated(tmp_path, options):
     model = changed(FAULTS["Log-probs of a row depend on the other rows"])
-    trained = trainer(tmp_path, model=model, **({"kondo_rate": 0.3} | options))
+    trained = trainer(tmp_path, model=model, **({"kondo_gate": "unbiased:0.3"} | options))
     trained.train()
     assert trained.state.global_step == 3
 
 
 def test_every_run_is_checked(tmp_path):
-    trained = trainer(tmp_path, kondo_rate=0.3)
+    trained = trainer(tmp_path, kondo_gate="unbiased:0.3")
     trained.train()
     norm = trained.model.model.norm
     norm.register_forward_hook(lambda module, args, output: output + output.mean(0, keepdim=True))

@@ -29,7 +29,12 @@ def compare(
     **options,
 ):
     """Train a little; hold every step's gradient against the oracle. Return what was trained."""
-    settings = {"kondo_rate": 0.3, "max_grad_norm": 0.0, "epsilon_high": 0.2, "max_steps": 2}
+    settings = {
+        "kondo_gate": "unbiased:0.3",
+        "max_grad_norm": 0.0,
+        "epsilon_high": 0.2,
+        "max_steps": 2,
+    }
     # Ratios that move, but are not all clipped to a gradient of zero.
     settings["learning_rate"] = 3e-4 if options.get("num_iterations", 1) > 1 else 1e-2
     outputs = number_rows(monkeypatch, change)
@@ -114,18 +119,19 @@ def check_step(gated, step, micros, loss_type, value):
 @pytest.mark.parametrize("by", ["unbiased", "variance", "delight"])
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_sequences_skipped_leave_the_full_denominator(tmp_path, monkeypatch, loss_type, by):
-    _, kept = compare(tmp_path, monkeypatch, loss_type=loss_type, kondo_by=by)
+    _, kept = compare(tmp_path, monkeypatch, loss_type=loss_type, kondo_gate=f"{by}:0.3")
     assert kept == [2, 2]  # of 8 rows at a rate of 0.3
 
 
 @pytest.mark.parametrize("by", ["unbiased", "delight"])
 @pytest.mark.parametrize("loss_type", [kind for kind in LOSSES if kind != "vespo"])
 def test_tokens_skipped_leave_the_full_denominator(tmp_path, monkeypatch, loss_type, by):
-    options = {"kondo_unit": "token", "kondo_rate": 0.1, "kondo_by": by}
+    options = {"kondo_unit": "token", "kondo_gate": f"{by}:0.1"}
     compare(tmp_path, monkeypatch, loss_type=loss_type, **options)
 
 
-UNITS = [{"kondo_unit": "sequence"}, {"kondo_unit": "token", "kondo_rate": 0.1}]
+RATES = {"sequence": 0.3, "token": 0.1}
+UNITS = [{"kondo_unit": unit, "kondo_gate": f"unbiased:{rate}"} for unit, rate in RATES.items()]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,7 @@ UNITS = [{"kondo_unit": "sequence"}, {"kondo_unit": "token", "kondo_rate": 0.1}]
     ids=str,
 )
 def test_options_of_trl_keep_their_meaning_by_variance(tmp_path, monkeypatch, options):
-    compare(tmp_path, monkeypatch, kondo_by="variance", **options)
+    compare(tmp_path, monkeypatch, kondo_gate="variance:0.3", **options)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=["sequence", "token"])
@@ -152,20 +158,22 @@ def test_options_of_trl_keep_their_meaning_by_variance(tmp_path, monkeypatch, op
         {"steps_per_generation": 4, "num_iterations": 2, "max_steps": 4},
         {"gradient_checkpointing": True},
         {"temperature": 0.7},
-        {"entropy_coef": 0.05, "kondo_by": "delight"},
-        {"entropy_coef": 0.05, "kondo_by": "delight", "loss_type": "bnpo"},
+        {"entropy_coef": 0.05, "kondo_gate": "delight:{rate}"},
+        {"entropy_coef": 0.05, "kondo_gate": "delight:{rate}", "loss_type": "bnpo"},
         {"mask_truncated_completions": True},
-        {"kondo_rate": None, "kondo_price": 2.0, "kondo_by": "delight"},
-        {"kondo_rate": None, "kondo_noise": 2.0},
-        {"kondo_signal": "delight"},
-        {"kondo_signal": "advantage"},
+        {"kondo_gate": "price:2"},
+        {"kondo_gate": "noise:2"},
+        {"kondo_gate": "unbiased:{rate},signal=abs_delight"},
+        {"kondo_gate": "unbiased:{rate},signal=advantage"},
         {"scale_rewards": "none", "loss_type": "grpo"},
         {"pad_to_multiple_of": 8},
     ],
     ids=str,
 )
 def test_options_of_trl_keep_their_meaning(tmp_path, monkeypatch, options, unit):
-    compare(tmp_path, monkeypatch, **(unit | options))
+    options = unit | options
+    options["kondo_gate"] = options["kondo_gate"].format(rate=RATES[unit["kondo_unit"]])
+    compare(tmp_path, monkeypatch, **options)
 
 
 @pytest.mark.parametrize("by", ["unbiased", "delight"])
@@ -174,7 +182,8 @@ def test_options_of_trl_keep_their_meaning(tmp_path, monkeypatch, options, unit)
 def test_kl_is_paid_where_the_gate_keeps(tmp_path, monkeypatch, loss_type, unit, by):
     policy().save_pretrained(tmp_path / "model")
     path = str(tmp_path / "model")  # TRL loads the reference from where the policy came from
-    options = {"beta": 0.3, "loss_type": loss_type, "kondo_by": by} | unit
+    rate = RATES[unit["kondo_unit"]]
+    options = unit | {"beta": 0.3, "loss_type": loss_type, "kondo_gate": f"{by}:{rate}"}
     compare(tmp_path / "out", monkeypatch, model=path, num_iterations=2, max_steps=4, **options)
 
 
@@ -215,10 +224,10 @@ def test_tool_outputs_are_never_kept(tmp_path, monkeypatch, unit):
     compare(tmp_path, monkeypatch, change=with_tools, loss_type="grpo", **unit)
 
 
-@pytest.mark.parametrize("rate", [0.3, 1.0])
+@pytest.mark.parametrize("gate", ["delight:0.3", "dense"])
 @pytest.mark.parametrize(("unit", "eta"), [("sequence", 20.0), ("token", 4.0)])
-def test_delight_weights_what_is_trained(tmp_path, monkeypatch, rate, unit, eta):
-    options = {"delight_eta": eta, "kondo_rate": rate, "kondo_unit": unit, "kondo_by": "delight"}
+def test_delight_weights_what_is_trained(tmp_path, monkeypatch, gate, unit, eta):
+    options = {"delight_eta": eta, "kondo_gate": gate, "kondo_unit": unit}
     compare(tmp_path, monkeypatch, loss_type="grpo", **options)
 
 

@@ -43,7 +43,7 @@ def train_again(gated, model):
 def test_the_next_run_takes_ordinary_steps(tmp_path, event, error, empty):
     model = policy()
     batches = {1} if empty else set()  # of the first run; the second one starts at batch 2
-    options = {"max_steps": 4, "weight_decay": 0.5, "kondo_rate": 0.3}
+    options = {"max_steps": 4, "weight_decay": 0.5, "kondo_gate": "unbiased:0.3"}
     gated = trainer(tmp_path, model=model, reward_funcs=sometimes(batches), **options)
     gated.add_callback(Raise(event, error, step=2 if event == "on_step_end" else 1))
     with pytest.raises(error):
@@ -61,7 +61,7 @@ def test_the_next_run_takes_ordinary_steps(tmp_path, event, error, empty):
 def test_an_error_inside_a_trained_step_is_not_remembered(tmp_path, error):
     """The next run's first step is empty, and is left out although the one before had trained."""
     model = policy()
-    options = {"max_steps": 2, "weight_decay": 0.5, "kondo_rate": 1 / 3}
+    options = {"max_steps": 2, "weight_decay": 0.5, "kondo_gate": f"unbiased:{1 / 3}"}
     gated = trainer(tmp_path, model=model, reward_funcs=sometimes({1, 2}), **options)
     inner = gated.accelerator.backward
 
@@ -83,7 +83,7 @@ def test_an_error_inside_a_trained_step_is_not_remembered(tmp_path, error):
 def test_the_next_run_generates_anew(tmp_path):
     """Half an optimizer step of the run before is left over: it belongs to no step of this run."""
     model, seen = policy(), []
-    options = {"max_steps": 2, "kondo_rate": 0.3, "gradient_accumulation_steps": 2}
+    options = {"max_steps": 2, "kondo_gate": "unbiased:0.3", "gradient_accumulation_steps": 2}
     gated = trainer(tmp_path, model=model, reward_funcs=sometimes(set()), **options)
     gated.add_callback(Raise("on_substep_end", ZeroDivisionError, step=1))
     with pytest.raises(ZeroDivisionError):

@@ -39,6 +39,6 @@ def test_the_weights_are_those_of_trl(tmp_path, loss_type, accumulation, entropy
     options = {"loss_type": loss_type, "entropy_coef": entropy_coef}
     options["gradient_accumulation_steps"] = accumulation
     expected = weights(tmp_path, base=True, **options)
-    found = weights(tmp_path, base=False, kondo_rate=0.5, kondo_by="delight", **options)
+    found = weights(tmp_path, base=False, kondo_gate="delight:0.5", **options)
     for name, value in expected.items():
         assert_close(found[name], value, torch.float32)

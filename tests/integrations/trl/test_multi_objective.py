@@ -5,7 +5,7 @@ import torch
 
 from integrations.trl.recording import number_rows, record
 from integrations.trl.tiny import policy, trainer
-from kondo.integrations.trl.advantages import centred_rewards
+from kondo.integrations.trl.selection import centred_rewards
 from oracles.engine import element_keep
 from oracles.grpo import counted, log_probs_and_entropy
 from oracles.variance import best_sets

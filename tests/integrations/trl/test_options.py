@@ -1,6 +1,9 @@
-"""Our options: what they make, in the short and the long form, and what is refused."""
+"""Our options: what they make, and what is refused."""
 
+import copy
 import dataclasses
+import json
+import pickle
 
 import pytest
 import torch
@@ -24,51 +27,41 @@ def test_the_config_adds_to_trl_s():
 
 def test_the_command_line_knows_the_options(tmp_path):
     line = f"--output_dir {tmp_path} --use_cpu --bf16=False --kondo_unit token "
-    unbiased = "--kondo_noise 2 --kondo_signal delight"
-    short = "--kondo_gate delight:0.1,reserve=0.2"
-    delight = "--kondo_rate 0.1 --kondo_by delight --delight_eta 2"
     parser = TrlParser((KondoGRPOConfig,))
-    (args,) = parser.parse_args_and_config((line + delight).split())
-    assert (args.kondo_rate, args.kondo_unit, args.delight_eta) == (0.1, "token", 2.0)
-    (args,) = parser.parse_args_and_config((line + unbiased).split())
-    assert repr(args.make_gate()) == "UnbiasedGate(noise=2.0, signal=abs_delight)"
-    (args,) = parser.parse_args_and_config((line + short).split())
+    (args,) = parser.parse_args_and_config((line + "--kondo_rate 0.1").split())
+    assert (repr(args.make_gate()), args.kondo_unit) == ("UnbiasedGate(rate=0.1)", "token")
+    gate = "--kondo_gate delight:0.1,reserve=0.2 --delight_eta 2"
+    (args,) = parser.parse_args_and_config((line + gate).split())
     assert repr(args.make_gate()) == "Gate(rate=0.1, reserve=0.2)"
+    assert args.delight_eta == 2.0
 
 
-DELIGHT = {"kondo_by": "delight"}
+TENTH = {"kondo_gate": "unbiased:0.1"}
+DELIGHT = {"kondo_gate": "delight:0.1"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "exactly one of kondo_rate, kondo_noise and kondo_price"),
-        ({"kondo_rate": 0.1, "kondo_noise": 2.0}, "exactly one of kondo_rate, kondo_noise and"),
-        (DELIGHT | {"kondo_rate": 0.1, "kondo_price": 0.0}, "exactly one of kondo_rate, kondo_no"),
-        ({"kondo_noise": 0.5}, "noise must be finite and at least 1"),
-        ({"kondo_gate": kondo.Gate(rate=0.1)}, "kondo_gate must be text for kondo.parse_gate"),
+        ({}, "give kondo_gate, .* got kondo_gate=None and kondo_rate=None"),
+        (TENTH | {"kondo_rate": 0.2}, "give kondo_gate, .*='unbiased:0.1' and kondo_rate=0.2"),
+        (
+            {"kondo_gate": kondo.Gate(rate=0.1), "kondo_rate": 0.2},
+            r"'Gate\(rate=0.1\)' and kondo_ra",
+        ),
         ({"kondo_rate": 0.0}, r"kondo_rate must lie in \(0, 1\], got 0.0"),
         ({"kondo_rate": 1.5}, "kondo_rate must lie in"),
-        ({"kondo_rate": 0.1, "kondo_unit": "row"}, "kondo_unit must be one of"),
-        ({"kondo_rate": 0.1, "kondo_screen": "draft"}, "kondo_screen must be one of"),
-        ({"kondo_rate": 0.1, "kondo_signal": "reward"}, "kondo_signal must be one of"),
-        (DELIGHT | {"kondo_rate": 0.1, "delight_eta": 0.0}, "delight_eta must be finite and > 0"),
-        (DELIGHT | {"kondo_price": 0.1, "kondo_window": 4}, "window turns past values into"),
-        (DELIGHT | {"kondo_price": 0.1, "kondo_reserve": 0.4}, "reserve and negative_quota divide"),
-        ({"kondo_rate": 0.1, "kondo_by": "reward"}, "kondo_by must be one of"),
         ({"kondo_rate": True}, "kondo_rate must be a number, got True"),
         ({"kondo_rate": "0.1"}, "kondo_rate must be a number, got '0.1'"),
-        ({"kondo_noise": "2"}, "kondo_noise must be a number, got '2'"),
-        (DELIGHT | {"kondo_price": True}, "kondo_price must be a number, got True"),
-        (DELIGHT | {"kondo_price": float("nan")}, "price must be a number, got nan"),
-        (DELIGHT | {"kondo_rate": 0.1, "kondo_window": 2.5}, "kondo_window must be a whole number"),
-        (DELIGHT | {"kondo_rate": 0.1, "kondo_window": True}, "kondo_window must be a whole numb"),
-        (DELIGHT | {"kondo_rate": 0.1, "kondo_temperature": "1"}, "kondo_temperature must be a n"),
-        (DELIGHT | {"kondo_rate": 0.1, "kondo_reserve": False}, "kondo_reserve must be a number"),
-        (DELIGHT | {"kondo_rate": 0.1, "delight_eta": True}, "delight_eta must be a number"),
-        ({"kondo_rate": 0.1, "kondo_correction_cap": "2"}, "kondo_correction_cap must be a numb"),
-        ({"kondo_rate": 0.1, "kondo_check": "no"}, "kondo_check must be True or False, got 'no'"),
+        (TENTH | {"kondo_unit": "row"}, "kondo_unit must be one of"),
+        (TENTH | {"kondo_screen": "draft"}, "kondo_screen must be one of"),
+        (DELIGHT | {"delight_eta": 0.0}, "delight_eta must be finite and > 0"),
+        (DELIGHT | {"delight_eta": True}, "delight_eta must be a number"),
+        (TENTH | {"kondo_correction_cap": "2"}, "kondo_correction_cap must be a numb"),
+        (TENTH | {"kondo_check": "no"}, "kondo_check must be True or False, got 'no'"),
         ({"kondo_gate": 0.1}, "kondo_gate must be text for .* got 0.1"),
+        ({"kondo_gate": kondo.Gate}, "gate must be a kondo.BaseGate.* This is a class"),
+        ({"kondo_gate": kondo.Choice.of(torch.ones(4).bool())}, "kondo_gate must be text for"),
     ],
     ids=str,
 )
@@ -77,78 +70,42 @@ def test_options_out_of_range_are_refused(tmp_path, options, message):
         KondoGRPOConfig(str(tmp_path), **OPTIONS, **options)
 
 
-# Option, and the values of kondo_by that take it.
-BELONGS = [
-    ({"kondo_price": 0.5, "kondo_rate": None}, ["delight"]),
-    ({"kondo_noise": 1.5, "kondo_rate": None}, ["unbiased"]),
-    ({"kondo_signal": "delight"}, ["unbiased"]),
-    ({"kondo_temperature": 0.1}, ["delight"]),
-    ({"kondo_reserve": 0.1}, ["delight"]),
-    ({"kondo_negative_quota": 0.1}, ["delight"]),
-    ({"kondo_window": 4}, ["delight"]),
-]
+@pytest.mark.parametrize(
+    ("rate", "gate"), [(0.3, "UnbiasedGate(rate=0.3)"), (1, "None"), (1.0, "None")]
+)
+def test_a_rate_is_short_for_an_unbiased_gate(tmp_path, rate, gate):
+    assert repr(KondoGRPOConfig(str(tmp_path), **OPTIONS, kondo_rate=rate).make_gate()) == gate
 
 
-@pytest.mark.parametrize("by", ["unbiased", "variance", "delight"])
-@pytest.mark.parametrize(("option", "takers"), BELONGS, ids=str)
-def test_an_option_is_refused_by_what_does_not_take_it(tmp_path, option, takers, by):
-    options = OPTIONS | {"kondo_rate": 0.3, "kondo_by": by} | option
-    if by in takers:
-        assert KondoGRPOConfig(str(tmp_path), **options).kondo_by == by
-        return
-    name = next(iter(option))
-    with pytest.raises(ValueError, match=rf"{name} must be .* with kondo_by='{by}', got ") as error:
-        KondoGRPOConfig(str(tmp_path), **options)
-    assert str(error.value).endswith(f"set {' or '.join(f'kondo_by={by!r}' for by in takers)}.")
-
-
-# Options of the long form, and the same gate in short.
-FORMS = [
-    ({"kondo_rate": 0.3}, "unbiased:0.3", "UnbiasedGate(rate=0.3)"),
-    ({"kondo_noise": 1.5}, "noise:1.5", "UnbiasedGate(noise=1.5)"),
-    (
-        {"kondo_rate": 0.3, "kondo_signal": "advantage"},
-        "unbiased:0.3,signal=advantage",
-        "UnbiasedGate(rate=0.3, signal=unit_advantage)",
-    ),
-    ({"kondo_rate": 0.3, "kondo_by": "variance"}, "variance:0.3", "VarianceGate(rate=0.3)"),
-    (
-        {"kondo_rate": 0.3, "kondo_by": "delight", "kondo_negative_quota": 0.5},
-        "delight:0.3,negative_quota=0.5",
-        "Gate(rate=0.3, negative_quota=0.5)",
-    ),
-    ({"kondo_price": 0.5, "kondo_by": "delight"}, "price:0.5", "Gate(price=0.5)"),
-    ({"kondo_rate": 1.0}, "dense", "None"),
-]
-
-
-@pytest.mark.parametrize(("options", "spec", "gate"), FORMS, ids=str)
-def test_both_forms_make_the_same_gate(tmp_path, options, spec, gate):
-    for given in (options, {"kondo_gate": spec}):
-        args = KondoGRPOConfig(str(tmp_path), **OPTIONS, **given)
-        assert repr(args.make_gate()) == gate
-
-
-# Gate in both forms, an option beside it, and what is said of both.
+# Gate, an option beside it, and what is said of both.
 BESIDE = [
-    (3, {"kondo_unit": "token"}, "kondo_unit must be 'sequence' with the gate VarianceGate"),
-    (3, {"kondo_screen": "exact"}, "kondo_screen must be 'auto' with the gate VarianceGate"),
-    (2, {"kondo_screen": "rollout"}, "kondo_screen must be 'auto' with the gate UnbiasedGate"),
-    (0, {"delight_eta": 1.0}, "delight_eta must be None with the gate UnbiasedGate"),
-    (3, {"delight_eta": 1.0}, "delight_eta must be None with the gate VarianceGate"),
-    (2, {"beta": 0.1}, "beta must be 0.0 with the gate UnbiasedGate.*, got 0.1"),
-    (0, {"entropy_coef": 0.1}, "entropy_coef must be 0.0 with the gate UnbiasedGate"),
-    (0, {"delight_eta": -1.0}, "delight_eta must be finite and > 0"),
-    (0, {"kondo_correction_cap": 3.0}, "kondo_correction_cap must be 2.0"),
+    ("variance:0.3", {"kondo_unit": "token"}, "kondo_unit must be 'sequence' with the gate Varia"),
+    ("variance:0.3", {"kondo_screen": "exact"}, "kondo_screen must be 'auto' with the gate Varia"),
+    (
+        "unbiased:0.3,signal=advantage",
+        {"kondo_screen": "rollout"},
+        "kondo_screen must be 'auto' with the gate UnbiasedGate",
+    ),
+    ("unbiased:0.3", {"delight_eta": 1.0}, "delight_eta must be None with the gate UnbiasedGate"),
+    ("variance:0.3", {"delight_eta": 1.0}, "delight_eta must be None with the gate VarianceGate"),
+    (
+        "unbiased:0.3,signal=advantage",
+        {"beta": 0.1},
+        "beta must be 0.0 with the gate UnbiasedGate.*, got 0.1",
+    ),
+    ("unbiased:0.3", {"entropy_coef": 0.1}, "entropy_coef must be 0.0 with the gate UnbiasedGate"),
+    ("unbiased:0.3", {"delight_eta": -1.0}, "delight_eta must be finite and > 0"),
+    ("unbiased:0.3", {"kondo_correction_cap": 3.0}, "kondo_correction_cap must be 2.0"),
 ]
 
 
-@pytest.mark.parametrize(("form", "option", "message"), BESIDE, ids=str)
-def test_what_does_not_fit_a_gate_is_refused_in_both_forms(tmp_path, form, option, message):
-    options, spec, _ = FORMS[form]
-    for given in (options, {"kondo_gate": spec}):
+@pytest.mark.parametrize(("spec", "option", "message"), BESIDE, ids=str)
+def test_what_does_not_fit_a_gate_is_refused_as_text_and_as_an_object(
+    tmp_path, spec, option, message
+):
+    for gate in (spec, kondo.parse_gate(spec)):
         with pytest.raises(ValueError, match=message):
-            KondoGRPOConfig(str(tmp_path), **OPTIONS, **given, **option)
+            KondoGRPOConfig(str(tmp_path), **OPTIONS, kondo_gate=gate, **option)
 
 
 @pytest.mark.parametrize(
@@ -164,21 +121,6 @@ def test_dense_fits_everything(tmp_path, option):
         assert KondoGRPOConfig(str(tmp_path), **OPTIONS, **given, **option).make_gate() is None
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        *({"kondo_rate": 0.2}, {"kondo_noise": 2.0}, {"kondo_price": 0.5}, {"kondo_window": 4}),
-        *({"kondo_by": "delight"}, {"kondo_signal": "advantage"}, {"kondo_temperature": 0.1}),
-        *({"kondo_reserve": 0.1}, {"kondo_negative_quota": 0.1}),
-    ],
-    ids=str,
-)
-def test_a_short_text_and_the_long_form_are_refused_by_both_names(tmp_path, option):
-    ((name, value),) = option.items()
-    with pytest.raises(ValueError, match=rf"kondo_gate='unbiased:0.1' .* {name}={value!r}\."):
-        KondoGRPOConfig(str(tmp_path), **OPTIONS, kondo_gate="unbiased:0.1", **option)
-
-
 @pytest.mark.parametrize("spec", ["unbiased", "unbiased:2", "mine:0.1", "no.such.module:Gate"])
 def test_a_text_that_is_no_gate_is_refused(tmp_path, spec):
     with pytest.raises(ValueError, match=f"gate spec .*{spec}"):
@@ -186,35 +128,61 @@ def test_a_text_that_is_no_gate_is_refused(tmp_path, spec):
 
 
 class EveryThird(kondo.BaseGate):
-    """A gate of a user's own."""
+    """A gate of a user's own: a signal, and a choice."""
+
+    signal = staticmethod(kondo.signals.abs_advantage)
 
     def choose(self, values, mask, generator=None):
         keep = torch.arange(values.shape[-1]) % 3 == 0
         return kondo.Choice.of(keep.expand(values.shape) & mask, mask)
 
 
-def test_a_gate_of_one_s_own_goes_by_its_import_path(tmp_path):
-    spec = "integrations.trl.test_options:EveryThird"
-    trained = trainer(tmp_path, kondo_gate=spec, max_steps=1)
-    assert type(trained.gate).__name__ == "EveryThird"
+def every_third(values, mask, generator=None):
+    """The same as a plain function."""
+    return EveryThird().choose(values, mask)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [f"{__name__}:EveryThird", EveryThird(), every_third, lambda *given: every_third(*given)],
+    ids=["import path", "object", "function", "lambda"],
+)
+def test_a_gate_of_one_s_own_needs_no_line_elsewhere(tmp_path, gate):
+    trained = trainer(tmp_path, kondo_gate=gate, max_steps=1, save_strategy="steps", save_steps=1)
+    if isinstance(gate, kondo.BaseGate):
+        assert trained.gate is gate
     trained.train()
     (log,) = [log for log in trained.state.log_history if "kondo/rate" in log]
     assert log["kondo/rows_trained"] == 3  # of 8
+    # Beside the weights lies the config, with what can be pickled of any gate.
+    saved = torch.load(tmp_path / "checkpoint-1" / "training_args.bin", weights_only=False)
+    assert saved.kondo_gate == (gate if isinstance(gate, str) else repr(gate))
+    assert trained.args.kondo_gate is gate
 
 
-def test_a_short_text_trains_as_the_long_form_does(tmp_path):
-    options, spec, _ = FORMS[0]
+def test_a_gate_in_a_config_outlives_copies_and_is_shown_as_its_repr(tmp_path):
+    gate = kondo.Gate(rate=0.3, window=4)
+    args = KondoGRPOConfig(str(tmp_path), **OPTIONS, kondo_gate=gate)
+    assert args.make_gate() is gate
+    for copied in (copy.copy(args), copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
+        assert repr(copied.make_gate()) == repr(gate)
+    shown = args.to_dict(), json.loads(args.to_json_string()), args.to_sanitized_dict()
+    assert {each["kondo_gate"] for each in shown} == {"Gate(rate=0.3, window=4)"}
+    assert "kondo_gate=Gate(rate=0.3, window=4)" in str(args)
+
+
+def test_a_gate_that_is_given_trains_as_its_text_does(tmp_path):
     found = []
-    for given in (options, {"kondo_gate": spec}):
-        trained = trainer(tmp_path, **given)  # it seeds what it generates with
+    for given in ("unbiased:0.3", kondo.UnbiasedGate(rate=0.3)):
+        trained = trainer(tmp_path, kondo_gate=given)  # it seeds what it generates with
         trained.train()
         found.append(list(trained.model.parameters()))
-    for long, short in zip(*found, strict=True):
-        assert torch.equal(long, short)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_gate_that_is_put_in_later_must_fit_too(tmp_path):
-    gated = trainer(tmp_path, kondo_rate=0.3, kondo_by="delight", entropy_coef=0.1, max_steps=1)
+    gated = trainer(tmp_path, kondo_gate="delight:0.3", entropy_coef=0.1, max_steps=1)
     before = gated.gate
     with pytest.raises(ValueError, match=r"entropy_coef must be 0.0 .*UnbiasedGate\(rate=0.3\)"):
         gated.gate = kondo.UnbiasedGate(rate=0.3)

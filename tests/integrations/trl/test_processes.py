@@ -114,17 +114,19 @@ def test_the_gradient_is_that_of_all_rows_together(runs, name):
 def test_weights_are_those_of_all_rows_together(runs, name):
     both, unit, model = runs[name], "token" if "tokens" in name else "sequence", policy()
     generated = [together(raws) for raws in zip(*(run["raw"] for run in both), strict=True)]
-    for number, raw in enumerate(generated):
-        model.load_state_dict(both[0]["steps"][number]["before"], strict=False)
+    for step, raw in enumerate(generated):
+        model.load_state_dict(both[0]["steps"][step]["before"], strict=False)
         raw["ref"] = raw.get("ref_per_token_logps")
         mask = raw["completion_mask"].bool()
         sizes = gradient_sizes(model, raw, unit, beta=both[0]["beta"])
         values = (sizes[mask] if unit == "token" else sizes).tolist()
-        rate = SCENARIOS[name][0]["kondo_rate"]
-        wanted = round(rate * len(values)) if rate else smallest_count(values, 1.5)
+        rule, _, number = SCENARIOS[name][0]["kondo_gate"].partition(":")
+        wanted = round(float(number) * len(values))
+        if rule == "noise":
+            wanted = smallest_count(values, 1.5)
         chance = torch.tensor(probabilities(values, wanted))
         weights = torch.zeros(mask.shape)
-        for part in (part for run in both for part in run["steps"][number]["slices"]):
+        for part in (part for run in both for part in run["steps"][step]["slices"]):
             part = fitted(part, generated)
             kept = part["kondo_keep"].any(1)
             weights[part["row_id"][kept]] = part["kondo_weight"][kept]

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.integrations.trl.micro_steps import widths_of
-from kondo.integrations.trl.row_exchange import exchange, in_turn
+from kondo.integrations.trl.plan import exchange, in_turn, widths_of
 
 
 class Meeting:

@@ -38,8 +38,7 @@ def test_the_most_delightful_are_kept(tmp_path, monkeypatch, unit, rate, scale):
     gated = trainer(
         tmp_path,
         model=model,
-        kondo_rate=rate,
-        kondo_by="delight",
+        kondo_gate=f"delight:{rate}",
         kondo_unit=unit,
         max_steps=1,
         scale_rewards=scale,
@@ -75,8 +74,7 @@ def test_the_rows_whose_rewards_vary_most_are_kept(tmp_path, monkeypatch, rate, 
     outputs = number_rows(monkeypatch)
     gated = trainer(
         tmp_path,
-        kondo_rate=rate,
-        kondo_by="variance",
+        kondo_gate=f"variance:{rate}",
         per_device_train_batch_size=8,
         max_completion_length=20,  # rows of many lengths
         reward_funcs=rewards,
@@ -99,7 +97,7 @@ def test_the_rows_whose_rewards_vary_most_are_kept(tmp_path, monkeypatch, rate, 
 def test_variance_needs_no_screen(tmp_path):
     model = policy()
     seen = Forwards(model)
-    gated = trainer(tmp_path, model=model, kondo_check=False, kondo_rate=0.25, kondo_by="variance")
+    gated = trainer(tmp_path, model=model, kondo_check=False, kondo_gate="variance:0.25")
     gated.train()
     assert seen.shapes[False] == []
     assert [rows for rows, _ in seen.shapes[True]] == [2, 2, 2]
@@ -110,7 +108,11 @@ def test_only_kept_rows_enter_the_training_forward(tmp_path):
     model = policy()
     seen = Forwards(model)
     gated = trainer(
-        tmp_path, model=model, kondo_check=False, kondo_rate=0.25, gradient_accumulation_steps=4
+        tmp_path,
+        model=model,
+        kondo_check=False,
+        kondo_gate="unbiased:0.25",
+        gradient_accumulation_steps=4,
     )
     gated.train()
     # 16 rows a step, of which 4 are kept: one micro-step of 4 rows, three idle ones.
@@ -127,7 +129,12 @@ def test_rows_are_cut_after_their_last_kept_token(tmp_path, monkeypatch):
     model = policy()
     seen = Forwards(model)
     gated = trainer(
-        tmp_path, model=model, kondo_check=False, kondo_rate=0.5, kondo_unit="token", max_steps=1
+        tmp_path,
+        model=model,
+        kondo_check=False,
+        kondo_gate="unbiased:0.5",
+        kondo_unit="token",
+        max_steps=1,
     )
     gated.gate = first_two_tokens
     (step,) = record(gated)
@@ -137,7 +144,8 @@ def test_rows_are_cut_after_their_last_kept_token(tmp_path, monkeypatch):
 
 
 def first_two_tokens(values, mask, generator=None):
-    keep = mask & (torch.arange(mask.shape[1]) < 2)
+    width = len(mask) // 8  # tokens of 8 rows, one after another
+    keep = mask & (torch.arange(len(mask)) % width < 2)
     one = torch.tensor(1.0, dtype=torch.float64)
     return kondo.Choice(keep, keep.float(), one, one, keep.float())
 
@@ -146,7 +154,7 @@ def first_two_tokens(values, mask, generator=None):
 def test_a_gate_of_rows_is_bound_to_prompts_and_completions(tmp_path, monkeypatch, unit):
     outputs = number_rows(monkeypatch)
     model = policy()
-    gated = trainer(tmp_path, model=model, kondo_rate=0.5, kondo_unit=unit, max_steps=1)
+    gated = trainer(tmp_path, model=model, kondo_gate="unbiased:0.5", kondo_unit=unit, max_steps=1)
     gated.gate = BudgetGate(budget=0.3)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     (step,) = record(gated)
@@ -156,11 +164,10 @@ def test_a_gate_of_rows_is_bound_to_prompts_and_completions(tmp_path, monkeypatc
         log_probs, _ = log_probs_and_entropy(model, raw, 1.0)
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     rows = TokenRows.join(*(raw[name] for name in names))
-    delight = -log_probs * centred(raw, reward, 4).unsqueeze(1) * counted(raw)
-    delight = torch.nn.functional.pad(delight, (raw["prompt_ids"].shape[1], 0))
-    units = delight if unit == "token" else delight.sum(1)
-    keep = BudgetGate(budget=0.3).for_rows(rows)(units).keep
-    expected = (keep if unit == "token" else keep.unsqueeze(1)) & rows.completion_mask
+    log_probs = torch.nn.functional.pad(log_probs, (raw["prompt_ids"].shape[1], 0))
+    gate, mask = BudgetGate(budget=0.3).for_rows(rows), rows.completion_mask
+    chosen = kondo.select(log_probs, centred(raw, reward, 4), gate=gate, unit=unit, mask=mask)
+    expected = chosen.elements.keep
     order = torch.cat([part["row_id"] for part in step["slices"]])
     found = torch.cat([part["kondo_keep"] for part in step["slices"]])
     assert 0 < int(found.sum()) < int(counted(raw).sum())
@@ -170,7 +177,7 @@ def test_a_gate_of_rows_is_bound_to_prompts_and_completions(tmp_path, monkeypatc
 def test_a_gate_brings_its_own_signal(tmp_path):
     model = policy()
     seen = Forwards(model)
-    gated = trainer(tmp_path, model=model, kondo_check=False, kondo_rate=0.25)
+    gated = trainer(tmp_path, model=model, kondo_check=False, kondo_gate="unbiased:0.25")
     gated.gate = kondo.Gate(rate=0.25, signal=kondo.signals.abs_advantage)
     gated.train()
     assert seen.shapes[False] == []  # no log-probs, no screen
@@ -178,7 +185,7 @@ def test_a_gate_brings_its_own_signal(tmp_path):
 
 
 def test_weights_by_delight_need_a_gate_by_delight(tmp_path):
-    gated = trainer(tmp_path, kondo_rate=0.25, kondo_by="delight", delight_eta=1.0)
+    gated = trainer(tmp_path, kondo_gate="delight:0.25", delight_eta=1.0)
     with pytest.raises(ValueError, match="delight_eta must be None with the gate VarianceGate"):
         gated.gate = kondo.VarianceGate(rate=0.25)
 
@@ -187,7 +194,12 @@ def test_log_probs_the_trainer_already_has_are_not_computed_again(tmp_path):
     model = policy()
     seen = Forwards(model)
     trainer(
-        tmp_path, model=model, kondo_check=False, kondo_rate=0.25, num_iterations=2, max_steps=2
+        tmp_path,
+        model=model,
+        kondo_check=False,
+        kondo_gate="unbiased:0.25",
+        num_iterations=2,
+        max_steps=2,
     ).train()
     assert len(seen.shapes[False]) == 2  # TRL's own old log-probs, in chunks of 4 of 8 rows
 
@@ -212,8 +224,7 @@ def test_the_sampler_s_log_probs_screen_for_nothing(tmp_path, monkeypatch, scree
         tmp_path,
         model=model,
         kondo_check=False,
-        kondo_rate=0.25,
-        kondo_by="delight",
+        kondo_gate="delight:0.25",
         kondo_screen=screen,
         max_steps=1,
         trainer_options={"rollout_func": sampled},
@@ -233,7 +244,12 @@ def test_the_sampler_s_log_probs_screen_for_nothing(tmp_path, monkeypatch, scree
 def test_an_exact_screen_does_not_trust_the_sampler(tmp_path):
     model = policy()
     seen = Forwards(model)
-    options = {"kondo_rate": 0.25, "kondo_screen": "exact", "max_steps": 1, "kondo_check": False}
+    options = {
+        "kondo_gate": "unbiased:0.25",
+        "kondo_screen": "exact",
+        "max_steps": 1,
+        "kondo_check": False,
+    }
     trainer(tmp_path, model=model, trainer_options={"rollout_func": sampled}, **options).train()
     assert len(seen.shapes[False]) == 2
 
@@ -246,7 +262,11 @@ def test_tokens_the_sampler_could_not_score_are_counted(tmp_path):
         output["logprobs"][3][2] = None
         return output
 
-    options = {"kondo_rate": 0.25, "max_steps": 1, "trainer_options": {"rollout_func": partly}}
+    options = {
+        "kondo_gate": "unbiased:0.25",
+        "max_steps": 1,
+        "trainer_options": {"rollout_func": partly},
+    }
     gated = trainer(tmp_path, **options)
     gated.train()
     assert gated.state.log_history[0]["kondo/unscored_tokens"] == 1
@@ -257,7 +277,7 @@ def test_a_rollout_without_log_probs_is_refused(tmp_path):
     def silent(prompts, trainer):
         return sampled(prompts, trainer) | {"logprobs": None}
 
-    options = {"kondo_rate": 0.25, "trainer_options": {"rollout_func": silent}}
+    options = {"kondo_gate": "unbiased:0.25", "trainer_options": {"rollout_func": silent}}
     gated = trainer(tmp_path, kondo_screen="rollout", **options)
     with pytest.raises(ValueError, match="this rollout returned none"):
         gated.train()
@@ -267,7 +287,7 @@ def test_a_reward_that_is_infinite_is_refused_by_name(tmp_path):
     def broken(completion_ids, **kwargs):
         return [float("inf"), *[0.0] * (len(completion_ids) - 1)]
 
-    gated = trainer(tmp_path, kondo_rate=0.25, reward_funcs=broken)
+    gated = trainer(tmp_path, kondo_gate="unbiased:0.25", reward_funcs=broken)
     with pytest.raises(ValueError, match=r"rewards must be finite .* in unit 0"):
         gated.train()
 
@@ -278,14 +298,14 @@ def test_rows_without_a_reward_are_never_kept(tmp_path, monkeypatch):
     def partly(completion_ids, **kwargs):
         return [None, *reward(completion_ids[1:])]
 
-    steps = record(trainer(tmp_path, kondo_rate=0.8, reward_funcs=partly))
+    steps = record(trainer(tmp_path, kondo_gate="unbiased:0.8", reward_funcs=partly))
     for step in steps:
         for part in step["slices"]:
             assert not part["kondo_keep"][part["row_id"] == 0].any()
 
 
 def test_negative_rows_have_their_quota(tmp_path):
-    gated = trainer(tmp_path, kondo_rate=0.5, kondo_by="delight", kondo_negative_quota=0.5)
+    gated = trainer(tmp_path, kondo_gate="delight:0.5,negative_quota=0.5")
     gated.train()
     shares = [log.get("kondo/kept_positive_share") for log in gated.state.log_history[:3]]
     assert all(share <= 0.5 for share in shares)
@@ -295,7 +315,7 @@ def test_entropy_and_kl_are_means_over_trained_tokens(tmp_path, monkeypatch):
     outputs = number_rows(monkeypatch)
     model = policy()
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    gated = trainer(tmp_path, model=model, kondo_rate=0.3, max_steps=1)
+    gated = trainer(tmp_path, model=model, kondo_gate="unbiased:0.3", max_steps=1)
     (step,) = record(gated)
     model.load_state_dict(start)
     with torch.no_grad():
@@ -310,7 +330,9 @@ def test_entropy_and_kl_are_means_over_trained_tokens(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("unit", "rate"), [("sequence", 0.25), ("token", 0.1)])
 def test_a_gpu_trains_in_half_precision(tmp_path, unit, rate):
     options = {"use_cpu": False, "bf16": True, "gradient_checkpointing": True}
-    gated = trainer(tmp_path, kondo_rate=rate, kondo_unit=unit, num_iterations=2, **options)
+    gated = trainer(
+        tmp_path, kondo_gate=f"unbiased:{rate}", kondo_unit=unit, num_iterations=2, **options
+    )
     start = [parameter.detach().clone() for parameter in gated.model.parameters()]
     gated.train()
     assert gated.model.device.type == "cuda"

@@ -10,7 +10,7 @@ import kondo
 from integrations.trl.recording import number_rows, record
 from integrations.trl.test_selection import Forwards
 from integrations.trl.tiny import move_reference, policy, reward, trainer
-from kondo.integrations.trl.advantages import loss_advantages
+from kondo.integrations.trl.selection import loss_advantages
 from oracles.grpo import gradient_sizes
 from oracles.sampling import probabilities, smallest_count
 from tolerances import assert_close
@@ -28,10 +28,10 @@ def decision(step, name):
 @pytest.mark.parametrize(
     "options",
     [
-        {"kondo_rate": 0.5},
-        {"kondo_noise": 1.5},
-        {"kondo_rate": 0.5, "scale_rewards": "none"},
-        {"kondo_rate": 0.5, "temperature": 0.7},
+        {"kondo_gate": "unbiased:0.5"},
+        {"kondo_gate": "noise:1.5"},
+        {"kondo_gate": "unbiased:0.5", "scale_rewards": "none"},
+        {"kondo_gate": "unbiased:0.5", "temperature": 0.7},
     ],
     ids=str,
 )
@@ -47,7 +47,7 @@ def test_chances_are_in_proportion_to_the_gradient(tmp_path, monkeypatch, unit, 
     mask = outputs[0]["completion_mask"].bool()
     values = sizes[mask] if unit == "token" else sizes
     wanted = round(0.5 * values.numel())
-    if "kondo_noise" in options:
+    if "noise" in options["kondo_gate"]:
         wanted = smallest_count(values.tolist(), 1.5)
     chance = torch.tensor(probabilities(values.tolist(), wanted))
     keep, weight = (decision(step, f"kondo_{name}") for name in ("keep", "weight"))
@@ -113,7 +113,7 @@ def first_gradient(tmp_path, options, gate=None, **more):
     policy().save_pretrained(tmp_path / "model")
     settings = FOUR_ROWS | options | more
     if gate is not None:
-        settings["kondo_rate"] = 0.5
+        settings["kondo_gate"] = "unbiased:0.5"
     made = trainer(
         tmp_path,
         model=str(tmp_path / "model"),
@@ -198,7 +198,7 @@ def test_the_signal_advantage_needs_no_screen(tmp_path):
     model = policy()
     seen = Forwards(model)
     gated = trainer(
-        tmp_path, model=model, kondo_check=False, kondo_rate=0.25, kondo_signal="advantage"
+        tmp_path, model=model, kondo_check=False, kondo_gate="unbiased:0.25,signal=advantage"
     )
     gated.train()
     assert seen.shapes[False] == []
@@ -207,6 +207,6 @@ def test_the_signal_advantage_needs_no_screen(tmp_path):
 
 def test_a_gate_that_cannot_see_the_kl_is_refused(tmp_path):
     policy().save_pretrained(tmp_path / "model")
-    gated = trainer(tmp_path, model=str(tmp_path / "model"), kondo_rate=0.25, beta=0.1)
+    gated = trainer(tmp_path, model=str(tmp_path / "model"), kondo_gate="unbiased:0.25", beta=0.1)
     with pytest.raises(ValueError, match=r"beta must be 0.0 with the gate UnbiasedGate"):
-        gated.gate = kondo.UnbiasedGate(rate=0.25, signal=kondo.signals.unit_advantage)
+        gated.gate = kondo.UnbiasedGate(rate=0.25, signal=kondo.signals.advantage)

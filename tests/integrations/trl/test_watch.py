@@ -34,7 +34,7 @@ def train(tmp_path, **options):
 
 def test_a_reward_that_falls_under_a_gate_by_delight_is_named_once(tmp_path):
     with pytest.warns(RuntimeWarning, match="under Gate") as caught:
-        logs = train(tmp_path, kondo_rate=0.3, kondo_by="delight")
+        logs = train(tmp_path, kondo_gate="delight:0.3")
     told = [str(each.message) for each in caught if "under Gate" in str(each.message)]
     assert len(told) == 1
     assert "reward fell from" in told[0]
@@ -46,6 +46,6 @@ def test_a_reward_that_falls_under_a_gate_by_delight_is_named_once(tmp_path):
 def test_other_gates_are_not_warned_about(tmp_path, by):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*under .*Gate")
-        logs = train(tmp_path, kondo_rate=0.3, kondo_by=by)
+        logs = train(tmp_path, kondo_gate=f"{by}:0.3")
     assert ("kondo/entropy" in logs[0]) == (by != "variance")  # which asks for no log-probs
     assert logs[0]["kondo/noise"] > 0

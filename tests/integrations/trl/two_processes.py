@@ -54,27 +54,30 @@ FAULT = "fault"
 
 # Process 0 has rows 0 to 7, process 1 rows 8 to 15.
 SCENARIOS = {
-    "unbiased": ({"kondo_rate": 0.3}, None),
-    "unbiased_kl": ({"kondo_noise": 1.5, "kondo_rate": None, "beta": 0.3}, None),
-    "unbiased_tokens": ({"kondo_rate": 0.2, "kondo_unit": "token"}, None),
-    "delight": ({"kondo_rate": 0.3, "kondo_by": "delight"}, None),
-    "variance": ({"kondo_rate": 0.3, "kondo_by": "variance"}, None),
+    "unbiased": ({"kondo_gate": "unbiased:0.3"}, None),
+    "unbiased_kl": ({"kondo_gate": "noise:1.5", "beta": 0.3}, None),
+    "unbiased_tokens": ({"kondo_gate": "unbiased:0.2", "kondo_unit": "token"}, None),
+    "delight": ({"kondo_gate": "delight:0.3"}, None),
+    "variance": ({"kondo_gate": "variance:0.3"}, None),
     "budget": ({"kondo_unit": "token"}, kondo.lm.BudgetGate(budget=0.3)),
     "token": (
-        {"kondo_rate": 0.1, "kondo_unit": "token", "kondo_by": "delight", "loss_type": "grpo"},
+        {"kondo_gate": "delight:0.1", "kondo_unit": "token", "loss_type": "grpo"},
         None,
     ),
     "only_one_process": ({"loss_type": "grpo"}, rows_of([0, 1, 2, 3, 4, 5, 6], [9])),
     "one_row_or_none": ({"loss_type": "dr_grpo"}, rows_of([15], [], [3])),
     "unequal": ({"loss_type": "bnpo"}, rows_of([0, *range(8, 16)])),
-    "entropy": ({"entropy_coef": 0.1, "kondo_by": "delight", "max_completion_length": 12}, None),
-    "two_steps_per_batch": ({"steps_per_generation": 4, "kondo_rate": 0.1}, None),
+    "entropy": (
+        {"entropy_coef": 0.1, "kondo_gate": "delight:0.3", "max_completion_length": 12},
+        None,
+    ),
+    "two_steps_per_batch": ({"steps_per_generation": 4, "kondo_gate": "unbiased:0.1"}, None),
     "reused": ({"num_iterations": 2, "max_steps": 4}, rows_of([2, 8, 9, 10, 11], [0, 1])),
     "corrected": (
         {"num_iterations": 2, "max_steps": 4, "kondo_correction": "sequence"},
         rows_of([2, 8, 9, 10, 11], [0, 1]),
     ),
-    "checked": ({"kondo_rate": 0.3, "kondo_check": True}, None),
+    "checked": ({"kondo_gate": "unbiased:0.3", "kondo_check": True}, None),
     "checked_single_tokens": (
         {
             "kondo_check": True,
@@ -102,7 +105,7 @@ def run(name, folder, outputs):
         calls[0] += torch.is_grad_enabled() and not kwargs.get("use_cache")
 
     model.model.register_forward_pre_hook(count, with_kwargs=True)
-    settings = {"kondo_rate": 0.3, "max_grad_norm": 0.0, "weight_decay": 0.1}
+    settings = {"kondo_gate": "unbiased:0.3", "max_grad_norm": 0.0, "weight_decay": 0.1}
     settings |= {"kondo_check": False} | options
     gated = trainer(Path(folder) / f"out.{name}", model=model, reward_funcs=reward, **settings)
     if gate is not None:
@@ -142,7 +145,7 @@ def run_with_a_fault(folder, rank):
     model = policy()
     if rank:
         model.model.norm.register_forward_hook(lambda module, args, output: output + output.mean(0))
-    gated = trainer(Path(folder) / "out.fault", model=model, kondo_rate=0.3)
+    gated = trainer(Path(folder) / "out.fault", model=model, kondo_gate="unbiased:0.3")
     result = {"error": None}
     try:
         gated.train()

@@ -9,9 +9,8 @@ import warnings
 import pytest
 
 from integrations.verl.worker_runs import environment
-from kondo.integrations.verl import _version
 from kondo.integrations.verl.gate_inputs import CENTRED_ESTIMATORS
-from kondo.integrations.verl.options import LOSS_MODES, look_up, read_options
+from kondo.integrations.verl.options import LOSS_MODES, VERL, look_up, read_options
 from kondo.integrations.verl.plugin import AfterImport
 
 LIGHT = """
@@ -136,12 +135,12 @@ def test_no_trainer_of_verls_overrides_the_update(trainers):
 @pytest.mark.parametrize("version", [None, "0.9.0", "0.8.3", "0.10.0", "1.0"])
 def test_other_versions_are_refused(version):
     with pytest.raises(ImportError, match=r"supports verl>=0\.9\.1,<0\.10"):
-        _version.VERL.check(version)
+        VERL.check(version)
 
 
 def test_supported_versions_are_not():
     for version in ("0.9.1", "0.9.1.post1", "0.9.2"):
-        _version.VERL.check(version)
+        VERL.check(version)
 
 
 def test_changed_seams_are_refused():
@@ -150,7 +149,7 @@ def test_changed_seams_are_refused():
             """Take another argument."""
 
     with pytest.raises(ImportError, match=r"builds on Changed\.train_batch"):
-        _version.VERL.check_seams(Changed, {"train_batch": ("self", "data")})
+        VERL.check_seams(Changed, {"train_batch": ("self", "data")})
 
 
 def test_a_function_is_called_once_after_an_import(tmp_path, monkeypatch):

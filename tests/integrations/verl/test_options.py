@@ -1,11 +1,14 @@
 """Options by name: what is asked for, and what is refused at the start."""
 
 import copy
+import sys
+import types
 
 import pytest
 
 import kondo
 from kondo.integrations.verl.options import kl_in_loss, look_up, read_options
+from kondo.lm import BudgetGate
 
 
 def config(gate="unbiased:0.1", **changed):
@@ -73,7 +76,7 @@ def test_a_wrong_spec_is_named():
 ACTOR = "actor_rollout_ref__actor__"
 REFUSED = {
     "distillation.enabled": {"distillation__enabled": True},
-    "actor.strategy": {ACTOR + "strategy": "megatron"},
+    "actor.strategy must be one of fsdp, fsdp2": {ACTOR + "strategy": "megatron"},
     "policy_loss.loss_mode must be one of": {ACTOR + "policy_loss__loss_mode": "kl_cov"},
     "geo_mean": {ACTOR + "policy_loss__loss_mode": "geo_mean"},
     "not known": {ACTOR + "policy_loss__loss_mode": "my_loss"},
@@ -95,7 +98,7 @@ def test_what_cannot_be_right_is_refused_for_every_gate(name):
 
 ONLY_UNBIASED = {
     "entropy_coeff must be 0": {ACTOR + "entropy_coeff": 0.01},
-    "another than dro": {ACTOR + "policy_loss__loss_mode": "dro"},
+    "quadratic penalty in dro": {ACTOR + "policy_loss__loss_mode": "dro"},
 }
 
 
@@ -115,18 +118,28 @@ def test_a_kl_in_the_loss_needs_a_signal_with_log_probs():
     assert kl_in_loss(config()) == (0.0, "low_var_kl")
 
 
-class ReadsTokens(kondo.BaseGate):
-    def choose(self, values, mask, generator=None):
-        return kondo.Choice.of(mask, mask)
-
-    def row_facts(self, batch):
-        return batch.tokens
-
-
-def test_a_gate_that_reads_tokens_is_refused(monkeypatch):
-    monkeypatch.setattr(kondo, "parse_gate", lambda spec: ReadsTokens())
+def test_a_gate_that_reads_tokens_is_refused():
     with pytest.raises(ValueError, match="reads the tokens of the batch"):
-        read_options(config("my.gates:ReadsTokens"))
+        read_options(config(BudgetGate(budget=0.5)))
+
+
+class Own(kondo.BaseGate):
+    """A gate that nobody knows."""
+
+    signal = staticmethod(kondo.signals.abs_advantage)
+
+    def choose(self, values, mask, generator=None):
+        return kondo.Choice.of((values > 0.3) & mask, mask)
+
+
+def test_a_gate_of_ones_own_is_taken_as_text_and_as_an_object(monkeypatch):
+    monkeypatch.setitem(sys.modules, "own.gates", types.SimpleNamespace(Own=Own))
+    terms = {ACTOR + "use_kl_loss": True, ACTOR + "entropy_coeff": 0.01}
+    assert type(read_options(config("own.gates:Own", **terms)).gate) is Own
+    own = Own()
+    found = config()
+    found["trainer"]["v1"]["kondo"]["gate"] = own
+    assert read_options(found).gate is own
 
 
 def test_options_are_found_in_any_nest():

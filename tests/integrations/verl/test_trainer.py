@@ -140,6 +140,15 @@ def test_an_unbiased_gate_keeps_whatever_has_an_advantage_at_noise_one(made):
     assert kept_keys(sent) == dict.fromkeys(KEYS[:4], 1.0)  # the others have equal rewards
 
 
+def test_a_gate_of_ones_own_gets_rewards_centred_by_prompt(made):
+    make, _, sent = made
+    trainer, batch = make("core.entries:page_gate")
+    metrics = {}
+    trainer._update_actor(batch, metrics)
+    assert kept_keys(sent) == {"a_0_0": 1.0}  # half of 0.75 + 3 * 0.25
+    assert metrics["kondo/rows_kept"] == 1
+
+
 def test_the_kl_gives_rows_without_an_advantage_a_chance(made):
     make, queue, sent = made
     queue.rows["ref_log_prob"] = queue.rows["old_log_probs"] * 1.5

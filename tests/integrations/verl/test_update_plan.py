@@ -40,6 +40,19 @@ def test_sizes_that_do_not_divide_are_refused(rows, size, ranks):
         mini_batches(rows, size=size, ranks=ranks, epochs=1)
 
 
+def test_a_plan_literal():
+    """The longest row goes first, to the emptier rank; the short rank repeats its shortest row."""
+    keep = torch.tensor([True, False, True, True])
+    batches = mini_batches(4, size=4, ranks=2, epochs=1)
+    sizes, counted = [3, 1, 5, 4], [2, 1, 4, 3]
+    plan = make_plan(keep, torch.ones(4), sizes, counted, batches, ranks=2, micro_batch=1)
+    (step,) = plan.steps
+    assert plan.ranks == [[2, 1], [3, 0]]
+    assert step.rows == [[0, 1], [0, 1]]
+    assert step.weights == [[1.0, 0.0], [1.0, 1.0]]
+    assert step.num_tokens == 10
+
+
 def test_rows_of_one_rank_are_spread_over_both():
     plan, *_ = plan_of([1, 1, 1, 1, 0, 0, 0, 0])
     kept = [[row for row in own if row < 4] for own in plan.ranks]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from kondo.core.adapters import adapter_of
 from kondo_lab import progress
 from kondo_lab.part import Context, Record
 from kondo_lab.population.member import Frictions, Update
@@ -492,7 +493,8 @@ def test_a_gate_that_is_told_of_bugs_weighs_them_by_the_sign_of_their_advantage(
     mask = torch.ones_like(values, dtype=torch.bool)
 
     def weights(**options):
-        return bug_rows.TellsBugs(**options).bind(bug).choose(values, mask).weight[0].tolist()
+        told = adapter_of(bug_rows.TellsBugs(**options)).bind(bug)
+        return told.choose(values, mask).weight[0].tolist()
 
     soft = [1 / (1 + math.exp(-value)) for value in values[0].tolist()]
     assert_close(weights(eta=1.0), soft, dtype=torch.float32)
@@ -503,7 +505,8 @@ def test_a_gate_that_is_told_of_bugs_weighs_them_by_the_sign_of_their_advantage(
 
 def test_failed_bugs_are_kept_beside_the_best_rows():
     values = torch.tensor([[5.0, 1.0, -1.0, -2.0]])
-    gate = bug_rows.AddsFailedBugs(rate=0.25).bind(torch.tensor([[False, True, False, True]]))
+    bugs = torch.tensor([[False, True, False, True]])
+    gate = adapter_of(bug_rows.AddsFailedBugs(rate=0.25)).bind(bugs)
     choice = gate.choose(values, torch.ones_like(values, dtype=torch.bool))
     assert choice.keep.tolist() == [[True, False, False, True]]
     assert choice.weight.tolist() == [[1.0, 0.0, 0.0, 1.0]]

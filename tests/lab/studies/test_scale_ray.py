@@ -34,7 +34,7 @@ TINY = Settings(
     rollouts=20,
 )
 CHOSEN = RaySettings(
-    rate=0.1, learning_rate=1e-6, checkpoint_every=10**9, spares=0, start_timeout=500.0
+    gate="delight:0.1", learning_rate=1e-6, checkpoint_every=10**9, spares=0, start_timeout=500.0
 )
 
 

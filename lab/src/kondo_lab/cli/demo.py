@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from kondo.cli import INTERRUPTED, Commands, whole
-from kondo.path_argument import given_path
+from kondo.command_line import given_path
 from kondo_lab.cli.output import add_full, expected_errors, say, say_written, show
 
 REPORT = "report.html"

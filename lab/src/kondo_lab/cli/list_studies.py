@@ -5,7 +5,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, get_args
 
 from kondo.cli import Commands
-from kondo.json_output import add_json, print_json
+from kondo.command_line import add_json, print_json
 from kondo_lab.cli.output import add_full, say
 
 if TYPE_CHECKING:

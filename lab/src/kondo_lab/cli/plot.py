@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kondo.cli import CommandError, Commands
-from kondo.json_output import add_json, print_json
-from kondo.path_argument import given_path
+from kondo.command_line import add_json, given_path, print_json
 from kondo_lab.cli.output import (
     RESULTS,
     RUNS,

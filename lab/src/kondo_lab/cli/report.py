@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from kondo.cli import CommandError, Commands
-from kondo.path_argument import given_path
+from kondo.command_line import given_path
 from kondo_lab.cli.output import RESULTS, RUNS, expected_errors, say
 
 

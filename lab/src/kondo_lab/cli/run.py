@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kondo.cli import INTERRUPTED, CommandError, Commands, whole
-from kondo.json_output import add_json, print_json
-from kondo.path_argument import given_path
+from kondo.command_line import add_json, given_path, print_json
 from kondo_lab.cli.output import (
     RUNS,
     add_full,

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from kondo.lm.fuse import can_fuse
+from kondo.lm.head import can_fuse
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from kondo import BaseGate, Gate, UnbiasedGate, delight, losses, signals
+from kondo import BaseGate, Gate, UnbiasedGate, adapters, delight, losses, signals
 from kondo.lm import BudgetGate
 from kondo_lab.gates import DrawnVarianceGate, Everything, unchecked
 from kondo_lab.population.losses import Loss, words
@@ -123,7 +123,7 @@ class Contender:
 
     def __post_init__(self) -> None:
         if self.unit == "token":
-            if self.gate is not None and self.gate.draws:
+            if self.gate is not None and adapters.adapter_of(self.gate).draws:
                 raise ValueError(
                     f"unit must be 'sequence' for {self.gate!r}: its draws are one per answer; got "
                     f"'token'."
@@ -190,7 +190,7 @@ FILTER = Gate(rate=1.0, signal=signals.abs_advantage)
 UNBIASED_SIGNALS: dict[str, signals.Signal] = {
     "": signals.gradient_norm,
     " |delight|": signals.abs_delight,
-    " |advantage|": signals.unit_advantage,
+    " |advantage|": signals.advantage,
 }
 """Ending of a contender's name -> what rows are drawn in proportion to; the first is the gate's
 default."""

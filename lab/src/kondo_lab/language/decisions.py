@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kondo import BaseGate, Choice, Gate, UnbiasedGate, advantage, sampling, signals
+from kondo import BaseGate, Choice, Gate, UnbiasedGate, adapters, advantage, sampling, signals
 from kondo.lm import BudgetGate
 from kondo_lab.draws import Draws
 from kondo_lab.gates import DrawnVarianceGate, kept_first, unchecked
@@ -160,7 +160,7 @@ def fixed_rows(contender: Contender, num_rows: int, group: int) -> int | None:
         return num_rows // group * sampling.count_for(gate.rate, group)
     if contender.kind not in ("top", "variance", "unbiased") or contender.unit == "token":
         return None
-    if isinstance(gate, Gate) and gate.draws:  # each row by a draw of its own
+    if isinstance(gate, Gate) and adapters.adapter_of(gate).draws:  # each row by a draw of its own
         return None
     return None if math.isnan(contender.rate) else sampling.count_for(contender.rate, num_rows)
 
@@ -197,7 +197,9 @@ def choose_rows(gate: BaseGate, values: Tensor, batch: Batch) -> Choice:
     sampled, _, draws, step, _ = batch
     if isinstance(gate, BudgetGate):
         gate = gate.for_rows(_with_prompts(sampled.mask, sampled.prompts.shape[-1]))
-    drawn = draws_of(gate, draws, step, values.shape[1]) if gate.draws else None
+    drawn = None
+    if adapters.adapter_of(gate).draws:
+        drawn = draws_of(gate, draws, step, values.shape[1])
     return gate.choose(values, sampled.mask.any(dim=2), drawn)
 
 
@@ -247,7 +249,7 @@ def values_of(contender: Contender, gate: BaseGate, batch: Batch, log_probs: Ten
         return batch.draws.uniform("priority", batch.step, *shape)
     if by_row and not signals.needs_log_probs(signal):  # a sum over tokens would favour length
         return signal(centred, centred)
-    of_rows = signals.attribute_of(signal, "of_sequences") if by_row else None
+    of_rows = signals.known_of(signal).of_sequences if by_row else None
     if of_rows is not None:
         rows = log_probs.detach().flatten(0, 1), centred.flatten()  # members side by side
         of_each: Tensor = of_rows(*rows, mask=mask.flatten(0, 1))

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import kondo
-from kondo import BaseGate, Choice, advantage, lm, signals
+from kondo import BaseGate, Choice, adapters, advantage, lm, signals
 from kondo.lm import BudgetGate
 from kondo_lab.gates import DrawnVarianceGate, WithDraws
 from kondo_lab.language import contenders, decisions
@@ -113,7 +113,7 @@ def _gate(
         if gate.group is not None:
             advantages = decisions.loss_advantages(contender, rewards, group, among=keep)
         return Choice.of(keep[0]), advantages[0]
-    if gate is not None and gate.draws:
+    if gate is not None and adapters.adapter_of(gate).draws:
         draws = decisions.draws_of(gate, batch.draws, batch.step, rewards.shape[1])
         gate = WithDraws(gate, draws[0])
     return gate, advantages[0]

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from kondo import BaseGate, signals
+from kondo import BaseGate, adapters, signals
 from kondo_lab.draws import Draws
 from kondo_lab.gates import kept_first, unchecked
 from kondo_lab.population.losses import inputs_of, is_of_labels
@@ -98,9 +98,10 @@ def decide(
         noise = update.delight_noise * flat.std(dim=1, keepdim=True) * drawn
         values = (flat + noise).view(values.shape)
     flat = values.flatten(1)
-    facts = gate.row_facts(rolled)
-    gate = gate if facts is None else gate.bind(facts)
-    uniform = draws.uniform("gate", step, num_rows) if gate.draws else None
+    known = adapters.adapter_of(gate)
+    if (facts := known.row_facts(rolled)) is not None:
+        gate = known.bind(facts)
+    uniform = draws.uniform("gate", step, num_rows) if known.draws else None
     chosen = gate.choose(flat, torch.ones_like(flat, dtype=torch.bool), uniform)
     if update.trains_all_rows:
         return Decision(advantages, chosen.weight.view(values.shape), None, everything)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kondo import sampling
+from kondo import adapters, sampling
 from kondo_lab.draws import Draws
 from kondo_lab.population import draft_screens, frictions
 from kondo_lab.population.cuda_graphs import Captured
@@ -252,7 +252,8 @@ class Population:
         Captured programs read this step's experience where it lies, so it must not be lost. A
         rolling gate remembers what it decides on, hence cannot look aside.
         """
-        rolling = any(rule.gate is not None and rule.gate.remembers for rule in self._rules)
+        gates = [rule.gate for rule in self._rules if rule.gate is not None]
+        rolling = any(adapters.adapter_of(gate).remembers for gate in gates)
         drafted = any(rule.screen is not None for rule in self._rules)
         for has_it, what, who in (
             (rolling, "a rolling gate", "it remembers"),

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from kondo.arguments import at_least_float32, check_float
-from kondo.core.losses.on_policy import check_sequences, not_negative, pair, positive, terms
+from kondo.arguments import at_least_float32, check_float, require
+from kondo.core.losses.on_policy import check_sequences, of_sequences, pair
 from kondo.core.ratios import capped_ratio, sequence_ratio, weighted
 
 
@@ -39,10 +39,10 @@ def ppo(
 
     Reference: https://arxiv.org/abs/1707.06347, equation 7
     """
-    positive("clip", clip)
-    not_negative("beta", beta)
+    require(clip > 0, f"clip must be > 0, got {clip}.")
+    require(beta >= 0, f"beta must be >= 0, got {beta}.")
     log_probs, advantages = pair(log_probs, advantages)
-    old_log_probs = other("old_log_probs", old_log_probs, log_probs)
+    old_log_probs = _other("old_log_probs", old_log_probs, log_probs)
     ratio = torch.exp(log_probs - old_log_probs)
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     return -surrogate + beta * (old_log_probs - log_probs)
@@ -84,18 +84,20 @@ def pmpo(
 
     Reference: https://arxiv.org/abs/2410.04166
     """
-    positive("gamma", gamma)
-    not_negative("beta", beta)
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha must lie in [0, 1], got {alpha}; 0.5 weighs both sides equally.")
+    require(gamma > 0, f"gamma must be > 0, got {gamma}.")
+    require(beta >= 0, f"beta must be >= 0, got {beta}.")
+    require(
+        0.0 <= alpha <= 1.0,
+        f"alpha must lie in [0, 1], got {alpha}; 0.5 weighs both sides equally.",
+    )
     log_probs, advantages = pair(log_probs, advantages)
     share = 1.0, 1.0
     if positive_share is not None:
-        if not 0.0 < positive_share < 1.0:
-            raise ValueError(
-                f"positive_share must lie in (0, 1), got {positive_share}; a batch of one sign "
-                f"has no other side to average: leave it None."
-            )
+        require(
+            0.0 < positive_share < 1.0,
+            f"positive_share must lie in (0, 1), got {positive_share}; a batch of one sign has no "
+            f"other side to average: leave it None.",
+        )
         share = positive_share, 1 - positive_share
     preferred = -alpha / share[0] * log_probs
     dispreferred = (1 - alpha) / share[1] * torch.log(gamma + torch.exp(log_probs))
@@ -104,7 +106,7 @@ def pmpo(
         return loss
     if old_log_probs is None:
         raise ValueError("old_log_probs must be given when beta > 0, got None; it anchors the KL.")
-    return loss + beta * (other("old_log_probs", old_log_probs, log_probs) - log_probs)
+    return loss + beta * (_other("old_log_probs", old_log_probs, log_probs) - log_probs)
 
 
 def is_pg(
@@ -132,9 +134,9 @@ def is_pg(
     Reference: truncation, https://arxiv.org/abs/1802.01561, equation 1
     """
     most = math.inf if max_weight is None else max_weight
-    positive("max_weight", most)
+    require(most > 0, f"max_weight must be > 0, got {most}.")
     log_probs, advantages = pair(log_probs, advantages)
-    behaviour_log_probs = other("behaviour_log_probs", behaviour_log_probs, log_probs)
+    behaviour_log_probs = _other("behaviour_log_probs", behaviour_log_probs, log_probs)
     ratio = capped_ratio(log_probs.detach() - behaviour_log_probs, most)
     return -weighted(ratio, advantages) * log_probs
 
@@ -159,8 +161,8 @@ def sequence_is_pg(
         sequence_index: int64 like log_probs: the sequence of each element, from 0 and below the
             number of elements; negative for elements of no sequence, whose loss is 0. All elements
             of a sequence must be there. None: each row of [N, T] is one, with every element.
-            `kondo.backward` gives it to losses with a parameter of this name; one of your own that
-            calls this one must take it and pass it on where rows are packed.
+            `kondo.backward` gives it to losses with the attribute `needs_sequence_index = True`:
+            one of your own that calls this one must have it, and pass the index on.
         max_weight: the cap; infinite for none.
 
     Example:
@@ -183,12 +185,15 @@ def sequence_is_pg(
 
     Reference: truncation, https://arxiv.org/abs/1802.01561, equation 1
     """
-    positive("max_weight", max_weight)
+    require(max_weight > 0, f"max_weight must be > 0, got {max_weight}.")
     log_probs, advantages = pair(log_probs, advantages)
-    behaviour_log_probs = other("behaviour_log_probs", behaviour_log_probs, log_probs)
+    behaviour_log_probs = _other("behaviour_log_probs", behaviour_log_probs, log_probs)
     check_sequences(sequence_index, log_probs)
     ratio = sequence_ratio(log_probs, behaviour_log_probs, sequence_index, max_weight=max_weight)
-    return terms(-weighted(ratio, advantages), log_probs, sequence_index)
+    return of_sequences(-weighted(ratio, advantages), log_probs, sequence_index)
+
+
+vars(sequence_is_pg)["needs_sequence_index"] = True
 
 
 def awr(
@@ -212,13 +217,13 @@ def awr(
 
     Reference: https://arxiv.org/abs/1910.00177, equation 5
     """
-    positive("beta", beta)
-    positive("max_weight", max_weight)
+    require(beta > 0, f"beta must be > 0, got {beta}.")
+    require(max_weight > 0, f"max_weight must be > 0, got {max_weight}.")
     log_probs, advantages = pair(log_probs, advantages)
     return -torch.exp(advantages / beta).clamp_max(max_weight) * log_probs
 
 
-def other(name: str, value: Tensor, log_probs: Tensor) -> Tensor:
+def _other(name: str, value: Tensor, log_probs: Tensor) -> Tensor:
     """Check and detach log-probs of another policy."""
     value = at_least_float32(check_float(name, value).detach())
     if value.shape != log_probs.shape:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kondo.arguments import at_least_float32, check_float, expand_rows
+from kondo.arguments import at_least_float32, check_float, expand_rows, require
 from kondo.core.delight import delight
-from kondo.core.sequences import sequence_sum
+from kondo.core.ratios import sequence_sum
 
 
 def pg(log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -48,10 +48,9 @@ def dg(
 
     Reference: https://arxiv.org/abs/2603.14608, Algorithm 1
     """
-    positive("eta", eta)
     # Before the upcast: how far rounding may lift a log-prob above 0 depends on its dtype.
     chi = delight(log_probs, advantages, mode_log_probs=mode_log_probs)
-    gate = torch.sigmoid(chi / eta)
+    gate = dg_weight(chi, eta=eta)
     log_probs, advantages = pair(log_probs, advantages)
     return -gate * advantages * log_probs
 
@@ -83,12 +82,30 @@ def sequence_dg(
 
     Reference: by token, https://arxiv.org/abs/2603.14608, Algorithm 1
     """
-    positive("eta", eta)
     chi = delight(log_probs, advantages)
     log_probs, advantages = pair(log_probs, advantages)
     check_sequences(sequence_index, log_probs)
-    gate = torch.sigmoid(sequence_sum(chi, sequence_index) / eta)
-    return terms(-gate * advantages, log_probs, sequence_index)
+    gate = dg_weight(sequence_sum(chi, sequence_index), eta=eta)
+    return of_sequences(-gate * advantages, log_probs, sequence_index)
+
+
+vars(sequence_dg)["needs_sequence_index"] = True
+
+
+def dg_weight(chi: Tensor, *, eta: float = 1.0) -> Tensor:
+    """Return DG's weight of each unit, sigmoid(chi / eta), for a loss that somebody else computes.
+
+    Args:
+        chi: float, delight by `kondo.delight`, or its sum over a sequence; not differentiated.
+        eta: temperature > 0.
+
+    Example:
+        >>> import torch, kondo
+        >>> kondo.losses.dg_weight(torch.tensor([0.0, 3.0]))
+        tensor([0.5000, 0.9526])
+    """
+    require(eta > 0, f"eta must be > 0, got {eta}.")
+    return torch.sigmoid(chi.detach() / eta)
 
 
 def pair(log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +115,7 @@ def pair(log_probs: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
     return log_probs, expand_rows("advantages", advantages, log_probs.shape)
 
 
-def terms(factor: Tensor, log_probs: Tensor, sequence_index: Tensor | None) -> Tensor:
+def of_sequences(factor: Tensor, log_probs: Tensor, sequence_index: Tensor | None) -> Tensor:
     """Return factor * log pi, 0 for elements of no sequence."""
     if sequence_index is None:
         return factor * log_probs
@@ -109,29 +126,17 @@ def terms(factor: Tensor, log_probs: Tensor, sequence_index: Tensor | None) -> T
 
 def check_sequences(sequence_index: Tensor | None, log_probs: Tensor) -> None:
     """Raise a ValueError unless it is known which sequence each element belongs to."""
-    if sequence_index is None:
-        if log_probs.ndim != 2:
-            raise ValueError(
-                f"sequence_index must say which sequence each element belongs to, got None for "
-                f"log_probs of shape {list(log_probs.shape)}; give it, give log_probs [N, T] with "
-                f"one sequence per row, or use is_pg or dg for single decisions."
-            )
-        return
-    if sequence_index.shape != log_probs.shape or sequence_index.dtype != torch.int64:
+    require(
+        sequence_index is not None or log_probs.ndim == 2,
+        f"sequence_index must say which sequence each element belongs to, got None for log_probs "
+        f"of shape {list(log_probs.shape)}; give it, give log_probs [N, T] with one sequence per "
+        f"row, or use is_pg or dg for single decisions.",
+    )
+    if sequence_index is not None and (
+        sequence_index.shape != log_probs.shape or sequence_index.dtype != torch.int64
+    ):
         raise ValueError(
             f"sequence_index must be int64 of the shape of log_probs, {list(log_probs.shape)}, got "
             f"{sequence_index.dtype} of shape {list(sequence_index.shape)}; give one number per "
             f"element."
         )
-
-
-def positive(name: str, value: float) -> None:
-    """Raise a ValueError unless the option is above 0."""
-    if not value > 0:
-        raise ValueError(f"{name} must be > 0, got {value}.")
-
-
-def not_negative(name: str, value: float) -> None:
-    """Raise a ValueError unless the option is at least 0."""
-    if not value >= 0:
-        raise ValueError(f"{name} must be >= 0, got {value}.")

@@ -1,10 +1,11 @@
 """A TorchRL actor as a policy of `kondo.backward`: TensorDict -> log pi(a|s) of its actions."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from tensordict import TensorDictBase
 from tensordict.nn import CompositeDistribution
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution, TransformedDistribution
 
 import kondo
@@ -54,8 +55,16 @@ class ActorPolicy(kondo.DistributionPolicy):
                 f"{type(actor).__name__}; give kondo.backward a function rows -> log-probs "
                 f"instead."
             )
-        super().__init__(actor.get_dist)
+        super().__init__(self._of_one_action)
         self.actor, self.action_key = actor, action_key
+
+    def modules(self) -> list[nn.Module]:
+        """Return the actor, where it is a module."""
+        return [self.actor] if isinstance(self.actor, nn.Module) else []
+
+    def log_prob(self, rows: Any) -> Tensor:
+        """Return log pi(a|s), [n], differentiable."""
+        return super().log_prob(self._pair(rows))
 
     def screen(self, rows: Any) -> Tensor | tuple[Tensor, Tensor]:
         """Return log pi(a|s), [n]; for a density also log pi(mode|s), [n].
@@ -64,13 +73,17 @@ class ActorPolicy(kondo.DistributionPolicy):
         the actor that collected the data, without gradients.
         """
         observations, actions = self._pair(rows)
-        found = self._distribution(observations)
+        found = self._of_one_action(observations)
         if isinstance(found, TransformedDistribution):
             for transform in reversed(found.transforms):
                 actions = transform.inv(actions)
             found = found.base_dist
         # Of the distribution that was found: the actor is not run a second time.
         return kondo.DistributionPolicy(lambda _: found).screen((observations, actions))
+
+    def faults(self, batch: Any, log_prob: Any) -> Iterator[str]:
+        """Yield what is wrong with the probabilities of all actions."""
+        return super().faults(self._pair(batch), log_prob)
 
     def check(
         self,
@@ -81,14 +94,11 @@ class ActorPolicy(kondo.DistributionPolicy):
         unit: kondo.Unit,
     ) -> None:
         """Raise a ValueError unless the batch is a TensorDict of rows with actions."""
-        if not isinstance(batch, TensorDictBase):
+        if not isinstance(batch, TensorDictBase) or len(batch.batch_size) != 1:
+            got = getattr(batch, "batch_size", type(batch).__name__)
             raise ValueError(
-                f"batch must be a TensorDict for an ActorPolicy, got {type(batch).__name__}."
-            )
-        if len(batch.batch_size) != 1:
-            raise ValueError(
-                f"batch must have one batch dimension, rows, for an ActorPolicy, got batch_size "
-                f"{list(batch.batch_size)}; give batch.reshape(-1), and advantages likewise."
+                f"batch must be a TensorDict with one batch dimension, rows, for an ActorPolicy, "
+                f"got {got}; give batch.reshape(-1), and advantages likewise."
             )
         if batch.get(self.action_key, None) is None:
             raise ValueError(
@@ -107,8 +117,8 @@ class ActorPolicy(kondo.DistributionPolicy):
         # A copy of the container: actors write what they compute into what they are given.
         return rows.copy(), rows.get(self.action_key)
 
-    def _distribution(self, observations: Any) -> Distribution:
-        found = super()._distribution(observations)
+    def _of_one_action(self, observations: Any) -> Distribution:
+        found: Distribution = self.actor.get_dist(observations)
         if isinstance(found, CompositeDistribution):
             raise ValueError(
                 "actor must have one action key for an ActorPolicy, got a CompositeDistribution; "

@@ -31,10 +31,9 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
         the gate sees      U = R - mean(R)                           over all N
         kept candidates    get  c * w * U / std(R)                   in `advantage_key`
 
-    w is the gate's weight: 1, or 1 / probability for `kondo.UnbiasedGate`. U / std(R) is what
-    TorchRL computes for a group of all N. The factor c undoes that TorchRL's losses divide by what
-    they are given, and not by what all candidates have. `denominator` says what they divide by. m
-    is what the kept candidates have of it, M what all N have, K is TorchRL's `grpo_size`:
+    w is the gate's weight: 1, or 1 / probability for `kondo.UnbiasedGate`. The factor c undoes that
+    TorchRL's losses divide by what they are given, and not by what all candidates have. m is what
+    the kept candidates have of the `denominator`, M what all N have, K is TorchRL's `grpo_size`:
 
     | `denominator`  | c     | counts                          | for `GRPOLoss(aggregation=...)` |
     |----------------|-------|---------------------------------|---------------------------------|
@@ -42,27 +41,13 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
     | `"tokens"`     | m / M | finite log-probs                | "token_mean"                    |
     | `"candidates"` | K / N | nothing                         | either                          |
 
-    Let F be the gradient of a candidate, summed over its rows or tokens, and S = sum w U / std(R) F
-    over the kept candidates of a prompt. A minibatch of whole prompts has the gradient
-
-        sum_prompts c S / sum_prompts m,       and should have       sum_prompts S / sum_prompts M
-
-    With c = m / M these are equal for a minibatch of one prompt, in every draw. So the mean over
-    draws is the gradient of all candidates. For several prompts they are equal where m / M is the
-    same for all of them: where every prompt keeps K of trajectories that are equally long. Else
-    prompts whose kept candidates are long count for more, and that depends on the draw: the mean is
-    biased, however many prompts there are. With c = K / N the direction is right in every
-    minibatch of whole prompts, and the length is wrong by the factor K / N * sum M / sum m. That
-    varies with the draw, so that the mean is biased too; the more prompts, the less its direction.
-
-    The same holds where K varies by prompt, as with a noise budget. Minibatches of rows drawn from
-    a buffer have the mean of the whole buffer: count the prompts in it.
+    With c = m / M a minibatch of one prompt has the gradient of all its candidates, in the mean
+    over draws. With c = K / N a minibatch of several prompts has the right direction.
+    docs/integrations/torchrl.md says what each is biased by.
 
     `MCAdvantage` writes an advantage of its own, in which kept candidates are centred among
     themselves and not weighted. Without `advantage_key` that is the only one. Then only a
-    `kondo.VarianceGate` is accepted: it keeps the best and the worst, and was published so. Of
-    candidates by delight, mostly successes, the worse half would be trained against; weights
-    1 / probability would be lost, and the gradient biased.
+    `kondo.VarianceGate` is accepted: it keeps the best and the worst, and was published so.
 
     `gated_advantage` makes the matching `MCAdvantage`; `RayMCAdvantage` takes the selector itself.
 
@@ -107,14 +92,32 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
     ):
         self.gate = kondo.parse_gate(gate)
         reads = self.gate is not None and kondo.signals.needs_log_probs(self.gate.signal)
-        _check_keys(self.gate, reads, advantage_key, log_probs_key)
-        _check_denominator(denominator, advantage_key, log_probs_key)
+        if advantage_key is None and not isinstance(self.gate, kondo.VarianceGate | None):
+            raise ValueError(
+                f"advantage_key must be given for {self.gate!r}, got None: TorchRL would centre "
+                f"the returns again over the kept candidates, and leave out weights. Only a "
+                f"kondo.VarianceGate allows for that."
+            )
+        if denominator not in get_args(Denominator):
+            raise ValueError(
+                f'denominator must be "rows", "tokens" or "candidates", got {denominator!r}.'
+            )
+        if denominator != "candidates" and advantage_key is None:
+            raise ValueError(
+                f"advantage_key must be given for denominator={denominator!r}, got None: TorchRL's "
+                f"own advantages have no such factor."
+            )
+        if log_probs_key is None and (reads or denominator == "tokens"):
+            raise ValueError(
+                f"log_probs_key must be given for {self.gate!r} and denominator={denominator!r}, "
+                f"got None: a signal reads log-probs, or tokens are counted by them. Or choose by "
+                f"returns alone, as 'unbiased:0.25,signal=advantage' and 'variance:0.25' do."
+            )
         whole = reads or advantage_key is not None
         super().__init__("first", in_keys=["return", "trajectories"] if whole else ["return"])
-        self.candidates, self.generator = candidates, generator
+        self.candidates, self.generator, self.denominator = candidates, generator, denominator
         self.advantage_key, self.rewards_key = advantage_key, rewards_key
         self.log_probs_key, self.reads_log_probs = log_probs_key, reads
-        self.denominator = denominator
 
     def select(
         self,
@@ -134,19 +137,28 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
         kept: list[int] = choice.keep.nonzero().flatten().tolist()
         if not kept or not self._accepted(returns.tolist(), kept, keep_return_bounds):
             return None
-        if self.advantage_key is not None:
-            self._write(candidates, returns, choice, kept, group_size)
-        elif len(kept) < 2:
-            raise ValueError(
-                f"advantage_key must be given where a gate may keep one candidate, got None and "
-                f"{len(kept)} of {len(returns)} kept by {self.gate!r}: TorchRL divides by the "
-                f"standard deviation of what is kept. Or raise the rate."
-            )
+        if self.advantage_key is None:
+            if len(kept) < 2:
+                raise ValueError(
+                    f"advantage_key must be given where a gate may keep one candidate, got None "
+                    f"and {len(kept)} of {len(returns)} kept by {self.gate!r}: TorchRL divides by "
+                    f"the standard deviation of what is kept. Or raise the rate."
+                )
+            return kept
+        scale = returns.std().clamp_min(_LEAST_SCALE)
+        advantages = (returns - returns.mean()) / scale
+        share = self._share(candidates["trajectories"], kept, group_size)
+        advantages = advantages * (choice.weight.to(returns) * share)
+        # `MCAdvantage` sets its own advantage on the same objects, and stores them.
+        trajectories = candidates["trajectories"].unbind(0)
+        for index in kept:
+            shape = trajectories[index].get(self.rewards_key).shape
+            trajectories[index].set(self.advantage_key, advantages[index].expand(shape).clone())
         return kept
 
     def _choose(self, candidates: TensorDictBase, returns: Tensor) -> kondo.Choice:
-        everything = torch.ones_like(returns, dtype=torch.bool)
         if self.gate is None:
+            everything = torch.ones_like(returns, dtype=torch.bool)
             return kondo.Choice.of(everything, everything, dtype=returns.dtype)
         centred = kondo.advantage.group_mean(returns, len(returns))
         unit: kondo.Unit = "sample"
@@ -155,36 +167,10 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
             log_probs = _log_probs(candidates["trajectories"], self.log_probs_key)
             mask, unit = ~log_probs.isnan(), "sequence"
         chosen = kondo.select(
-            log_probs,
-            centred,
-            gate=self.gate,
-            unit=unit,
-            mask=mask,
-            generator=self.generator,
+            log_probs, centred, gate=self.gate, unit=unit, mask=mask, generator=self.generator
         )
         chosen.counts  # noqa: B018  # on a GPU too, raises what is wrong
         return chosen.choice
-
-    def _write(
-        self,
-        candidates: TensorDictBase,
-        returns: Tensor,
-        choice: kondo.Choice,
-        kept: list[int],
-        group_size: int,
-    ) -> None:
-        """Write the advantages into the kept trajectories, which `MCAdvantage` stores as they are.
-
-        `MCAdvantage` sets its own advantage in the same way on the same objects.
-        """
-        scale = returns.std().clamp_min(_LEAST_SCALE)
-        advantages = (returns - returns.mean()) / scale
-        share = self._share(candidates["trajectories"], kept, group_size)
-        advantages = advantages * (choice.weight.to(returns) * share)
-        trajectories = candidates["trajectories"].unbind(0)
-        for index in kept:
-            shape = trajectories[index].get(self.rewards_key).shape
-            trajectories[index].set(self.advantage_key, advantages[index].expand(shape).clone())
 
     def _share(self, trajectories: TensorDictBase, kept: list[int], group_size: int) -> float:
         """Return c: the part of the loss's denominator that the kept candidates have."""
@@ -210,12 +196,11 @@ class GateSelector(MCAdvantageSelector):  # type: ignore[misc]  # TorchRL has no
                 f"TorchRL would drop prompts by the mean return of the kept candidates, which the "
                 f"gate changes. Gates drop prompts whose returns are all equal anyway."
             )
-        rate = getattr(self.gate, "rate", None) if self.gate is not None else 1.0
-        wanted = group_size if rate is None else kondo.sampling.count_for(rate, count)
-        if wanted != group_size:
+        wanted = _kept_by(self.gate, count)
+        if wanted not in (None, group_size):
             raise ValueError(
-                f"grpo_size must be the number that the gate keeps, {wanted} of "
-                f"{count} by {self.gate!r}, got {group_size}."
+                f"grpo_size must be the number that the gate keeps, {wanted} of {count} by "
+                f"{self.gate!r}, got {group_size}."
             )
 
 
@@ -246,13 +231,13 @@ def gated_advantage(
             for TorchRL's counters and the factor of `denominator="candidates"`.
         centre: "kept" leaves the advantage to TorchRL, which centres over the kept candidates; for
             a `kondo.VarianceGate` only.
-        advantage_key: as in `MCAdvantage`.
-        rewards_key: as in `MCAdvantage`.
-        log_probs_key: see `GateSelector`.
-        denominator: see `GateSelector`. The default, "candidates", is for minibatches of many
-            prompts; "rows" and "tokens" are exact for minibatches of one.
-        trajectory_return: as in `MCAdvantage`.
-        generator: see `GateSelector`.
+        advantage_key: as in `MCAdvantage`, like the two that follow.
+        rewards_key: where rewards stand.
+        trajectory_return: how rewards of a trajectory are summed.
+        log_probs_key: see `GateSelector`, as for the two that follow.
+        denominator: the default is for minibatches of many prompts; "rows" and "tokens" are exact
+            for minibatches of one.
+        generator: for the gate's draws.
         options: of `MCAdvantage`: `prompt_key`, `done_key`, `verbose`, and `keep_return_bounds`
             with centre="kept" or without a gate.
 
@@ -274,8 +259,14 @@ def gated_advantage(
         denominator=denominator,
         generator=generator,
     )
+    kept = _kept_by(selector.gate, candidates) if kept is None else kept
+    if kept is None:
+        raise ValueError(
+            f"kept must be given for a gate without a rate, got None for {selector.gate!r}: the "
+            f"expected number of candidates per prompt."
+        )
     return MCAdvantage(
-        _kept(selector.gate, candidates) if kept is None else kept,
+        kept,
         rewards_key=rewards_key,
         advantage_key=advantage_key if own is None else "kept_advantage",
         trajectory_return=trajectory_return,
@@ -286,49 +277,10 @@ def gated_advantage(
     )
 
 
-def _kept(gate: kondo.BaseGate | None, candidates: int) -> int:
+def _kept_by(gate: kondo.BaseGate | None, candidates: int) -> int | None:
+    """Return how many candidates a gate's rate buys; None for a gate without a rate."""
     rate = 1.0 if gate is None else getattr(gate, "rate", None)
-    if rate is None:
-        raise ValueError(
-            f"kept must be given for a gate without a rate, got None for {gate!r}: the expected "
-            f"number of candidates per prompt."
-        )
-    return kondo.sampling.count_for(rate, candidates)
-
-
-def _check_keys(
-    gate: kondo.BaseGate | None, reads: bool, advantage_key: Any, log_probs_key: Any
-) -> None:
-    centred_again = gate is None or isinstance(gate, kondo.VarianceGate)
-    if advantage_key is None and not centred_again:
-        raise ValueError(
-            f"advantage_key must be given for {gate!r}, got None: TorchRL would centre the "
-            f"returns again over the kept candidates, and leave out weights. Only a "
-            f"kondo.VarianceGate allows for that."
-        )
-    if reads and log_probs_key is None:
-        raise ValueError(
-            f"log_probs_key must be given for {gate!r}, whose signal reads log-probs, got None; "
-            f"or choose by returns alone, as 'unbiased:0.25,signal=advantage' and 'variance:0.25' "
-            f"do."
-        )
-
-
-def _check_denominator(denominator: Any, advantage_key: Any, log_probs_key: Any) -> None:
-    if denominator not in get_args(Denominator):
-        raise ValueError(
-            f'denominator must be "rows", "tokens" or "candidates", got {denominator!r}.'
-        )
-    if denominator == "tokens" and log_probs_key is None:
-        raise ValueError(
-            'log_probs_key must be given for denominator="tokens", got None: tokens are counted by '
-            "their log-probs."
-        )
-    if denominator != "candidates" and advantage_key is None:
-        raise ValueError(
-            f"advantage_key must be given for denominator={denominator!r}, got None: TorchRL's own "
-            f"advantages have no such factor."
-        )
+    return None if rate is None else kondo.sampling.count_for(rate, candidates)
 
 
 def _log_probs(trajectories: TensorDictBase, key: Any) -> Tensor:

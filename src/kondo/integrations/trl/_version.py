@@ -3,9 +3,9 @@
 What TRL's loss divides by, and which options it has, differs between these versions. We take over
 what the installed one does: its own `_compute_loss` runs. What is our matter is below.
 
-    before 1.10    `luspo` counts padding, which has no log-probs here: see `checks`
-    before 1.10    the entropy bonus has the denominator of the loss: see `checks`
-    before 1.14    a loss of Liger's replaces `_compute_loss`: see `checks`
+    before 1.10    `luspo` counts padding, which has no log-probs here: see `config`
+    before 1.10    the entropy bonus has the denominator of the loss: see `config`
+    before 1.14    a loss of Liger's replaces `_compute_loss`: see `config`
     before 1.14    `router_aux_loss_coef` is a number by default, later None, the model's own
 """
 

@@ -6,23 +6,25 @@ The sampler's log-probs come with every sample, so the screen is free. See `samp
 becomes of a micro-batch, and docs/integrations/trl.md for what is refused.
 """
 
-import contextlib
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import kondo
-from kondo.arguments import check_flag, check_whole
+from kondo.arguments import check_flag
 from kondo.integrations.trl import _version
-from kondo.integrations.trl.checks import any_trainer, turn_off_router_loss
-from kondo.integrations.trl.config import CHECK
-from kondo.integrations.trl.gate_options import check_text
+from kondo.integrations.trl.config import (
+    CHECK,
+    DEFAULT_GATE,
+    AnyGate,
+    HoldsGate,
+    check_any_trainer,
+)
 from kondo.integrations.trl.gated_trainer import GatedTrainer
-from kondo.integrations.trl.optimizer_step import left_out_step
 
 if _version.older_than(1, 16):
     raise ImportError(
@@ -34,9 +36,9 @@ from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
 from kondo.integrations.trl.sample_stream import (
-    GatedCollator,
     GatedPlanner,
     Sample,
+    collate,
     packed_log_probs,
     rows_to_try,
     sample_advantages,
@@ -49,27 +51,14 @@ _Base: Any = AsyncGRPOTrainer
 
 # What TRL's loss logs of the tokens that it ran.
 _OF_THE_LOSS = (
-    "ratio",
-    "kl",
-    "entropy",
-    "clip_ratio/low_mean",
-    "clip_ratio/high_mean",
-    "clip_ratio/region_mean",
-    "clip_ratio/low_min",
-    "clip_ratio/high_max",
+    *("ratio", "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean"),
+    *("clip_ratio/region_mean", "clip_ratio/low_min", "clip_ratio/high_max"),
 )
-
-# Place of the config among the positional arguments of TRL's trainer.
-_ARGS = 2
 
 
 @dataclass
-class KondoAsyncGRPOConfig(AsyncGRPOConfig):
-    """TRL's `AsyncGRPOConfig` and the gate.
-
-    A function that `kondo_gate` names by its import path is called more than once: the config calls
-    it to check the text, and the trainer, like every `make_gate()`, for a gate of its own. It must
-    return a new gate each time.
+class KondoAsyncGRPOConfig(HoldsGate, AsyncGRPOConfig):
+    """TRL's `AsyncGRPOConfig` and the gate, as in `KondoGRPOConfig`.
 
     Raises:
         ValueError: options that are out of range or contradict each other.
@@ -80,50 +69,31 @@ class KondoAsyncGRPOConfig(AsyncGRPOConfig):
         UnbiasedGate(rate=0.1, window=32)
     """
 
-    kondo_gate: str = field(
-        default="unbiased:0.1",
+    kondo_gate: AnyGate = field(
+        default=DEFAULT_GATE,
         metadata={
-            "help": "The gate as a short text, by kondo.parse_gate: 'unbiased:0.1', 'noise:1.5', "
-            "'delight:0.1,window=16', 'package.module:name', or 'dense' for TRL's trainer."
+            "help": "The gate, as in KondoGRPOConfig. The price of an unbiased gate comes from 32 "
+            "micro-batches, unless it says otherwise: 'unbiased:0.1,window=16'."
         },
     )
-    kondo_window: int = field(
-        default=32,
-        metadata={
-            "help": "The price of an unbiased gate comes from this many micro-batches, the present "
-            "one included. Other gates have a window of their own: 'delight:0.1,window=16'."
-        },
-    )
-
     kondo_check: bool = CHECK
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[no-untyped-call]
-        check_text(self.kondo_gate)
         check_flag("kondo_check", self.kondo_check)
-        if check_whole("kondo_window", self.kondo_window) < 1:
-            raise ValueError(
-                f"kondo_window must be at least 1 micro-batch, got {self.kondo_window}."
-            )
         self.make_gate()
 
     def make_gate(self) -> kondo.BaseGate | None:
-        """Return a new gate for a stream of micro-batches; None, which keeps all, for dense.
+        """Return the gate for a stream of micro-batches; None, which keeps all, for dense.
 
-        A `kondo.UnbiasedGate` without a window gets one of `kondo_window` micro-batches, since one
-        may hold fewer samples than a rate can be had of. A gate of your own, a subclass of
-        `kondo.UnbiasedGate` too, stays as it is.
+        A `kondo.UnbiasedGate` without a window gets one of 32 micro-batches, since one may hold
+        fewer samples than a rate can be had of. Subclasses stay as they are.
         """
-        gate = kondo.parse_gate(self.kondo_gate)
+        gate = super().make_gate()
         if type(gate) is not kondo.UnbiasedGate or gate.window:
             return gate
-        return kondo.UnbiasedGate(
-            rate=gate.rate,
-            noise=gate.noise,
-            signal=gate.signal,
-            max_weight=gate.max_weight,
-            window=self.kondo_window,
-        )
+        names = ("rate", "noise", "signal", "max_weight")
+        return kondo.UnbiasedGate(window=32, **{name: getattr(gate, name) for name in names})
 
 
 class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
@@ -134,11 +104,8 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
     out of the numerators, the gate's weights in them, and the denominators of all.
 
     Attributes:
-        gate: decides, on the main process; None for dense. Another `kondo.BaseGate`, or a callable
-            (values, mask, generator) -> `kondo.Choice`, may replace it before `train()`; None keeps
-            everything.
-        empty_steps: optimizer steps that kept nothing. Neither the optimizer nor the learning-rate
-            schedule moved in them.
+        gate: decides, on the main process; see `KondoGRPOTrainer`.
+        empty_steps: optimizer steps that kept nothing, as there.
 
     Raises:
         ValueError: options that cannot be right together with a gate, saying why.
@@ -146,44 +113,18 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
 
     _tag_names: ClassVar[list[str]] = ["trl", "async-grpo", "kondo"]
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        given = list(args)  # TRL's order: model, reward_funcs, args, ...
-        config = given[_ARGS] if len(given) > _ARGS else kwargs.get("args")
-        if config is None:
-            model = given[0] if given else kwargs["model"]
-            config = KondoAsyncGRPOConfig(f"{model.split('/')[-1]}-AsyncGRPO")
-        if not isinstance(config, KondoAsyncGRPOConfig):
-            raise ValueError(
-                f"args must be a KondoAsyncGRPOConfig, got {type(config).__name__}; write "
-                f"KondoAsyncGRPOConfig(..., kondo_gate='unbiased:0.1'), which takes all options of "
-                f"AsyncGRPOConfig."
-            )
-        if len(given) > _ARGS:
-            given[_ARGS] = config
-        else:
-            kwargs["args"] = config
-        super().__init__(*given, **kwargs)
-        self.gate = self.args.make_gate()
-        self.empty_steps = 0
-        self._draws = torch.Generator().manual_seed(self.args.seed)
-        self._kept: Tensor | int = 0  # samples of the present optimizer step, of all processes
-        self._left_out_step = contextlib.ExitStack()
-        self._unsent = True  # whether the weights moved since the sampler had them
+    _config_class = KondoAsyncGRPOConfig
+    _folder_ends = "AsyncGRPO"
+    _kept: Tensor | float = 0.0  # samples of the present optimizer step, of all processes
+    _unsent = True  # whether the weights moved since the sampler had them
 
     def _check_gate(self, gate: kondo.BaseGate | None) -> None:
         if gate is not None:
-            turn_off_router_loss(self)
-            _check(self)
+            check_any_trainer(self)
 
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        self._kept, self._unsent, self._tried = 0, True, False
-        if not self._gated:
-            with self._dense_run():
-                return super()._inner_training_loop(*args, **kwargs)
-        try:
-            return super()._inner_training_loop(*args, **kwargs)
-        finally:
-            self._left_out_step.close()
+    def _start_run(self) -> None:
+        super()._start_run()
+        self._kept, self._unsent = 0.0, True
 
     # Queue -> gate
 
@@ -194,47 +135,47 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
             return loader
         return self.accelerator.prepare(
             DataLoader(
-                GatedPlanner(loader.dataset, self._weigh, tries=self.args.kondo_check),
+                GatedPlanner(loader.dataset, self._weigh),
                 batch_size=1,
-                collate_fn=GatedCollator(loader.collate_fn),
+                collate_fn=functools.partial(collate, loader.collate_fn),
                 num_workers=0,
             )
         )
 
     def _weigh(self, samples: list[Sample]) -> list[float]:
         """Return the weight of each sample of a micro-batch; 0 for what is skipped."""
-        if self.gate is None:
-            return [1.0] * len(samples)
+        if self.args.kondo_check and not self._tried:
+            first = rows_to_try(samples, self.accelerator)
+            if first is not None:
+                most = len(first.input_ids)
+                self._try_first(
+                    packed_log_probs, first, most=most, unit="sequence", everywhere=False
+                )
         gate = self.gate
+        if gate is None:
+            return [1.0] * len(samples)
         rows, log_probs = token_rows(samples)
         unscored = log_probs.isnan() & rows.completion_mask
         log_probs = log_probs.masked_fill(log_probs.isnan(), 0.0)
-        facts = gate.row_facts(rows)
+        adapter = kondo.adapters.adapter_of(gate)
+        facts = adapter.row_facts(rows)
         chosen = kondo.select(
             log_probs,
             sample_advantages(samples, gate),
-            gate=gate if facts is None else gate.bind(facts),
+            gate=gate if facts is None else adapter.bind(facts),
             unit="sequence",
             mask=rows.completion_mask,
             generator=self._draws,
         )
-        found = chosen.diagnostics()
-        found |= {"entropy": chosen.counts.entropy, "unscored_total": float(unscored.sum())}
-        for name, value in found.items():
-            # TRL's log drops NaN. A price is infinite where nothing was kept.
-            self._metrics["train"][f"kondo/{name}"].append(
-                value if math.isfinite(value) else math.nan
-            )
+        found = {"entropy": chosen.counts.entropy, "unscored_total": float(unscored.sum())}
+        for name, value in (chosen.diagnostics() | found).items():
+            self._log(name, value)
         return [float(weight) for weight in chosen.weight]
 
     # Loss, and steps that keep nothing
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **kwargs: Any) -> Any:
         """Return TRL's loss; its count of trained tokens becomes that of the kept samples."""
-        rows = rows_to_try(inputs)
-        if rows is not None and not self._tried:
-            most = rows.input_ids.shape[0]
-            self._try_first(packed_log_probs, rows, most=most, unit="sequence")
         loss = super().compute_loss(model, inputs, **kwargs)
         if "kondo_trained" in inputs:
             seen, trained = inputs["global_n_tokens"][0], inputs["kondo_trained"][0]
@@ -258,9 +199,8 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
             if float(self._kept):
                 self._unsent = True
             else:
-                self.empty_steps += 1
-                self._left_out_step.enter_context(left_out_step(self.optimizer))
-            self._kept = 0
+                self._leave_out_step()
+            self._kept = 0.0
             self._metrics["train"]["kondo/empty_steps"] = [float(self.empty_steps)]
         return loss
 
@@ -274,10 +214,3 @@ class KondoAsyncGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         if self._unsent:
             super()._sync_weight()
         self._unsent = False
-
-
-def _check(trainer: Any) -> None:
-    """Raise ValueError for an option that does not fit a gate."""
-    for why, broken in any_trainer(trainer).items():
-        if broken:
-            raise ValueError(f"{why} kondo_gate='dense' leaves TRL's trainer as it is.")

@@ -1,19 +1,18 @@
 """Gate a stream of samples: what the gate skips leaves the micro-batch before it is collated.
 
-    queue -> TRL's planner -> GatedPlanner -> GatedCollator -> TRL's loss
-             micro-batches    kept samples,    denominators of
-             of samples       weighted         all samples
+    queue -> TRL's planner -> GatedPlanner -> collate -> TRL's loss
+             micro-batches    kept samples,   denominators of
+             of samples       weighted        all samples
 
 TRL's planner forms the same micro-batches as without a gate. So an optimizer step stands for the
 same samples, and takes as many from the queue, however much is skipped. A sample is a dict of
 TRL's: input_ids, completion_mask, old_log_probs [T], advantage, group_id, metrics.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,9 +29,6 @@ _ROUNDING = 1e-12
 
 # What TRL adds to the standard deviation of a group before it divides by it.
 _EPSILON = 1e-8
-
-# Rows for `kondo.check` in TRL's batch: the names of their tensors begin with this.
-_TRIED = "kondo_try_"
 
 Sample = dict[str, Any]
 
@@ -58,14 +54,20 @@ def token_rows(samples: list[Sample]) -> tuple[TokenRows, Tensor]:
     return rows, padded("old_log_probs").float()
 
 
-def rows_to_try(inputs: dict[str, Tensor]) -> TokenRows | None:
-    """Return the rows for `kondo.check` that came with a micro-batch; None if there are none.
+def rows_to_try(samples: list[Sample], accelerator: Any) -> TokenRows | None:
+    """Return rows of up to 8 samples for `kondo.check`, the shortest; None if none has a token.
 
-    Takes them out of `inputs`, [1, n, S] each.
+    They have at most the tokens of a process's share together, but there are at least two.
     """
-    names = [name for name in inputs if name.startswith(_TRIED)]
-    found = {name.removeprefix(_TRIED): inputs.pop(name)[0] for name in names}
-    return TokenRows(**found) if found else None
+    most = sum(len(sample["input_ids"]) for sample in samples) // accelerator.num_processes
+    shortest = sorted(filter(num_trained, samples), key=lambda sample: len(sample["input_ids"]))
+    ends = itertools.accumulate(len(sample["input_ids"]) for sample in shortest)
+    few = shortest[: min(MOST_ROWS, max(2, sum(end <= most for end in ends)))]
+    if not few:
+        return None
+    rows, device = token_rows(few)[0], accelerator.device
+    found: TokenRows = kondo.rows.map_fields(rows, lambda each: each.to(device))
+    return found
 
 
 def packed_log_probs(model: torch.nn.Module, rows: TokenRows) -> Tensor:
@@ -97,40 +99,32 @@ def sample_advantages(samples: list[Sample], gate: kondo.BaseGate) -> Tensor:
     TRL's worker divides centred rewards by the standard deviation of their group, and notes it in
     each sample's metrics. Delight needs the advantage's own scale, so it is taken back there. An
     unbiased gate needs what enters the loss. Both are exactly 0 where the rewards of a group are
-    equal: through rounding, TRL's are not quite.
+    equal: through rounding, TRL's are not quite. The group may be spread over micro-batches, so
+    only its standard deviation can tell.
 
     Raises:
         ValueError: a sample of another worker that notes no standard deviation.
     """
-    advantages = [0.0 if _equal_rewards(s) else float(s["advantage"]) for s in samples]
-    if isinstance(gate, kondo.UnbiasedGate):
-        return torch.tensor(advantages)
-    spreads = [sample["metrics"].get("reward_std") for sample in samples]
-    if None in spreads:
-        raise ValueError(
-            f"metrics of a sample must have 'reward_std', the standard deviation that its "
-            f"advantage was divided by, for {gate!r}, got {sorted(samples[0]['metrics'])}; let the "
-            f"rollout worker add it, or use an unbiased gate such as 'unbiased:0.1'."
-        )
-    centred = [
-        advantage * (spread + _EPSILON) if advantage else 0.0  # NaN in a group without rewards
-        for advantage, spread in zip(advantages, spreads, strict=True)
-    ]
-    return torch.tensor(centred)
+    advantages = []
+    for sample in samples:
+        metrics, advantage = sample["metrics"], float(sample["advantage"])
+        spread = metrics.get("reward_std")
+        if spread is not None and spread <= _ROUNDING * abs(metrics.get("reward", 0.0)):
+            advantage = 0.0
+        if not isinstance(gate, kondo.UnbiasedGate):
+            if spread is None:
+                raise ValueError(
+                    f"metrics of a sample must have 'reward_std', the standard deviation that its "
+                    f"advantage was divided by, for {gate!r}, got {sorted(metrics)}; let the "
+                    f"rollout worker add it, or use an unbiased gate such as 'unbiased:0.1'."
+                )
+            # NaN in a group without rewards.
+            advantage = advantage * (spread + _EPSILON) if advantage else 0.0
+        advantages.append(advantage)
+    return torch.tensor(advantages)
 
 
-def _equal_rewards(sample: Sample) -> bool:
-    """Return whether the worker noted that all rewards of the sample's group are the same.
-
-    The group may be spread over micro-batches, so only its standard deviation can tell.
-    """
-    metrics = sample["metrics"]
-    spread, reward = metrics.get("reward_std"), metrics.get("reward", 0.0)
-    return spread is not None and bool(spread <= _ROUNDING * abs(reward))
-
-
-@dataclasses.dataclass
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """What a gate left of a micro-batch."""
 
     rows: list[Any]
@@ -138,54 +132,37 @@ class MicroBatch:
     seen: list[Sample]
     """All samples."""
     kept: list[Sample]
-    tried: list[Sample] = dataclasses.field(default_factory=list)
-    """Some of all, for `kondo.check`; none but in the first micro-batch."""
 
 
 class GatedPlanner(torch.utils.data.IterableDataset[MicroBatch]):
     """TRL's planner, less what the gate skips.
 
+    A weight > 0 of the advantage is one of the loss, which is -min(r A, clip(r) A).
+
     Args:
         planner: of TRL: yields lists of `TreeRow`.
         weigh: samples -> one weight each, 0 for what is skipped.
-        tries: whether samples of the first micro-batch go to `kondo.check`.
     """
 
-    def __init__(
-        self, planner: Any, weigh: Callable[[list[Sample]], list[float]], *, tries: bool = False
-    ):
-        self.planner, self.weigh, self._tries = planner, weigh, tries
+    def __init__(self, planner: Any, weigh: Callable[[list[Sample]], list[float]]):
+        self.planner, self.weigh = planner, weigh
 
     def __iter__(self) -> Iterator[MicroBatch]:
         budget = getattr(self.planner, "token_budget", math.inf)
         for rows in self.planner:
             seen = [sample for row in rows for sample in row.samples]
-            tried = _few(seen, max(len(row.tokens) for row in rows)) if self._tries else []
-            self._tries = self._tries and not tried
             weights = iter(self.weigh(seen))
-            weighted = [[_weighted(s, next(weights)) for s in row.samples] for row in rows]
-            by_row = [[s for s in row if s is not None] for row in weighted]
+            # Rewards are logged for all samples elsewhere.
+            by_row = [
+                [
+                    sample | {"advantage": sample["advantage"] * weight, "metrics": {}}
+                    for sample, weight in zip(row.samples, weights, strict=False)
+                    if weight
+                ]
+                for row in rows
+            ]
             kept = [sample for row in by_row for sample in row]
-            yield MicroBatch(_partition(by_row, seen, budget), seen, kept, tried)
-
-
-def _few(samples: list[Sample], most: int) -> list[Sample]:
-    """Return up to 8 samples, the shortest: at most so many tokens, but at least two samples."""
-    shortest = sorted(filter(num_trained, samples), key=lambda sample: len(sample["input_ids"]))
-    ends = itertools.accumulate(len(sample["input_ids"]) for sample in shortest)
-    fitting = sum(end <= most for end in ends)
-    return shortest[: min(MOST_ROWS, max(2, fitting))]
-
-
-def _weighted(sample: Sample, weight: float) -> Sample | None:
-    """Return a sample whose every loss term has this weight; None at 0.
-
-    TRL's loss is -min(r A, clip(r) A): a weight > 0 of the advantage is one of the loss. Rewards
-    are logged for all samples elsewhere.
-    """
-    if weight == 0:
-        return None
-    return sample | {"advantage": sample["advantage"] * weight, "metrics": {}}
+            yield MicroBatch(_partition(by_row, seen, budget), seen, kept)
 
 
 def _filler(samples: list[Sample]) -> Sample:
@@ -219,43 +196,29 @@ def _partition(by_row: list[list[Sample]], seen: list[Sample], budget: float) ->
     return rows
 
 
-class GatedCollator:
-    """TRL's collator, with the denominators and the logged rewards of all samples.
+def collate(collator: Any, examples: Iterable[MicroBatch]) -> dict[str, Tensor]:
+    """Return TRL's batch of one micro-batch, and `kondo_kept`, `kondo_trained`, [processes].
 
-    Args:
-        collator: of TRL.
+    Its denominators, and the rewards that TRL's collator logs, are those of all samples.
     """
-
-    def __init__(self, collator: Any):
-        self.collator = collator
-
-    def __call__(self, examples: Iterable[MicroBatch]) -> dict[str, Tensor]:
-        """Return TRL's batch of one micro-batch, and `kondo_kept`, `kondo_trained`, [processes]."""
-        (micro,) = examples
-        collator, metrics = self.collator, self.collator.metrics
-        batch: dict[str, Tensor] = collator([micro.rows])
-        seen, trained = (
-            float(sum(map(num_trained, samples))) for samples in (micro.seen, micro.kept)
-        )
-        like = batch["global_n_tokens"]
-        batch["global_n_tokens"] = torch.full_like(like, seen)
-        batch["kondo_trained"] = torch.full_like(like, trained)
-        batch["kondo_kept"] = torch.full_like(like, float(len(micro.kept)))
-        if micro.tried:
-            tried, _ = token_rows(micro.tried)
-            for name in ("input_ids", "attention_mask", "completion_mask"):
-                batch[_TRIED + name] = torch.stack([getattr(tried, name)] * len(micro.rows))
-        # An epoch counts prompts that were looked at, whatever was kept of them.
-        collator.groups_trained.update(sample["group_id"] for sample in micro.seen)
-        for name in dict.fromkeys(name for sample in micro.seen for name in sample["metrics"]):
-            found = [sample["metrics"].get(name, math.nan) for sample in micro.seen]
-            scored = [value for value in found if not math.isnan(value)]
-            metrics[name].append(sum(scored) / len(scored) if scored else math.nan)
-        for name, value in (
-            ("samples_seen_total", float(len(micro.seen))),
-            ("samples_trained_total", float(len(micro.kept))),
-            ("tokens_seen_total", seen),
-            ("tokens_trained_total", trained),
-        ):
-            metrics[f"kondo/{name}"].append(value)
-        return batch
+    (micro,) = examples
+    batch: dict[str, Tensor] = collator([micro.rows])
+    seen, trained = (float(sum(map(num_trained, samples))) for samples in (micro.seen, micro.kept))
+    like = batch["global_n_tokens"]
+    batch["global_n_tokens"] = torch.full_like(like, seen)
+    batch["kondo_trained"] = torch.full_like(like, trained)
+    batch["kondo_kept"] = torch.full_like(like, float(len(micro.kept)))
+    # An epoch counts prompts that were looked at, whatever was kept of them.
+    collator.groups_trained.update(sample["group_id"] for sample in micro.seen)
+    for name in dict.fromkeys(name for sample in micro.seen for name in sample["metrics"]):
+        found = [sample["metrics"].get(name, math.nan) for sample in micro.seen]
+        scored = [value for value in found if not math.isnan(value)]
+        collator.metrics[name].append(sum(scored) / len(scored) if scored else math.nan)
+    for name, value in (
+        ("samples_seen_total", float(len(micro.seen))),
+        ("samples_trained_total", float(len(micro.kept))),
+        ("tokens_seen_total", seen),
+        ("tokens_trained_total", trained),
+    ):
+        collator.metrics[f"kondo/{name}"].append(value)
+    return batch

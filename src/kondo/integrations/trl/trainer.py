@@ -18,7 +18,7 @@ of the micro-step that TRL put them into.
 """
 
 import contextlib
-import functools
+import dataclasses
 import logging
 import math
 from typing import Any, ClassVar, Self
@@ -26,34 +26,45 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.utils import get_config_model_id
 
 import kondo
 from kondo.integrations.trl import selection
 from kondo.integrations.trl._version import check_seams
-from kondo.integrations.trl.checks import check_trainer, mean_entropy, turn_off_router_loss
-from kondo.integrations.trl.config import OPTIONS, KondoGRPOConfig
-from kondo.integrations.trl.correction import at_ratio_one, check_effect, weighted_advantages
-from kondo.integrations.trl.gate_options import check_gate, check_options, gate_of
+from kondo.integrations.trl.config import (
+    DEFAULT_GATE,
+    OPTIONS,
+    AnyGate,
+    KondoGRPOConfig,
+    check_gate,
+    check_options,
+    check_trainer,
+    mean_entropy,
+    shown,
+)
+from kondo.integrations.trl.correction import at_ratio_one, weighted_advantages
 from kondo.integrations.trl.gated_trainer import GatedTrainer
-from kondo.integrations.trl.grpo_inputs import gated_inputs, loss_mask, rows_to_try
-from kondo.integrations.trl.micro_steps import Part
-from kondo.integrations.trl.optimizer_step import COUNTED, Window, left_out_step
-from kondo.integrations.trl.plan import plan
+from kondo.integrations.trl.plan import Part, plan
+from kondo.integrations.trl.selection import gated_inputs, loss_mask
 from kondo.lm.rows import TokenRows
 from kondo.stage_clock import StageClock
 
 _logger = logging.getLogger(__name__)
 
-DEFAULT_GATE = "unbiased:0.1"
-"""The gate of a trainer without a config."""
-
-# Place of the config among the positional arguments of TRL's trainer.
-_ARGS = 2
-
 # TRL calls itself typed, but hardly is: to mypy, it is Any, and so is what it returns.
 # mypy: warn-return-any=False
 _Base: Any = GRPOTrainer
+
+# What an optimizer step counts, per process, prompts included.
+_COUNTED = ("tokens_seen", "rows_seen", "tokens_trained", "rows_trained")
+
+
+@dataclasses.dataclass
+class Window:
+    """What happened since the last optimizer step."""
+
+    clock: StageClock
+    trained: bool = False  # whether any micro-step ran a forward and backward
+    counts: Tensor | int = 0  # [4]: see `_COUNTED`
 
 
 class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
@@ -61,8 +72,8 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
 
     Takes the arguments of TRL's trainer, with a `KondoGRPOConfig` as `args`; without one, it trains
     a tenth of the completions (`kondo_gate="unbiased:0.1"`). The gradient of an optimizer step
-    equals that of TRL's loss, its denominators those of the full batch, with
-    everything skipped left out of the numerators, and the gate's weights in them.
+    equals that of TRL's loss, its denominators those of the full batch, with everything skipped
+    left out of the numerators, and the gate's weights in them.
 
     Attributes:
         gate: decides. Another `kondo.BaseGate`, or a callable (values, mask, generator) ->
@@ -77,21 +88,25 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
 
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "kondo"]
 
+    _config_class = KondoGRPOConfig
+    _folder_ends = "GRPO"
     _corrects = False
+    _rewards: Tensor | None = None  # [N, K], of all processes
+    _part: Part | None = None  # of the micro-step whose loss is computed
+    _behaviour: Tensor | None = None  # log-probs of the sampler, in a loss with sequence ratios
     kondo_options: ClassVar[dict[str, Any]] = {}
     """Our options, for configs that cannot carry them; see `with_gate`."""
 
     @classmethod
-    def with_gate(cls, spec: str, **options: Any) -> type[Self]:
+    def with_gate(cls, gate: AnyGate, **options: Any) -> type[Self]:
         """Return this class with a gate of its own, for configs that are not a `KondoGRPOConfig`.
 
         Frameworks that build the config themselves, such as axolotl, let one name the trainer's
         class. Assign what this returns to a name of a module, and name that.
 
         Args:
-            spec: the gate, as in `KondoGRPOConfig.kondo_gate`.
-            **options: further options of `KondoGRPOConfig`: kondo_unit, kondo_screen,
-                kondo_correction, kondo_correction_cap, kondo_check, delight_eta.
+            gate: as `KondoGRPOConfig.kondo_gate`.
+            **options: other options that `KondoGRPOConfig` has and TRL's config has not.
 
         Raises:
             ValueError: an option that is not ours.
@@ -104,39 +119,57 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
             raise ValueError(f"options must be of {sorted(OPTIONS)}, got {unknown}.")
-        chosen = {"kondo_gate": spec, **options}
+        chosen = {"kondo_gate": gate, **options}
         return type(cls.__name__, (cls,), {"kondo_options": chosen, "__doc__": cls.__doc__})
 
     def __init__(self, *args: Any, **kwargs: Any):
         check_seams(GRPOTrainer)
-        given = list(args)  # TRL's order: model, reward_funcs, args, ...
-        model = given[0] if given else kwargs.get("model")
-        if len(given) > _ARGS:
-            given[_ARGS] = self._config(model, given[_ARGS])
-        else:
-            kwargs["args"] = self._config(model, kwargs.get("args"))
-        super().__init__(*given, **kwargs)
-        # Dense: there is nothing to decide, and nothing below is entered.
-        self._gated = self.args.delight_eta is not None
-        self.gate = gate_of(self.args)
-        self.empty_steps = 0
-        self._corrects = self.args.kondo_correction != "none"
-        self._behaviour: Tensor | None = None
-        if self._corrects:
-            check_effect(self)
-        self._draws = torch.Generator().manual_seed(self.args.seed)
-        self._rewards: Tensor | None = None
+        super().__init__(*args, **kwargs)
+        config = self.args
+        self._corrects = config.kondo_correction != "none"
+        served = config.steps_per_generation * config.num_iterations
+        stale = config.gradient_accumulation_steps % served != 0
+        if self._corrects and not stale and not self.use_vllm and self.rollout_func is None:
+            raise ValueError(
+                f"kondo_correction='sequence' has no effect here: completions are sampled by the "
+                f"policy that is trained, and num_iterations ({config.num_iterations}) and "
+                f"steps_per_generation ({config.steps_per_generation}) use them for one optimizer "
+                f"step, so every ratio is 1. Leave it out."
+            )
+        self._inputs: dict[str, Any] = {}  # of the loss that is computed
         self._buffered_inputs: list[dict[str, Any]] | None = None
-        self._part: Part | None = None
-        self._inputs: dict[str, Any] = {}
         self._window = Window(StageClock(self.accelerator.device))
         self._backward_timer = contextlib.ExitStack()
-        self._left_out_step = contextlib.ExitStack()
+
+    def _config(self, model: Any, args: Any) -> Any:
+        """Return `args` with our options: its own, or those of this class."""
+        own = self.kondo_options
+        if isinstance(args, KondoGRPOConfig) and own:
+            raise ValueError(
+                f"args must not be a KondoGRPOConfig for a trainer that was made with "
+                f"with_gate({shown(own['kondo_gate'])!r}): both say what is kept. Use "
+                f"KondoGRPOTrainer itself, or TRL's GRPOConfig."
+            )
+        if args is None or not own:
+            return super()._config(model, args)
+        for name, option in OPTIONS.items():
+            setattr(args, name, own.get(name, option.default))
+        check_options(args)
+        return args
+
+    def _default_options(self) -> dict[str, Any]:
+        if self.kondo_options:
+            return self.kondo_options
+        _logger.warning(
+            "args is None: training with kondo_gate=%r. Give KondoGRPOConfig(...) to choose "
+            "another gate.",
+            DEFAULT_GATE,
+        )
+        return {"kondo_gate": DEFAULT_GATE}
 
     def _check_gate(self, gate: kondo.BaseGate | None) -> None:
         check_gate(gate, self.args)
         if self._gated or gate is not None:
-            turn_off_router_loss(self)
             check_trainer(self)
 
     @property
@@ -148,58 +181,18 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
     def vllm_importance_sampling_correction(self, corrects: bool) -> None:
         self._vllm_corrects = corrects
 
-    def _config(self, model: Any, args: Any) -> Any:
-        """Return `args` with our options: its own, or those of this class."""
-        own = self.kondo_options
-        if args is None:
-            options = own or {"kondo_gate": DEFAULT_GATE}
-            name = model if isinstance(model, str) else get_config_model_id(model.config)
-            if not own:
-                _logger.warning(
-                    "args is None: training with kondo_gate=%r. Give KondoGRPOConfig(...) to "
-                    "choose another gate.",
-                    DEFAULT_GATE,
-                )
-            return KondoGRPOConfig(f"{name.split('/')[-1]}-GRPO", **options)
-        if isinstance(args, KondoGRPOConfig):
-            if own:
-                raise ValueError(
-                    f"args must not be a KondoGRPOConfig for a trainer that was made with "
-                    f"with_gate({own['kondo_gate']!r}): both say what is kept. Use "
-                    f"KondoGRPOTrainer itself, or TRL's GRPOConfig."
-                )
-            return args
-        if not own:
-            raise ValueError(
-                f"args must be a KondoGRPOConfig, got {type(args).__name__}; write "
-                f"KondoGRPOConfig(..., kondo_gate={DEFAULT_GATE!r}), which takes all options of "
-                f"GRPOConfig. Where another library makes the config, use the class "
-                f"KondoGRPOTrainer.with_gate({DEFAULT_GATE!r})."
-            )
-        for option, default in OPTIONS.items():
-            setattr(args, option, own.get(option, default))
-        check_options(args)
-        return args
-
-    # A run of `train()`
-
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._gated:
-            with self._dense_run():
-                return super()._inner_training_loop(*args, **kwargs)
-        # The run before may have ended anywhere. Micro-steps are planned for whole optimizer steps,
-        # so what is left of a generation batch does not fit the steps of this run.
-        self._window = Window(StageClock(self.accelerator.device))
-        self._step, self._buffered_inputs, self._tried = 0, None, False
-        try:
-            return super()._inner_training_loop(*args, **kwargs)
-        finally:
-            self._left_out_step.close()
+    def _start_run(self) -> None:
+        super()._start_run()
+        if self._gated:
+            # Micro-steps are planned for whole optimizer steps, so what an earlier run left of a
+            # generation batch does not fit the steps of this one.
+            self._window = Window(StageClock(self.accelerator.device))
+            self._step, self._buffered_inputs = 0, None
 
     # Generate and score -> screen -> select
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        self._rewards = super()._calculate_rewards(*args, **kwargs)  # [N, K], of all processes
+        self._rewards = super()._calculate_rewards(*args, **kwargs)
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -207,13 +200,10 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         if not (self._gated and self.model.training):
             return output
         if self.args.kondo_check and not self._tried:
-            size = self.args.per_device_train_batch_size
-            # As much as a micro-step holds: of a single row, halves of two.
-            rows, most = rows_to_try(output, halves=size == 1), max(2, size)
-            run = functools.partial(self._plain_forward, output["prompt_ids"].shape[1])
-            self._try_first(run, rows, most=most, unit=self.args.kondo_unit)
+            self._check_first(output)
         log_probs = None
-        if selection.screens(self.gate):
+        # None, which keeps everything, may need them for its eta.
+        if self.gate is None or kondo.signals.needs_log_probs(self.gate.signal):
             with self._window.clock.stage("screen"):
                 log_probs = selection.screen(self, output)
         assert self._rewards is not None
@@ -221,12 +211,24 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
             decision = selection.decide(self, log_probs, output, self._rewards)
         return output | gated_inputs(output, *decision, unit=self.args.kondo_unit)
 
-    def _plain_forward(self, num_prompt: int, model: nn.Module, rows: TokenRows) -> Tensor:
-        """Return log-probs of whole rows, [n, S], whose completions begin at `num_prompt`."""
-        ids, mask = rows.input_ids, rows.attention_mask.long()
-        width = ids.shape[1] - num_prompt
-        found = self._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
-        return nn.functional.pad(found, (num_prompt, 0))
+    def _check_first(self, output: dict[str, Any]) -> None:
+        """Run `kondo.check` on as much as a micro-step holds: of a single row, halves of two."""
+        size = self.args.per_device_train_batch_size
+        ids, mask = output["completion_ids"], loss_mask(output)
+        columns = -(-ids.shape[1] // 2) if size == 1 else ids.shape[1]
+        mask = mask[:, :columns].clone()
+        mask[:, 0] |= ~mask.any(dim=1)  # TRL may mask all tokens of a row
+        prompts = output["prompt_ids"], output["prompt_mask"]
+        num_prompt = prompts[0].shape[1]
+
+        def run(model: nn.Module, rows: TokenRows) -> Tensor:
+            ids, real = rows.input_ids, rows.attention_mask.long()
+            width = ids.shape[1] - num_prompt
+            found = self._get_per_token_logps_and_entropies(model, ids, real, width)[0]
+            return nn.functional.pad(found, (num_prompt, 0))
+
+        rows = TokenRows.join(*prompts, ids[:, :columns], mask)
+        self._try_first(run, rows, most=max(2, size), unit=self.args.kondo_unit, everywhere=True)
 
     # Plan
 
@@ -245,7 +247,7 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Run one micro-step; see TRL."""
+        """Run one micro-step; see TRL. At the end of an optimizer step, log what it paid for."""
         if not self._gated:
             return super().training_step(model, inputs, num_items_in_batch)
         self._left_out_step.close()
@@ -253,8 +255,20 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
             loss = super().training_step(model, inputs, num_items_in_batch)
         finally:
             self._backward_timer.close()
-        if self.accelerator.sync_gradients:
-            self._end_window()
+        if not self.accelerator.sync_gradients:
+            return loss
+        window = self._window
+        self._window = Window(StageClock(self.accelerator.device))
+        if not window.trained:
+            self._leave_out_step()
+        # TRL logs means since the last log; of a total only the latest makes sense.
+        self._metrics["train"]["kondo/empty_steps"] = [self.empty_steps]
+        counts = self.accelerator.reduce(window.counts, reduction="sum").tolist()
+        for name, count in zip(_COUNTED, counts, strict=True):
+            self._log(name, count)
+        spent = window.clock.seconds()
+        for stage in ("screen", "select", "forward", "backward"):
+            self._log(f"seconds_{stage}", spent[stage])
         return loss
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -263,7 +277,12 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
             return self._trl_loss(model, inputs)
         # Where earlier micro-steps ran, the one in which processes synchronise must run too.
         runs = not part.idle or (self._window.trained and self.accelerator.sync_gradients)
-        self._count(inputs, part.rows if runs else [], part.width)
+        rows = part.rows if runs else []
+        prompt, completion = inputs["prompt_mask"], inputs["completion_mask"]
+        tokens = prompt[rows].sum() + completion[rows, : part.width].sum()
+        numbers = (inputs["kondo_seen"], prompt.shape[0], tokens, len(rows))
+        tensors = [torch.as_tensor(number, device=prompt.device) for number in numbers]
+        self._window.counts = self._window.counts + torch.stack(tensors)
         if not runs:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         self._window.trained = True
@@ -273,7 +292,12 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
                 loss = self._trl_loss(model, inputs)
         finally:
             self._part = None
-        self._undilute_metrics(inputs)
+        # TRL's mean entropy and KL count skipped tokens as 0; log those of the trained ones.
+        totals = torch.stack([loss_mask(inputs).sum(), inputs["kondo_keep"].sum()])
+        seen, trained = self.accelerator.reduce(totals, reduction="sum").tolist()
+        for name in ("entropy", "kl"):
+            if values := self._metrics["train"].get(name):
+                values[-1] *= seen / trained if trained else math.nan
         self._backward_timer.enter_context(self._window.clock.stage("backward"))
         return loss
 
@@ -296,89 +320,41 @@ class KondoGRPOTrainer(GatedTrainer, _Base):  # type: ignore[misc]
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        run = super()._get_per_token_logps_and_entropies
-        forward = run if self._part is None else functools.partial(self._kept_forward, run)
-        found = forward(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        """Return log-probs, entropies and the router's loss; see TRL.
+
+        In the loss of a micro-step with skipped rows, run the kept ones alone, cut after their last
+        kept token; everything else is constant.
+        """
+        forward = super()._get_per_token_logps_and_entropies
+        part, inputs = self._part, self._inputs
+        if part is None:
+            found = forward(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
+        else:
+            keep, weight = inputs["kondo_keep"], inputs["kondo_weight"]
+            # The tokens of this micro-step over those of the one that TRL put each row into.
+            moved = (loss_mask(inputs).sum() / inputs["kondo_counted"].clamp(min=1))[:, None]
+            index = torch.tensor(part.rows, device=input_ids.device)
+            stop = input_ids.shape[1] - logits_to_keep + part.width
+            compact = (values[index, :stop] for values in (input_ids, attention_mask))
+            log_probs, entropies, aux_loss = forward(model, *compact, part.width, *args, **kwargs)
+
+            def spread(values: Tensor, weight: Tensor) -> Tensor:  # [kept rows, width] -> [b, T]
+                wide = nn.functional.pad(values, (0, logits_to_keep - part.width))
+                rows = wide.new_zeros(keep.shape).index_copy(0, index, wide)
+                whole = torch.where(keep, rows, 0.0)
+                if whole.requires_grad:
+                    # Every term of the loss, KL included, reaches the model through these alone.
+                    whole.register_hook(  # type: ignore[no-untyped-call]
+                        lambda gradient: gradient * weight.to(gradient.dtype)
+                    )
+                return whole
+
+            log_probs = spread(log_probs, weight * moved if self.loss_type == "bnpo" else weight)
+            if entropies is not None:
+                entropies = spread(entropies, weight * moved if mean_entropy(self) else weight)
+            found = log_probs, entropies, aux_loss
         if self._behaviour is not None:  # inside the loss, which reads the advantages next
-            self._inputs["advantages"] = weighted_advantages(
-                found[0], self._behaviour, self._inputs, self.args.kondo_correction_cap
+            inputs["advantages"] = weighted_advantages(
+                found[0], self._behaviour, inputs, self.args.kondo_correction_cap
             )
         return found
-
-    def _kept_forward(
-        self,
-        forward: Any,
-        model: nn.Module,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Run the kept rows, cut after their last kept token; constants for everything else."""
-        assert self._part is not None
-        keep, weight = self._inputs["kondo_keep"], self._inputs["kondo_weight"]
-        moved = self._moved()
-        width = self._part.width
-        index = torch.tensor(self._part.rows, device=input_ids.device)
-        stop = input_ids.shape[1] - logits_to_keep + width
-        compact = (values[index, :stop] for values in (input_ids, attention_mask))
-        log_probs, entropies, aux_loss = forward(model, *compact, width, *args, **kwargs)
-
-        # [kept rows, width] -> [b, T], 0 where not kept
-        def spread(values: Tensor, weight: Tensor) -> Tensor:
-            wide = nn.functional.pad(values, (0, logits_to_keep - width))
-            whole = torch.where(keep, wide.new_zeros(keep.shape).index_copy(0, index, wide), 0.0)
-            if whole.requires_grad:
-                # Every term of the loss, KL included, reaches the model through these alone.
-                whole.register_hook(  # type: ignore[no-untyped-call]
-                    lambda gradient: gradient * weight.to(gradient.dtype)
-                )
-            return whole
-
-        log_probs = spread(log_probs, weight * moved if self.loss_type == "bnpo" else weight)
-        if entropies is not None:
-            entropies = spread(entropies, weight * moved if mean_entropy(self) else weight)
-        return log_probs, entropies, aux_loss
-
-    def _moved(self) -> Tensor:
-        """Return the tokens of this micro-step over those of the one TRL put each row into."""
-        return (loss_mask(self._inputs).sum() / self._inputs["kondo_counted"].clamp(min=1))[:, None]
-
-    # Counting, and steps that keep nothing
-
-    def _log(self, name: str, value: float) -> None:
-        # A price is infinite where nothing was kept or there is none; TRL's log drops NaN.
-        number = value if math.isfinite(value) else math.nan
-        self._metrics["train"][f"kondo/{name}"].append(number)
-
-    def _count(self, inputs: dict[str, Any], rows: list[int], width: int) -> None:
-        prompt, completion = inputs["prompt_mask"], inputs["completion_mask"]
-        trained = prompt[rows].sum() + completion[rows, :width].sum()
-        numbers = (inputs["kondo_seen"], prompt.shape[0], trained, len(rows))
-        tensors = [torch.as_tensor(number, device=prompt.device) for number in numbers]
-        self._window.counts = self._window.counts + torch.stack(tensors)
-
-    def _undilute_metrics(self, inputs: dict[str, Any]) -> None:
-        """Make TRL's mean entropy and KL those of the trained tokens, not of zeros for the rest."""
-        totals = torch.stack([loss_mask(inputs).sum(), inputs["kondo_keep"].sum()])
-        seen, trained = self.accelerator.reduce(totals, reduction="sum").tolist()
-        for name in ("entropy", "kl"):
-            if values := self._metrics["train"].get(name):
-                values[-1] *= seen / trained if trained else math.nan
-
-    def _end_window(self) -> None:
-        """Log what the optimizer step paid for, and leave it out if it kept nothing."""
-        window = self._window
-        self._window = Window(StageClock(self.accelerator.device))
-        if not window.trained:
-            self.empty_steps += 1
-            self._left_out_step.enter_context(left_out_step(self.optimizer))
-        # TRL logs means since the last log; of a total only the latest makes sense.
-        self._metrics["train"]["kondo/empty_steps"] = [self.empty_steps]
-        counts = self.accelerator.reduce(window.counts, reduction="sum").tolist()
-        for name, count in zip(COUNTED, counts, strict=True):
-            self._log(name, count)
-        spent = window.clock.seconds()
-        for stage in ("screen", "select", "forward", "backward"):
-            self._log(f"seconds_{stage}", spent[stage])

@@ -24,11 +24,6 @@ def rows_to_try(mask: Tensor, sizes: Sequence[int], ranks: int) -> list[int]:
         mask: bool [N, T], N >= ranks.
         sizes: tokens of each row.
         ranks: all get as many rows, each of them short ones and long ones.
-
-    Example:
-        >>> import torch
-        >>> rows_to_try(torch.tensor([[True], [False], [True], [True], [True]]), [9, 1, 8, 7, 6], 2)
-        [4, 2, 3, 0]
     """
     counts = mask.any(1).tolist()
     if not any(counts):
@@ -47,15 +42,6 @@ def token_rows(ids: Sequence[Tensor], masks: Sequence[Tensor], width: int) -> To
         ids: tokens of each row, prompt and response.
         masks: of each response, which of its tokens count.
         width: longer rows are cut to so many tokens, those around the first one that counts.
-
-    Example:
-        >>> import torch
-        >>> ids, mask = torch.arange(10), torch.tensor([0, 1, 1])
-        >>> rows = token_rows([ids, ids[:2]], [mask, mask[1:2]], 4)
-        >>> rows.input_ids.tolist()
-        [[6, 7, 8, 9], [0, 1, 0, 0]]
-        >>> rows.completion_mask.int().tolist()
-        [[0, 0, 1, 1], [0, 1, 0, 0]]
     """
     cut = []
     for row, mask in zip(ids, masks, strict=True):
@@ -81,13 +67,10 @@ def engine_forward(engine: Any, settings: Mapping[str, Any]) -> Run:
 
     def run(module: nn.Module, rows: TokenRows) -> Tensor:
         ids = [row[real] for row, real in zip(rows.input_ids, rows.attention_mask, strict=True)]
-        fields = {
-            "input_ids": ids,
-            "position_ids": [torch.arange(len(row), device=row.device) for row in ids],
-        }
+        places = [torch.arange(len(row), device=row.device) for row in ids]
         jagged = {
             name: torch.nested.as_nested_tensor(values, layout=torch.jagged)
-            for name, values in fields.items()
+            for name, values in {"input_ids": ids, "position_ids": places}.items()
         }
         data = TensorDict(jagged, batch_size=len(ids))
         for name, value in settings.items():
@@ -130,16 +113,10 @@ def check_engine(
     Raises:
         kondo.CheckError: what makes the model one that rows cannot be dropped from.
     """
-    forward = Forward(engine.module, engine_forward(engine, settings))
-    policy, device = TrainedForward(forward, most), rows.device.type
-    with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-        if not gradients:
+    policy = TrainedForward(Forward(engine.module, engine_forward(engine, settings)), most)
+    with torch.autocast(rows.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        if gradients:
+            advantages = torch.ones(len(rows.input_ids), device=rows.device)
+            kondo.check(policy, rows, advantages, unit="sequence", group="world")
+        else:
             check_forwards(policy, rows)
-            return
-        kondo.check(
-            policy,
-            rows,
-            torch.ones(len(rows.input_ids), device=rows.device),
-            unit="sequence",
-            group="world",
-        )

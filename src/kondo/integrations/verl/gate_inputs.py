@@ -33,17 +33,6 @@ class GateRows(NamedTuple):
     """[N, T], of the reference policy, where the loss has a KL term and the gate must know it."""
 
 
-def session_of(keys: Sequence[str]) -> list[tuple[str, str, int]]:
-    """Return prompt, session and number of the output of each row, from verl's keys.
-
-    Example:
-        >>> session_of(["7f_0_0", "7f_0_1"])
-        [('7f', '7f_0', 0), ('7f', '7f_0', 1)]
-    """
-    split = [key.rsplit("_", 2) for key in keys]
-    return [(uid, f"{uid}_{session}", int(number)) for uid, session, number in split]
-
-
 def centred_rewards(rewards: Tensor, alone: Tensor, keys: Sequence[str]) -> Tensor:
     """Return rewards less the mean of the same prompt's, [N].
 
@@ -54,25 +43,19 @@ def centred_rewards(rewards: Tensor, alone: Tensor, keys: Sequence[str]) -> Tens
     Args:
         rewards: [N] float.
         alone: [N] float, what rows of a prompt with one session get.
-        keys: verl's, N of them.
-
-    Example:
-        >>> import torch
-        >>> rewards = torch.tensor([1.0, 0.0, 3.0])
-        >>> centred_rewards(rewards, torch.full([3], 9.0), ["a_0_0", "a_1_0", "b_0_0"])
-        tensor([ 0.5000, -0.5000,  9.0000])
+        keys: verl's, N of them: prompt_session_output.
     """
-    rows = session_of(keys)
-    last: dict[str, int] = {}
-    for row, (_, session, number) in enumerate(rows):
-        if session not in last or rows[last[session]][2] < number:
+    split = [key.rsplit("_", 2) for key in keys]
+    sessions = [(prompt, session) for prompt, session, _ in split]
+    last: dict[tuple[str, str], int] = {}
+    for row, session in enumerate(sessions):
+        if session not in last or int(split[last[session]][2]) < int(split[row][2]):
             last[session] = row
     place = {session: index for index, session in enumerate(last)}
-    prompts = {uid: index for index, uid in enumerate(dict.fromkeys(uid for uid, _, _ in rows))}
-    final = torch.tensor(list(last.values()))
-    groups = torch.tensor([prompts[rows[row][0]] for row in last.values()])
-    centred = kondo.advantage.group_mean(rewards[final], groups)
-    of_row = torch.tensor([place[session] for _, session, _ in rows])
+    prompts: dict[str, int] = {}
+    groups = torch.tensor([prompts.setdefault(prompt, len(prompts)) for prompt, _ in last])
+    centred = kondo.advantage.group_mean(rewards[torch.tensor(list(last.values()))], groups)
+    of_row = torch.tensor([place[session] for session in sessions])
     single = torch.bincount(groups)[groups[of_row]] == 1
     return torch.where(single, alone, centred[of_row])
 
@@ -121,13 +104,7 @@ def gate_advantages(
 
 
 def kl_slope(gap: Tensor, kl_type: str) -> Tensor:
-    """Return d KL / d log pi of verl's KL estimates, at gap = log pi - log ref; like gap.
-
-    Example:
-        >>> import torch
-        >>> kl_slope(torch.tensor([0.0, 0.5]), "k2")
-        tensor([0.0000, 0.5000])
-    """
+    """Return d KL / d log pi of verl's KL estimates, at gap = log pi - log ref; like gap."""
     name = kl_type.removesuffix("+")
     if kl_type.endswith("+") or name in ("mse", "k2"):  # "+": the value of another, the slope of k2
         return gap

@@ -1,23 +1,84 @@
-"""Options under `trainer.v1.kondo`, and options of verl that do not fit a gate. Imports no verl.
+"""Versions of verl that we build on, options under `trainer.v1.kondo`, and options of verl that do
+not fit a gate. Imports no verl.
 
 `config` is verl's, an OmegaConf config or any nest of mappings.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import kondo
+from kondo.integrations.framework import Framework
+
+VERL = Framework(package="verl", lowest=(0, 9, 1), below=(0, 10), tested="0.9.1")
+
+# Method -> its first parameters. tests/integrations/verl/test_contract.py holds more.
+TRAINER_SEAMS = {
+    "_init_resource_pool_mgr": ("self",),
+    "_init_tokenizer": ("self",),
+    "_load_checkpoint": ("self",),
+    "_save_checkpoint": ("self",),
+    "_update_actor": ("self", "batch", "metrics"),
+}
+WORKER_SEAMS = {
+    "set_loss_fn": ("self", "loss_fn"),
+    "train_batch": ("self", "data"),
+    "train_mini_batch": ("self", "data"),
+}
+ENGINE_SEAMS = {
+    "eval_mode": ("self", "kwargs"),
+    "forward_step": ("self", "micro_batch", "loss_function", "forward_only"),
+    "train_mode": ("self", "kwargs"),
+}
 
 SECTION = "trainer.v1.kondo"
+ACTOR = "actor_rollout_ref.actor"
 
 # Policy losses that sum over tokens or sequences, and divide by what `agg_loss` of verl is told.
-# Not among them: clip_cov and kl_cov compare the tokens of a micro-batch with each other, and
-# geo_mean divides by the rows of a micro-batch.
 LOSS_MODES = (
-    *("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "dro", "cispo", "bypass_mode"),
+    *("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo", "bypass_mode", "dro"),
 )
-STRATEGIES = ("fsdp", "fsdp2")
+
+_LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+_NORMALIZE = f"{ACTOR}.policy_loss.rollout_correction.rollout_is_batch_normalize"
+_NEVER = "rows without an advantage are never drawn by an unbiased gate, so that their"
+
+# Option of verl -> what it may be beside None, and why nothing else.
+FITTING: dict[str, tuple[tuple[Any, ...], str]] = {
+    "distillation.enabled": (
+        (False,),
+        "distillation replaces the loss, and needs the teacher's log-probs of every row.",
+    ),
+    f"{ACTOR}.strategy": (
+        ("fsdp", "fsdp2"),
+        "updates of the other engines have not been tested with rows left out.",
+    ),
+    _LOSS_MODE: (
+        LOSS_MODES,
+        "clip_cov, kl_cov and geo_mean compare or count the rows of a micro-batch, and of other "
+        "losses it is not known whether they do.",
+    ),
+    f"{ACTOR}.use_prefix_grouper": (
+        (False,),
+        "it needs all responses to a prompt in one micro-batch.",
+    ),
+    "actor_rollout_ref.model.mtp.enable": (
+        (False,),
+        "its loss is a mean over the tokens of a micro-batch.",
+    ),
+    _NORMALIZE: (
+        (False,),
+        "the loss then normalises weights over the rows of a micro-batch.",
+    ),
+}
+# The same with an unbiased gate, checked after those.
+FITTING_UNBIASED: dict[str, tuple[tuple[Any, ...], str]] = {
+    f"{ACTOR}.entropy_coeff": ((0,), f"{_NEVER} entropy would be missing from the mean gradient."),
+    _LOSS_MODE: (
+        LOSS_MODES[:-1],
+        f"{_NEVER} quadratic penalty in dro would be missing from the mean gradient.",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,12 +94,7 @@ class Options:
 
 
 def look_up(config: Any, path: str, default: Any = None) -> Any:
-    """Return the option at a dotted path, or the default where a part is missing or None.
-
-    Example:
-        >>> look_up({"actor": {"lr": 1.0}}, "actor.lr"), look_up({}, "actor.lr", 0.5)
-        (1.0, 0.5)
-    """
+    """Return the option at a dotted path, or the default where a part is missing or None."""
     for part in path.split("."):
         config = config.get(part) if hasattr(config, "get") else None
         if config is None:
@@ -53,7 +109,7 @@ def read_options(config: Any) -> Options:
         ValueError: an option that is missing, unknown or does not fit, with its full name.
     """
     section = look_up(config, SECTION, {})
-    spec = section.get("gate") if hasattr(section, "get") else None
+    spec = look_up(section, "gate")
     if spec is None:
         raise ValueError(
             f"{SECTION}.gate must say which rows to train, got none; add "
@@ -73,105 +129,52 @@ def read_options(config: Any) -> Options:
     except ValueError as error:
         raise ValueError(f"{SECTION}.gate: {error}") from error
     if gate is not None:
-        check_fit(config, gate)
+        _check_fit(config, gate)
     return Options(gate=gate, seed=int(section.get("seed") or 0), check=check and gate is not None)
-
-
-def check_fit(config: Any, gate: kondo.BaseGate) -> None:
-    """Raise ValueError for the first option of verl that does not fit a gate."""
-    for name, (wanted, why, broken) in {**_refused(config), **_refused_by(config, gate)}.items():
-        if broken:
-            raise ValueError(
-                f"{name} must be {wanted} with {SECTION}.gate, got "
-                f"{look_up(config, name.split(' ')[0])!r}: {why} {SECTION}.gate=dense leaves "
-                f"verl's update as it is."
-            )
 
 
 def kl_in_loss(config: Any) -> tuple[float, str]:
     """Return the coefficient of the KL term in the loss, 0 if there is none, and its type."""
-    actor = look_up(config, "actor_rollout_ref.actor", {})
+    actor = look_up(config, ACTOR, {})
     coefficient = float(actor.get("kl_loss_coef") or 0.0) if actor.get("use_kl_loss") else 0.0
     return coefficient, str(actor.get("kl_loss_type") or "low_var_kl")
 
 
-_Refusals = Mapping[str, tuple[str, str, bool]]
+def _check_fit(config: Any, gate: kondo.BaseGate) -> None:
+    """Raise ValueError for the first option of verl that does not fit a gate."""
 
+    def refuse(name: str, wanted: str, why: str) -> None:
+        raise ValueError(
+            f"{name} must be {wanted} with {SECTION}.gate, got {look_up(config, name)!r}: {why} "
+            f"{SECTION}.gate=dense leaves verl's update as it is."
+        )
 
-def _refused(config: Any) -> _Refusals:
-    """Return option -> what it must be, why, whether it is not."""
-    actor = "actor_rollout_ref.actor"
-    loss_mode = look_up(config, f"{actor}.policy_loss.loss_mode", "vanilla")
-    aggregation = look_up(config, f"{actor}.loss_agg_mode", "token-mean")
-    correction = f"{actor}.policy_loss.rollout_correction"
-    return {
-        "distillation.enabled": (
-            "False",
-            "distillation replaces the loss, and needs the teacher's log-probs of every row.",
-            bool(look_up(config, "distillation.enabled", False)),
-        ),
-        f"{actor}.strategy": (
-            "fsdp or fsdp2",
-            "updates of the other engines have not been tested with rows left out.",
-            look_up(config, f"{actor}.strategy") not in STRATEGIES,
-        ),
-        f"{actor}.policy_loss.loss_mode": (
-            f"one of {', '.join(LOSS_MODES)}",
-            "clip_cov, kl_cov and geo_mean compare or count the rows of a micro-batch, and of "
-            "other losses it is not known whether they do.",
-            loss_mode not in LOSS_MODES,
-        ),
-        f"{actor}.loss_scale_factor": (
+    unbiased = isinstance(gate, kondo.UnbiasedGate)
+    for name, (fitting, why) in (*FITTING.items(), *(FITTING_UNBIASED.items() if unbiased else ())):
+        if look_up(config, name) not in (None, *fitting):
+            shown = ", ".join(map(str, fitting))
+            refuse(name, shown if len(fitting) == 1 else f"one of {shown}", why)
+    if (
+        look_up(config, f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm"
+        and look_up(config, f"{ACTOR}.loss_scale_factor") is None
+    ):
+        refuse(
+            f"{ACTOR}.loss_scale_factor",
             "set for loss_agg_mode=seq-mean-token-sum-norm",
             "without it verl divides by the longest response of a micro-batch, and a micro-batch "
             "of kept rows has another one.",
-            aggregation == "seq-mean-token-sum-norm"
-            and look_up(config, f"{actor}.loss_scale_factor") is None,
-        ),
-        f"{actor}.use_prefix_grouper": (
-            "False",
-            "it needs all responses to a prompt in one micro-batch.",
-            bool(look_up(config, f"{actor}.use_prefix_grouper", False)),
-        ),
-        "actor_rollout_ref.model.mtp.enable": (
-            "False",
-            "its loss is a mean over the tokens of a micro-batch.",
-            bool(look_up(config, "actor_rollout_ref.model.mtp.enable", False)),
-        ),
-        f"{correction}.rollout_is_batch_normalize": (
-            "False",
-            "the loss then normalises weights over the rows of a micro-batch.",
-            bool(look_up(config, f"{correction}.rollout_is_batch_normalize", False)),
-        ),
-    }
-
-
-def _refused_by(config: Any, gate: kondo.BaseGate) -> _Refusals:
-    """Return the same for options that do not fit this gate."""
-    actor = "actor_rollout_ref.actor"
-    unbiased = isinstance(gate, kondo.UnbiasedGate)
-    never = "rows without an advantage are never drawn by an unbiased gate, so that their"
+        )
     coefficient, _ = kl_in_loss(config)
-    return {
-        f"{actor}.entropy_coeff": (
-            "0",
-            f"{never} entropy would be missing from the mean gradient.",
-            unbiased and bool(look_up(config, f"{actor}.entropy_coeff", 0.0)),
-        ),
-        f"{actor}.policy_loss.loss_mode (unbiased gate)": (
-            "another than dro",
-            f"{never} quadratic penalty would be missing from the mean gradient.",
-            unbiased and look_up(config, f"{actor}.policy_loss.loss_mode") == "dro",
-        ),
-        f"{actor}.use_kl_loss": (
+    if unbiased and coefficient and not kondo.signals.needs_log_probs(gate.signal):
+        refuse(
+            f"{ACTOR}.use_kl_loss",
             "False for a signal without log-probs",
-            f"{never} KL would be missing from the mean gradient. The default signal, "
+            f"{_NEVER} KL would be missing from the mean gradient. The default signal, "
             f"gradient_norm, includes it.",
-            unbiased and coefficient != 0.0 and not kondo.signals.needs_log_probs(gate.signal),
-        ),
-        f"{SECTION}.gate": (
+        )
+    if type(kondo.adapters.adapter_of(gate)).row_facts is not kondo.adapters.Adapter.row_facts:
+        refuse(
+            f"{SECTION}.gate",
             "a gate that reads values only",
             "this one reads the tokens of the batch, which verl's controller does not have.",
-            type(gate).row_facts is not kondo.BaseGate.row_facts,
-        ),
-    }
+        )

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-NAME = "kondo"
 TRAINERS = "verl.trainer.ppo.v1"
 
 
@@ -52,20 +51,16 @@ def register() -> None:
         from kondo.integrations.verl.trainer import KondoTrainer
 
         trainer: type[Any] = KondoTrainer
-    except Exception as error:
+    except Exception as caught:
+        error = caught
         reason = f"kondo's trainer for verl could not be loaded: {type(error).__name__}: {error}"
         warnings.warn(reason, RuntimeWarning, stacklevel=2)
-        trainer = _refusing(PPOTrainerSync, reason, error)
-    register_trainer(NAME)(trainer)
 
+        def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+            raise ImportError(reason) from error
 
-def _refusing(base: type[Any], reason: str, cause: Exception) -> type[Any]:
-    """Return a trainer that can be registered, but not made."""
-
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise ImportError(reason) from cause
-
-    return type("KondoTrainer", (base,), {"__init__": refuse, "__doc__": reason})
+        trainer = type("KondoTrainer", (PPOTrainerSync,), {"__init__": refuse, "__doc__": reason})
+    register_trainer("kondo")(trainer)
 
 
 def install() -> None:

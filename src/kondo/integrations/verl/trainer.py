@@ -8,28 +8,24 @@
 One gate decides in the controller, for all ranks. N rows of the batch, T tokens of a response.
 """
 
-import contextlib
 import math
 import os
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import ray
 import torch
 import transfer_queue as tq
-from torch import Tensor
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
 import kondo
 from kondo.integrations import gate_state
-from kondo.integrations.verl._version import TRAINER_SEAMS, VERL
 from kondo.integrations.verl.first_batch import rows_to_try
 from kondo.integrations.verl.gate_inputs import GateRows, gate_advantages
-from kondo.integrations.verl.options import SECTION, kl_in_loss, read_options
+from kondo.integrations.verl.options import SECTION, TRAINER_SEAMS, VERL, kl_in_loss, read_options
 from kondo.integrations.verl.update_plan import Plan, make_plan, mini_batches
 from kondo.integrations.verl.worker import PLAN, KondoActorRolloutRefWorker
+from kondo.stage_clock import StageClock
 
 VERL.check(VERL.installed)
 VERL.check_seams(PPOTrainerSync, TRAINER_SEAMS)
@@ -91,16 +87,50 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.gate is None:
             return super()._update_actor(batch, metrics)
-        spent: dict[str, float] = {}
-        with _timed(spent, "read"):
-            rows, counted = self._read(batch)
+        settings = self.config.actor_rollout_ref
+        actor, estimator = settings.actor, self.config.algorithm.adv_estimator
         sizes = [tag["seq_len"] for tag in batch.tags]
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1  # its data-parallel size
+        clock = StageClock(torch.device("cpu"), ("read", "select", "update"))
+        with clock.stage("read"):
+            rows, counted = self._read(batch)
         if self._to_check:
-            self._check(batch, rows, sizes, spent)
-        with _timed(spent, "select"):
-            chosen = self._select(batch, rows)
-            plan = self._plan(chosen, sizes, counted)
-        with _timed(spent, "update"):
+            self._check(batch, rows_to_try(rows.mask, sizes, ranks), metrics)
+        with clock.stage("select"):
+            kl_coef, kl_type = kl_in_loss(self.config)
+            advantages = gate_advantages(
+                rows,
+                batch.keys,
+                unbiased=isinstance(self.gate, kondo.UnbiasedGate),
+                estimator=str(getattr(estimator, "value", estimator)),  # text, or of an enum
+                kl_coef=kl_coef,
+                kl_type=kl_type,
+            )
+            chosen = kondo.select(
+                rows.log_probs,
+                advantages,
+                gate=self.gate,
+                unit="sequence",
+                mask=rows.mask,
+                generator=self._draws,
+            )
+            epochs = mini_batches(
+                len(sizes),
+                size=actor.ppo_mini_batch_size * settings.rollout.n,
+                ranks=ranks,
+                epochs=actor.ppo_epochs,
+                seed=actor.data_loader_seed if actor.shuffle else None,
+            )
+            plan = make_plan(
+                chosen.keep,
+                chosen.weight,
+                sizes,
+                counted,
+                epochs,
+                ranks=ranks,
+                micro_batch=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+            )
+        with clock.stage("update"):
             if plan.steps:
                 kept = batch.select_keys([batch.keys[row] for row in plan.rows])
                 kept.extra_info[PLAN] = {"steps": plan.steps}
@@ -108,12 +138,11 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
             else:
                 self.empty_updates += 1
         self._log(metrics, rows, chosen, plan, sizes)
-        metrics.update({f"kondo/seconds_{stage}": spent[stage] for stage in spent})
+        metrics.update({f"kondo/seconds_{name}": spent for name, spent in clock.seconds().items()})
         return batch
 
-    def _check(self, batch: Any, rows: GateRows, sizes: list[int], spent: dict[str, float]) -> None:
-        """Run `kondo.check` on a few rows of the first batch in which any token counts."""
-        some = rows_to_try(rows.mask, sizes, self._ranks())
+    def _check(self, batch: Any, some: list[int], metrics: dict[str, Any]) -> None:
+        """Run `kondo.check` on some rows of the first batch in which any token counts."""
         if not some:
             return
         few = batch.select_keys([batch.keys[row] for row in some])
@@ -124,28 +153,28 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
             error = kondo.CheckError(found["findings"])
             error.add_note(f"+{SECTION}.check=False trains without this check.")
             raise error
-        self._to_check, spent["check"] = False, found["seconds"]
-
-    def _ranks(self) -> int:
-        """Return the data-parallel size of the actor."""
-        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        self._to_check = False
+        metrics["kondo/seconds_check"] = found["seconds"]
 
     def _read(self, batch: Any) -> tuple[GateRows, list[int]]:
         """Return what the gate looks at, and the tokens of each row that verl's mean counts."""
         assert self.gate is not None
-        unbiased = isinstance(self.gate, kondo.UnbiasedGate)
         # verl leaves out what the batch does not have: rewards with a KL penalty, and importance
         # weights of a corrected rollout.
         fields = ["response_mask", "loss_mask", "advantages", "rm_scores", "token_level_rewards"]
         if kondo.signals.needs_log_probs(self.gate.signal):
             fields.append("old_log_probs")  # the rollout's own in bypass mode
-        if unbiased:
+        if isinstance(self.gate, kondo.UnbiasedGate):
             fields += ["rollout_is_weights", "ref_log_prob"]
         data = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
         )
         counted = [int(row.sum()) for row in data["loss_mask"].unbind()]
-        padded = {name: _padded(data[name]) for name in fields if name in data}
+        padded = {
+            name: data[name].to_padded_tensor(0) if data[name].is_nested else data[name]
+            for name in fields
+            if name in data
+        }
         padding = torch.tensor([bool(tag.get("is_padding", False)) for tag in batch.tags])
         mask = padded["response_mask"].bool() & ~padding.unsqueeze(1)
         rewards = padded.get("token_level_rewards", padded["rm_scores"])
@@ -158,46 +187,6 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
             ref_log_probs=padded.get("ref_log_prob"),
         )
         return rows, counted
-
-    def _select(self, batch: Any, rows: GateRows) -> kondo.Selection:
-        assert self.gate is not None
-        coefficient, kind = kl_in_loss(self.config)
-        advantages = gate_advantages(
-            rows,
-            batch.keys,
-            unbiased=isinstance(self.gate, kondo.UnbiasedGate),
-            estimator=_name(self.config.algorithm.adv_estimator),
-            kl_coef=coefficient,
-            kl_type=kind,
-        )
-        return kondo.select(
-            rows.log_probs,
-            advantages,
-            gate=self.gate,
-            unit="sequence",
-            mask=rows.mask,
-            generator=self._draws,
-        )
-
-    def _plan(self, chosen: kondo.Selection, sizes: list[int], counted: list[int]) -> Plan:
-        actor = self.config.actor_rollout_ref.actor
-        ranks = self._ranks()
-        epochs = mini_batches(
-            len(sizes),
-            size=actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n,
-            ranks=ranks,
-            epochs=actor.ppo_epochs,
-            seed=actor.data_loader_seed if actor.shuffle else None,
-        )
-        return make_plan(
-            chosen.keep,
-            chosen.weight,
-            sizes,
-            counted,
-            epochs,
-            ranks=ranks,
-            micro_batch=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
-        )
 
     def _log(
         self,
@@ -242,30 +231,10 @@ class KondoTrainer(PPOTrainerSync):  # type: ignore[misc]
         super()._load_checkpoint()
         if self.gate is None or not self.global_steps:
             return
-        found = gate_state.load(self._resumed_folder(), self.gate, self._draws)
-        self.empty_updates = found.get("empty_updates", self.empty_updates)
-
-    def _resumed_folder(self) -> str:
-        """Return the folder that verl resumed from."""
         trainer = self.config.trainer
         if trainer.resume_mode == "resume_path":
-            return os.path.abspath(trainer.resume_from_path)
-        return str(find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir)))
-
-
-@contextlib.contextmanager
-def _timed(spent: dict[str, float], name: str) -> Iterator[None]:
-    """Note the seconds inside."""
-    start = time.perf_counter()
-    yield
-    spent[name] = time.perf_counter() - start
-
-
-def _padded(values: Any) -> Tensor:
-    """Return jagged values [N, T], zeros at the right."""
-    return values.to_padded_tensor(0) if values.is_nested else values
-
-
-def _name(estimator: Any) -> str:
-    """Return an estimator's name; verl takes text or members of an enum."""
-    return str(getattr(estimator, "value", estimator))
+            folder = os.path.abspath(trainer.resume_from_path)
+        else:
+            folder = str(find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir)))
+        found = gate_state.load(folder, self.gate, self._draws)
+        self.empty_updates = found.get("empty_updates", self.empty_updates)

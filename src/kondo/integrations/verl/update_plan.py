@@ -1,4 +1,4 @@
-"""Which rank trains which kept row in which optimizer step. Imports no verl.
+"""Which rank trains which kept row in which optimizer step, with which weight. Imports no verl.
 
     kept rows, verl's mini-batches -> deal to ranks -> steps of equal size on every rank
 
@@ -7,9 +7,10 @@ has no step. All ranks run the same number of micro-batches: a rank with too few
 shortest one with weight zero, a filler.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,10 +67,6 @@ def mini_batches(
 
     verl gives every rank a consecutive part of the batch, and cuts each part into pieces. With
     `seed`, every rank shuffles its part before each epoch, as torch's DataLoader does.
-
-    Example:
-        >>> mini_batches(8, size=4, ranks=2, epochs=1)
-        [[tensor([0, 1, 4, 5]), tensor([2, 3, 6, 7])]]
     """
     part, piece = num_rows // ranks, size // ranks
     if num_rows % ranks or size % ranks or part % max(piece, 1):
@@ -79,16 +76,12 @@ def mini_batches(
         )
     by_rank: list[list[list[Tensor]]] = []
     for rank in range(ranks):
-        own = torch.arange(rank * part, (rank + 1) * part)
-        if seed is None:
-            by_rank.append([list(torch.split(own, piece))] * epochs)
-            continue
         loader: DataLoader[Tensor] = DataLoader(
-            own,  # type: ignore[arg-type]
+            torch.arange(rank * part, (rank + 1) * part),  # type: ignore[arg-type]
             batch_size=piece,
             collate_fn=torch.stack,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(seed + rank),
+            shuffle=seed is not None,
+            generator=torch.Generator().manual_seed((seed or 0) + rank),
         )
         by_rank.append([list(loader) for _ in range(epochs)])
     return [
@@ -117,110 +110,85 @@ def make_plan(
         epochs: mini-batches by `mini_batches`.
         ranks: data-parallel size.
         micro_batch: rows of a micro-batch of one rank; None where verl cuts them by tokens.
-
-    Example:
-        >>> import torch
-        >>> keep = torch.tensor([True, False, True, True])
-        >>> batches = mini_batches(4, size=4, ranks=2, epochs=1)
-        >>> plan = make_plan(
-        ...     keep, torch.ones(4), [3, 1, 5, 4], [2, 1, 4, 3], batches, ranks=2, micro_batch=1
-        ... )
-        >>> plan.ranks, plan.steps[0].rows, plan.steps[0].weights
-        ([[2, 1], [3, 0]], [[0, 1], [0, 1]], [[1.0, 0.0], [1.0, 1.0]])
-    """
-    kept = [[batch[keep[batch]].tolist() for batch in epoch] for epoch in epochs]
-    dealt = _deal(kept[0] if kept else [], sizes, ranks)
-    most = max((len(own) for own in dealt), default=0)
-    spare = sorted((~keep).nonzero().squeeze(1).tolist(), key=lambda row: sizes[row])
-    for own in dealt:  # verl sends every rank the same number of rows
-        while len(own) < most:
-            own.append(spare.pop(0))
-    place = {row: (rank, at) for rank, own in enumerate(dealt) for at, row in enumerate(own)}
-    fillers = [_shortest(own, sizes) for own in dealt if most]
-    pairs = _paired(epochs, kept)
-    steps = []
-    for batch, rows in pairs:
-        if rows:
-            parts, weights = _parts(rows, place, weight, sizes, ranks)
-            micro = _fill(parts, weights, fillers, micro_batch)
-            steps.append(Step(parts, weights, micro, sum(counted[row] for row in batch.tolist())))
-    return Plan(dealt, steps, len(pairs) - len(steps))
-
-
-def _parts(
-    rows: Sequence[int],
-    place: dict[int, tuple[int, int]],
-    weight: Tensor,
-    sizes: Sequence[int],
-    ranks: int,
-) -> tuple[list[list[int]], list[list[float]]]:
-    """Return each rank's rows of a step, the longest first, and their weights."""
-    parts: list[list[int]] = [[] for _ in range(ranks)]
-    weights: list[list[float]] = [[] for _ in range(ranks)]
-    for row in sorted(rows, key=lambda row: sizes[row], reverse=True):
-        rank, at = place[row]
-        parts[rank].append(at)
-        weights[rank].append(float(weight[row]))
-    return parts, weights
-
-
-def _fill(
-    parts: Sequence[list[int]],
-    weights: Sequence[list[float]],
-    fillers: Sequence[int],
-    micro_batch: int | None,
-) -> int | None:
-    """Add fillers until all ranks have as many rows; return the rows of a micro-batch."""
-    length, micro = _even(max(len(own) for own in parts), micro_batch)
-    for own, given, filler in zip(parts, weights, fillers, strict=True):
-        missing = length - len(own)
-        own += [filler] * missing
-        given += [0.0] * missing
-    return micro
-
-
-def _shortest(rows: Sequence[int], sizes: Sequence[int]) -> int:
-    """Return the place of the shortest row."""
-    return min(range(len(rows)), key=lambda at: sizes[rows[at]])
-
-
-def _paired(
-    epochs: Sequence[Sequence[Tensor]], kept: Sequence[Sequence[list[int]]]
-) -> list[tuple[Tensor, list[int]]]:
-    """Return every mini-batch of every epoch with its kept rows, in order."""
-    return [
-        pair
-        for batches, rows in zip(epochs, kept, strict=True)
-        for pair in zip(batches, rows, strict=True)
-    ]
-
-
-def _deal(batches: Sequence[list[int]], sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the rows of each rank: of every mini-batch as many as of the others, or one more.
-
-    The longest row goes first, to the rank with the fewest rows of its mini-batch, then the fewest
-    of all, then the fewest tokens.
     """
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
-    for rows in batches:
+    place: dict[int, tuple[int, int]] = {}
+    for batch in epochs[0]:
+        # The longest row goes first, to the rank with the fewest rows of its mini-batch, then the
+        # fewest of all, then the fewest tokens.
         here = [0] * ranks
-        for row in sorted(rows, key=lambda row: sizes[row], reverse=True):
-            load = [(here[rank], len(dealt[rank]), tokens[rank], rank) for rank in range(ranks)]
-            rank = min(load)[-1]
+        for row in _kept_of(batch, keep, sizes):
+            rank = min(range(ranks), key=lambda own: (here[own], len(dealt[own]), tokens[own]))
+            place[row] = rank, len(dealt[rank])
             dealt[rank].append(row)
             here[rank] += 1
             tokens[rank] += sizes[row]
-    return dealt
+    spare = sorted((~keep).nonzero().squeeze(1).tolist(), key=lambda row: sizes[row])
+    for own in dealt:  # verl sends every rank the same number of rows
+        while len(own) < max(map(len, dealt)):
+            own.append(spare.pop(0))
+
+    steps, empty_steps = [], 0
+    for batch in itertools.chain.from_iterable(epochs):
+        rows: list[list[int]] = [[] for _ in range(ranks)]
+        weights: list[list[float]] = [[] for _ in range(ranks)]
+        for row in _kept_of(batch, keep, sizes):
+            rank, at = place[row]
+            rows[rank].append(at)
+            weights[rank].append(float(weight[row]))
+        length, micro = max(map(len, rows)), micro_batch
+        if length == 0:
+            empty_steps += 1
+            continue
+        if micro_batch is not None:
+            # As few micro-batches as verl's size allows, and as small as they then can be.
+            calls = math.ceil(length / micro_batch)
+            micro = math.ceil(length / calls)
+            length = calls * micro
+        for rank, own in enumerate(dealt):
+            filler = min(range(len(own)), key=lambda at: sizes[own[at]])
+            missing = length - len(rows[rank])
+            rows[rank] += [filler] * missing
+            weights[rank] += [0.0] * missing
+        steps.append(Step(rows, weights, micro, sum(counted[row] for row in batch.tolist())))
+    return Plan(dealt, steps, empty_steps)
 
 
-def _even(rows: int, micro_batch: int | None) -> tuple[int, int | None]:
-    """Return how many rows, fillers included, fill micro-batches of which size.
+def _kept_of(batch: Tensor, keep: Tensor, sizes: Sequence[int]) -> list[int]:
+    """Return the kept rows of a mini-batch, the longest first."""
+    return sorted(batch[keep[batch]].tolist(), key=lambda row: sizes[row], reverse=True)
 
-    As few micro-batches as verl's size allows, and as small as they then can be.
+
+def weigh_outputs(outputs: Mapping[str, Any], weight: Tensor, lengths: Tensor) -> dict[str, Any]:
+    """Return verl's model outputs, whose gradients are multiplied by the weights of their rows.
+
+    Every term of verl's loss depends on the policy through log-probs and entropies of tokens. So a
+    factor on their gradients weighs the policy loss, the KL and the entropy bonus alike. The loss's
+    value stays as it is.
+
+    Args:
+        outputs: log-probs, and entropies if there are any, each [tokens of all rows], or jagged
+            with one row per sequence.
+        weight: [n] float.
+        lengths: [n] int64, tokens of each row.
     """
-    if micro_batch is None:
-        return rows, None
-    calls = math.ceil(rows / micro_batch)
-    size = math.ceil(rows / calls)
-    return calls * size, size
+    factor = weight.repeat_interleave(lengths)
+
+    def scaled(grad: Tensor) -> Tensor:
+        # Not a plain product: 0 times an infinite gradient of a filler is NaN.
+        return torch.where(factor == 0, 0.0, grad * factor.to(grad.dtype))
+
+    weighed = dict(outputs)
+    for name in ("log_probs", "entropy"):
+        output = weighed.get(name)
+        if output is None:
+            continue
+        values = output.values() if output.is_nested else output
+        values = values.view_as(values)
+        if values.requires_grad:
+            values.register_hook(scaled)
+        if output.is_nested:
+            values = torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets())
+        weighed[name] = values
+    return weighed

@@ -24,10 +24,9 @@ from verl.utils.py_functional import append_to_dict
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 import kondo
-from kondo.integrations.verl._version import ENGINE_SEAMS, VERL, WORKER_SEAMS
 from kondo.integrations.verl.first_batch import check_engine, token_rows
-from kondo.integrations.verl.gradient_weights import weigh_outputs
-from kondo.integrations.verl.update_plan import Step
+from kondo.integrations.verl.options import ENGINE_SEAMS, VERL, WORKER_SEAMS
+from kondo.integrations.verl.update_plan import Step, weigh_outputs
 
 PLAN = "kondo_plan"
 WEIGHT = "kondo_weight"
@@ -84,16 +83,19 @@ class KondoTrainingWorker(TrainingWorker):  # type: ignore[misc]
         weight = torch.tensor(step.weights[rank])
         rows[WEIGHT] = weight
         # A filler has no gradient by its weight. Without an advantage it is not in the logged loss.
-        rows["advantages"] = _without(rows["advantages"], weight == 0)
-        sizes = [None] * torch.distributed.get_world_size(self.engine.get_data_parallel_group())
+        advantages, offsets = rows["advantages"].values(), rows["advantages"].offsets()
+        filler = (weight == 0).repeat_interleave(offsets.diff())
+        rows["advantages"] = torch.nested.nested_tensor_from_jagged(
+            torch.where(filler, 0.0, advantages), offsets=offsets
+        )
+        group = self.engine.get_data_parallel_group()
+        sizes: list[Any] = [None] * torch.distributed.get_world_size(group)
         torch.distributed.all_gather_object(
-            sizes,
-            rows["input_ids"].offsets().diff().tolist(),
-            self.engine.get_data_parallel_group(),
+            sizes, rows["input_ids"].offsets().diff().tolist(), group
         )
         tu.assign_non_tensor(
             rows,
-            global_token_num=NonTensorData(list(chain.from_iterable(sizes))),  # type: ignore[arg-type]
+            global_token_num=NonTensorData(list(chain.from_iterable(sizes))),
             update_lr_scheduler=last,
             disable_auto_offload=True,
             **{NUM_TOKENS: step.num_tokens},
@@ -159,24 +161,15 @@ class KondoActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         return found
 
 
-def _without(advantages: Any, skipped: Any) -> Any:
-    """Return jagged advantages, 0 in the skipped rows."""
-    factor = (~skipped).to(advantages.dtype).repeat_interleave(advantages.offsets().diff())
-    return torch.nested.nested_tensor_from_jagged(
-        torch.where(factor == 0, 0.0, advantages.values()), offsets=advantages.offsets()
-    )
-
-
 def _joined_metrics(outputs: list[TensorDict]) -> dict[str, Any]:
     """Return the metrics of all steps, joined as verl joins those of its mini-batches."""
     joined: dict[str, Any] = {}
     for output in outputs:
         metrics = tu.get(output, "metrics")
         for key, value in metrics.items():
-            if isinstance(value, list):
-                several = isinstance(value[0], Metric)
-                metrics[key] = (
-                    Metric.aggregate_dp(value) if several else list(chain.from_iterable(value))
-                )
+            if isinstance(value, list) and isinstance(value[0], Metric):
+                metrics[key] = Metric.aggregate_dp(value)
+            elif isinstance(value, list):
+                metrics[key] = list(chain.from_iterable(value))
         append_to_dict(joined, metrics)
     return joined

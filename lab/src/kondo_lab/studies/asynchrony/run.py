@@ -52,7 +52,7 @@ class Method(NamedTuple):
     update: Update
 
 
-_EVERYTHING = {"rate": None, "price": -math.inf, "at_source": False}
+_EVERYTHING = {"gate": "price:-inf", "at_source": False}
 
 
 def methods(settings: Settings) -> dict[str, Method]:
@@ -63,7 +63,7 @@ def methods(settings: Settings) -> dict[str, Method]:
         "IS-PG": Method(_EVERYTHING | weighted, learner_error.importance_weighted()),
         "DG": Method(_EVERYTHING | {"loss": losses.dg}, updates.DG),
         updates.percent(settings.rate): Method(
-            {"rate": settings.rate}, updates.kondo_count(settings.rate)
+            {"gate": f"delight:{settings.rate}"}, updates.kondo_count(settings.rate)
         ),
     }
 

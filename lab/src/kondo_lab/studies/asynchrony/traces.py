@@ -18,7 +18,7 @@ from kondo.actors.driver import Status, run
 from kondo.actors.learner import Learner, Publication, StepOrder
 from kondo.actors.messages import Order, pack
 from kondo.actors.setup import Settings, Setup, Task, process_seed
-from kondo.actors.source_price import rule_for
+from kondo.actors.source_price import SourceGate
 
 
 class Turn(NamedTuple):
@@ -117,7 +117,7 @@ class _Actors:
     def __init__(
         self, setup: Setup, settings: Settings, turns: Sequence[tuple[Turn, ...]], samples_of: int
     ):
-        self._settings, self._rule = settings, rule_for(settings)
+        self._gate = SourceGate(settings)
         self._policy = setup.make_policy(0)
         ordered = sorted(turn for some in turns for turn in some)
         self.issued = 1 + max(turn.number for turn in ordered)
@@ -143,12 +143,4 @@ class _Actors:
         weights = {name: torch.from_numpy(value) for name, value in publication.weights.items()}
         self._policy.load_state_dict(weights)
         task = self._tasks[turn.incarnation]
-        message = pack(
-            task.rollout(self._policy),
-            order,
-            rule=self._rule,
-            unit=task.unit,
-            at_source=self._settings.at_source,
-            sketch_size=self._settings.sketch_size,
-        )
-        return order, message
+        return order, pack(task.rollout(self._policy), order, self._gate, task.unit)

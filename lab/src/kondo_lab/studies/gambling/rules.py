@@ -78,7 +78,7 @@ class Rule:
     @property
     def draws(self) -> bool:
         """Whether its gate draws at random."""
-        return self.gate.draws
+        return kondo.adapters.adapter_of(self.gate).draws
 
     @property
     def looks_back(self) -> bool:

@@ -4,17 +4,16 @@ No learner knows its bugs. Here they are known, to find out which of their rows 
 """
 
 import copy
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kondo import BaseGate, Choice
+from kondo import BaseGate, Choice, adapters
 from kondo_lab.gates import Everything, QuantileGate, Randomness
 from kondo_lab.population.programs import Decision
 from kondo_lab.population.train import Population
 
-GateT = TypeVar("GateT", bound=BaseGate)
 SUCCESS_SHARE = "push of bugs that succeed"
 FAILURE_SHARE = "push of bugs that fail"
 KEPT_SHARE = "trained rows that are bugs"
@@ -43,14 +42,6 @@ class TellsBugs(Everything):
         super().__init__(eta)
         self.successes, self.failures = successes, failures
 
-    def row_facts(self, batch: Any) -> Tensor:
-        """Return which rows are bugs, [p, N]."""
-        return _bugs(batch)
-
-    def bind(self, facts: Tensor) -> "TellsBugs":
-        """Return this gate for a batch with these bugs."""
-        return _told(self, facts)
-
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Weigh N x T tokens, values [p, N T]; nothing is drawn."""
         choice = super().choose(values, mask, generator)
@@ -70,14 +61,6 @@ class TellsBugs(Everything):
 class AddsFailedBugs(QuantileGate):
     """The papers' gate that also keeps every bug's row with a negative advantage."""
 
-    def row_facts(self, batch: Any) -> Tensor:
-        """Return which rows are bugs, [p, N]."""
-        return _bugs(batch)
-
-    def bind(self, facts: Tensor) -> "AddsFailedBugs":
-        """Return this gate for a batch with these bugs."""
-        return _told(self, facts)
-
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Choose among N rows; nothing is drawn."""
         choice = super().choose(values, mask, generator)
@@ -88,19 +71,23 @@ class AddsFailedBugs(QuantileGate):
         return f"AddsFailedBugs(rate={self.rate!r})"
 
 
-def _bugs(batch: Any) -> Tensor:
-    if "bug" not in batch:
-        raise ValueError(
-            "frictions must have bugs where a gate is to be told of them, got none; give bug > 0."
-        )
-    found: Tensor = batch["bug"]
-    return found
+@adapters.register(TellsBugs, AddsFailedBugs)
+class _ToldOfBugs(adapters.DrawsNothing):
+    def row_facts(self, batch: Any) -> Tensor:
+        """Return which rows are bugs, [p, N]."""
+        if "bug" not in batch:
+            raise ValueError(
+                "frictions must have bugs where a gate is to be told of them, got none; give "
+                "bug > 0."
+            )
+        found: Tensor = batch["bug"]
+        return found
 
-
-def _told(gate: GateT, bug: Tensor) -> GateT:
-    bound = copy.copy(gate)
-    vars(bound)["bug"] = bug
-    return bound
+    def bind(self, facts: Tensor) -> BaseGate:
+        """Return the gate for a batch with these bugs."""
+        bound: BaseGate = copy.copy(self.gate)
+        vars(bound)["bug"] = facts
+        return bound
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from kondo.actors.learner import Learner, StepOrder
 from kondo.actors.messages import Order, pack, validate
 from kondo.actors.processes import LEARNER_THREADS, LearnerProcess, RolloutProcess
 from kondo.actors.setup import Settings, Setup
-from kondo.actors.source_price import EVERYTHING, Price, sketch, unit_values
+from kondo.actors.source_price import EVERYTHING, Price, SourceGate, sketch
 from kondo_lab.studies.scale import run
 from kondo_lab.studies.scale.costs import Costs, left
 from kondo_lab.studies.scale.real_runs import observe
@@ -106,11 +106,11 @@ class Bench:
         acted = time.perf_counter()
         found = self._learn(way, orders, [message for _, message in made])
         learned = time.perf_counter()
-        inside, inside_learner = sum(r.seconds for r in receipts), found.pop("learner inside")
+        inside, inside_learner = sum(receipts), found.pop("learner inside")
         # The first has new weights, unless nothing was published before.
         return found | {
-            "actor, first": receipts[0].seconds,
-            "actor, same weights": statistics.median(r.seconds for r in receipts[1:] or receipts),
+            "actor, first": receipts[0],
+            "actor, same weights": statistics.median(receipts[1:] or receipts),
             "actor calls": (acted - started) - inside,
             "learner calls": (learned - acted) - inside_learner,
         }
@@ -191,11 +191,10 @@ def here(setup: Setup, settings: Settings, rounds: int) -> Samples:
             order = Order(number, 0, 1, 0, learner.price)
             made = timed("rollout", task.rollout, policy)
             for name, at_source in ((SOURCE, True), (EVERY_ROW, False)):
-                rule = {"rule": learner.rule, "at_source": at_source}
-                how = {"unit": unit, "sketch_size": size, **rule}
-                message = timed(f"gate, sketch and pack, {name}", pack, made, order, **how)
-                timed(f"check, {name}", validate, message, order, learner.schema, **rule)
-            values = unit_values(learner.rule, made.log_probs, made.advantages, unit)
+                gate = SourceGate(dataclasses.replace(settings, at_source=at_source))
+                message = timed(f"gate, sketch and pack, {name}", pack, made, order, gate, unit)
+                timed(f"check, {name}", validate, message, order, learner.schema, gate)
+            values = learner.gate.values(made.log_probs, made.advantages, unit)
             timed("sketch", sketch, values, size)
             timed("publish", learner.publication)
             timed("checkpoint", learner.save)

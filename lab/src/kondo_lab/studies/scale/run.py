@@ -136,7 +136,7 @@ def _costs(settings: Settings, task: str, context: Context) -> tuple[list[Record
 
 def _ray_settings(settings: Settings, **options: Any) -> RaySettings:
     return RaySettings(
-        rate=settings.rate,
+        gate=f"delight:{settings.rate}",
         learning_rate=LEARNING_RATE,
         spares=0,
         start_timeout=START_TIMEOUT,

@@ -2,13 +2,19 @@
 
 import torch
 
-from kondo.integrations.verl.gradient_weights import scale_gradient, weigh_outputs
+from kondo.integrations.verl.update_plan import weigh_outputs
 from tolerances import assert_close
+
+
+def weighed(values, weight):
+    """Return log-probs of rows of one token each."""
+    lengths = torch.ones(len(values), dtype=torch.int64)
+    return weigh_outputs({"log_probs": values}, weight, lengths)["log_probs"]
 
 
 def test_values_stay_and_gradients_are_multiplied():
     values = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    scaled = scale_gradient(values, torch.tensor([2.0, 0.0, 0.5]))
+    scaled = weighed(values, torch.tensor([2.0, 0.0, 0.5]))
     assert scaled.equal(values)
     (scaled * torch.tensor([1.0, 10.0, 100.0])).sum().backward()
     assert_close(values.grad, torch.tensor([2.0, 0.0, 50.0]))
@@ -16,7 +22,7 @@ def test_values_stay_and_gradients_are_multiplied():
 
 def test_weight_zero_is_no_gradient_even_where_it_is_infinite():
     values = torch.tensor([1.0, 0.0], requires_grad=True)
-    scaled = scale_gradient(values, torch.tensor([1.0, 0.0]))
+    scaled = weighed(values, torch.tensor([1.0, 0.0]))
     scaled.sqrt().sum().backward()  # infinite slope at 0
     assert_close(values.grad, torch.tensor([0.5, 0.0]))
 

@@ -1,17 +1,12 @@
 """Plans: every row once, kept rows last, no process with a call more than another."""
 
-import pytest
+import math
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo.integrations.trl.micro_steps import (
-    Part,
-    order_rows,
-    part_of,
-    steps_needed,
-    widths_of,
-)
+from kondo.integrations.trl.plan import Part, order_rows, part_of, widths_of
 
 
 @st.composite
@@ -22,7 +17,7 @@ def batches(draw):
             st.one_of(st.just(0), st.integers(0, 9)), min_size=steps * size, max_size=steps * size
         )
     )
-    least = steps_needed(sum(width > 0 for width in widths), size)
+    least = math.ceil(sum(width > 0 for width in widths) / size)
     return widths, steps, size, draw(st.integers(least, steps))
 
 
@@ -55,11 +50,6 @@ def test_a_part_runs_its_kept_rows_or_one_filler(batch):
 
 def test_the_filler_is_the_shortest_row():
     assert part_of([0, 0, 0], [5, 2, 4], idle=True) == Part(rows=[1], width=1, idle=True)
-
-
-@pytest.mark.parametrize(("kept", "size", "steps"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2)])
-def test_as_few_micro_steps_as_their_size_allows(kept, size, steps):
-    assert steps_needed(kept, size) == steps
 
 
 def test_widths_end_at_the_last_kept_token():
