@@ -88,7 +88,7 @@ def of_sequences(weights: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, 
     """Return an oracle of whole batches from the weight of each row."""
 
     def values_and_slopes(log_probs, advantages, old, mask):
-        weight = weights(log_probs, advantages, old, mask)[:, None]
+        weight = weights(log_probs, advantages, old, mask).to(log_probs.device)[:, None]
         slopes = torch.where(mask, -weight * advantages.detach().double(), 0.0)
         return slopes * log_probs.detach().double(), slopes
 
