@@ -235,9 +235,14 @@ def _holds_tensors(node: Any) -> bool:
     """Return whether a tensor is anywhere in a nest; an array counts, and is refused there."""
     if _is_leaf(node) or _is_array(node):
         return True
+    if isinstance(node, Mapping):
+        return any(map(_holds_tensors, node.values()))
+    if _is_record(node):
+        return any(map(_holds_tensors, _declared(node).values()))
     # Long lists of strings and numbers are settled by their types, without a look at each.
-    plain = is_sequence(node) and not _is_record(node) and set(map(type, node)) <= _NO_NEST
-    return not plain and any(_holds_tensors(value) for _, value in _parts(node) or ())
+    if not is_sequence(node) or set(map(type, node)) <= _NO_NEST:
+        return False
+    return any(map(_holds_tensors, node))
 
 
 def sequence_like(node: Sequence[Any], entries: list[Any]) -> Any:
@@ -288,9 +293,10 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 def _is_leaf(node: Any) -> bool:
     """Return whether this is a tensor, a TensorDict or a tensorclass; imports no tensordict."""
+    if isinstance(node, Tensor):
+        return True
     tensordict = sys.modules.get("tensordict")
-    collection = tensordict is not None and tensordict.is_tensor_collection(node)
-    return isinstance(node, Tensor) or collection
+    return tensordict is not None and bool(tensordict.is_tensor_collection(node))
 
 
 def _is_array(node: Any) -> bool:
