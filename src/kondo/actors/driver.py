@@ -55,7 +55,7 @@ class Status(NamedTuple):
     seconds: float
     """Since the first order."""
     pids: tuple[int, ...]
-    """Of the rollout processes; 0 for one that is starting."""
+    """Process ids of the rollout processes; 0 for one that is starting."""
     spares: int
     """Ready processes that can replace one that dies."""
     learner_pid: int

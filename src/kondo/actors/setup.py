@@ -117,7 +117,7 @@ class Settings:
     """Name by which the loss takes the log-probs the actor sampled with, if it takes them:
     "behaviour_log_probs" for `kondo.losses.is_pg`, "old_log_probs" for `kondo.losses.ppo`."""
     learning_rate: float = 1e-3
-    """Of Adam."""
+    """Step size of Adam."""
     micro_batch: int | None = None
     """Rows per forward and backward; all kept rows at once if None."""
     seed: int = 0

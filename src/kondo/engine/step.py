@@ -146,7 +146,7 @@ class Group(Protocol):
     """What a step asks of those who make it together."""
 
     rank: int
-    """Of this process; the first one warns for all."""
+    """Place of this process; the first one warns for all."""
     stages: tuple[str, ...]
     """Names of the stages whose seconds a report has."""
     may_be_empty: bool

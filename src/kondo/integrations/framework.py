@@ -1,4 +1,4 @@
-"""Whether the installed version of a framework is one that an integration was built on."""
+"""Check that the installed version of a framework is one that an integration was built on."""
 
 import dataclasses
 import importlib.metadata

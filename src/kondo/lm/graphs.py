@@ -28,15 +28,15 @@ STEP = 512
 Of longer ones an eighth of the pack at most, so that packs of any length have few shapes. No row of
 padding is longer."""
 MAX_GRAPHS = 64
-"""Of a model; the one unused for longest makes room."""
+"""Most graphs of a model; the one unused for longest makes room."""
 EAGER_CALLS = 2
-"""Before the recording: lazy initialisation and compilation happen there."""
+"""Calls before the recording: lazy initialisation and compilation happen there."""
 
 Run = Callable[["Inputs", int], Tensor]
 """(inputs, longest row) -> hidden states [1, T, D]."""
 
 Gradients = tuple[Tensor | None, ...]
-"""Of the parameters that learn; None of those without influence."""
+"""One for each parameter that learns; None for those without influence."""
 
 
 class Shape(NamedTuple):

@@ -88,7 +88,7 @@ class Options:
     gate: kondo.BaseGate | None
     """None: dense, verl's own update."""
     seed: int
-    """Of the gate's draws."""
+    """Seed of the gate's draws."""
     check: bool
     """Whether `kondo.check` tries the model on the first batch."""
 
