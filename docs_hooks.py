@@ -16,6 +16,7 @@ from typing import Any
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
@@ -28,6 +29,8 @@ NAME = re.compile(r"<(a|h\d|pre)\b.*?</\1>|<code>(kondo\.[\w.]+)(\([^<]*\))?</co
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".cff": "yaml", ".json": "json"}
 TEXT = {*LANGUAGES, ".txt", ""}
 LARGEST_COPIED = 1_000_000
+# Where lunr, as Material ships it, adds an edge to the name of a state.
+_STATE = "e=e+s+o.id"
 CHANGELOG = "../CHANGELOG.md"
 
 
@@ -104,6 +107,20 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     if page.file.src_uri.endswith(".ipynb"):
         html = ATTRIBUTE.sub(resolved, html)
     return NAME.sub(named, html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Mend lunr's index, which mixes up two states of its automaton by chance.
+
+    It names a state by the letters and numbers of its edges, one after another: an edge "1" to
+    state 23 reads like an edge "1" to 2 and what follows. A search then ends in a TypeError.
+    """
+    workers = Path(config.site_dir, "assets/javascripts/workers")
+    for worker in workers.glob("search.*.min.js"):
+        text = worker.read_text()
+        if text.count(_STATE) != 1:
+            raise PluginError(f"{worker.name} must hold {_STATE!r} once: look at lunr anew.")
+        worker.write_text(text.replace(_STATE, _STATE + '+","'))
 
 
 def _target(page: File, link: str, config: MkDocsConfig) -> Path | None:

@@ -235,7 +235,8 @@ def kept_elements(case):
     number = int(keep.sum())
     if case.unit == "sequence":
         keep, weight = keep[:, None] & case.mask, weight[:, None].expand(case.mask.shape)
-    return keep, weight, number
+    # A function is shown units in one dimension.
+    return keep.reshape(case.mask.shape), weight.reshape(case.mask.shape), number
 
 
 def compare(case, report, before, log_probs, keep, weight, number):
