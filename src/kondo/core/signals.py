@@ -7,7 +7,7 @@ A unit whose value is exactly 0 is never kept, as with delight. Bind options wit
 
 A signal that reads nothing of log_probs but their shape says so with an attribute,
 `needs_log_probs = False`; `kondo.backward` then makes no screening forward for it. What the signals
-of `kondo` bring besides stands in one table at the end of this module, see `Known`.
+of `kondo` bring besides is noted at the end of this module, see `Known`.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,17 @@ import torch
 from torch import Tensor
 
 from kondo.arguments import first_unit, prepare_units
-from kondo.core import delight as _delight
 from kondo.core.base_gate import Signal, Unit
-from kondo.core.delight import check_units, clamped, delight, delight_unchecked, gradient_norm
+from kondo.core.delight import (
+    check_units,
+    clamped,
+    delight,
+    delight_unchecked,
+    gradient_norm,
+    gradient_norm_unchecked,
+    norm_of_densities,
+    norm_of_rows,
+)
 from kondo.core.fingerprint import name_of
 from kondo.core.unit_values import Known, known_of, needs_log_probs, note, unit_values, value_name
 
@@ -205,19 +213,10 @@ def _abs_advantage_of_rows(
     return _advantage_of_rows(log_probs, advantages, mask=mask).abs()
 
 
-_OF_GRADIENT_NORM = Known(
-    unchecked=_delight.gradient_norm_unchecked,
-    of_sequences=_delight.norm_of_rows,
-    of_densities=_delight.norm_of_densities,
-    zero_without_advantage=True,
-)
-for _signal, _known in (
-    (delight, Known(delight_unchecked, zero_without_advantage=True)),
-    (abs_delight, Known(_abs_delight, zero_without_advantage=True)),
-    (gradient_norm, _OF_GRADIENT_NORM),
-    (advantage, Known(of_sequences=_advantage_of_rows)),
-    (abs_advantage, Known(of_sequences=_abs_advantage_of_rows)),
-    (surprisal, Known(_surprisal)),
-    (additive, Known(_additive)),
-):
-    note(_signal, _known)
+note(delight, Known(delight_unchecked, zero_without_advantage=True))
+note(abs_delight, Known(_abs_delight, zero_without_advantage=True))
+note(gradient_norm, Known(gradient_norm_unchecked, norm_of_rows, norm_of_densities, True))
+note(advantage, Known(of_sequences=_advantage_of_rows))
+note(abs_advantage, Known(of_sequences=_abs_advantage_of_rows))
+note(surprisal, Known(_surprisal))
+note(additive, Known(_additive))
