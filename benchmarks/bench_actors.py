@@ -31,7 +31,7 @@ import torch
 from harness import Row, environment, percentile, write_csv
 from kondo.actors import Settings, Setup, Status, Summary, run
 from kondo.actors.cluster import connected
-from kondo_lab.actors import digits, reversal
+from kondo_lab.training.actors import digits, reversal
 
 DATA = Path(__file__).resolve().parent / "data"
 RATE = 0.03

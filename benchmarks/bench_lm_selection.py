@@ -33,7 +33,7 @@ import kondo
 import kondo.lm
 from harness import Row, environment, peak_bytes_cpu, peak_bytes_cuda, percentile, synchronise
 from kondo.lm import BudgetGate, CausalLM, TokenRows
-from kondo_lab.language import drafts
+from kondo_lab.models import drafts
 
 BUDGETS = (0.01, 0.03, 0.1, 0.3)
 SCREEN_RATE = 0.1

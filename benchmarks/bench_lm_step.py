@@ -38,7 +38,7 @@ import kondo
 from harness import Row, environment, percentile, synchronise, write_csv
 from kondo.lm.graphs import shape_of
 from kondo.lm.pack import Pack, packs
-from kondo_lab.language.drafts import agreement, quantised
+from kondo_lab.models.drafts import agreement, quantised
 from lm_workloads import QUICK, SHAPES, LmWorkload, build_batch, build_model
 
 ROOT = Path(__file__).resolve().parent.parent

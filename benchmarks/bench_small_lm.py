@@ -53,8 +53,8 @@ class Work:
                 compute_dtype,
             )
         else:
-            from kondo_lab.draws import Draws
-            from kondo_lab.language.transformer import StackedLM, compute_dtype
+            from kondo_lab.models.language_model import StackedLM, compute_dtype
+            from kondo_lab.tasks.draws import Draws
         model = StackedLM(
             size,
             prompt_length=PROMPT,

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from kondo_lab.policies import MLP, Transformer
-from kondo_lab.population.train import Population
+from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.training.population import Population
 from plain_loop import Experience, MethodName, loss
 
 

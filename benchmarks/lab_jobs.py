@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from harness import peak_bytes_cpu, peak_bytes_cuda, synchronise
-from kondo_lab import seeds
-from kondo_lab.gates import Everything, QuantileGate
-from kondo_lab.policies import MLP, Transformer
-from kondo_lab.population.member import Member, Update
-from kondo_lab.population.programs import BanditProgram, SequenceProgram
-from kondo_lab.population.train import Population
-from kondo_lab.population.transformer import StackedTransformer
+from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.transformer import StackedTransformer
+from kondo_lab.tasks import seeds
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask
+from kondo_lab.training.gates import Everything, QuantileGate
+from kondo_lab.training.member import Member, Update
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import BanditProgram, SequenceProgram
 from lab_check import gradient_error
 from plain_loop import RATE, BanditLoop, Loop, MethodName, ReversalLoop
 

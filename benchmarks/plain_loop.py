@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kondo_lab.policies import MLP, Transformer
+from kondo_lab.models.policies import MLP, Transformer
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.reversal import ReversalTask
 

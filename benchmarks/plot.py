@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 
 DATA = Path(__file__).resolve().parent / "data"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 
 DATA = Path(__file__).resolve().parent / "data"
 

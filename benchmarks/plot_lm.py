@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 
 # Contender -> name, colour, marker; in the order of rows and legend.
 STYLES = {

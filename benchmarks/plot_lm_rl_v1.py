@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 from kondo_lab.studies.lm_rl.drawing import family
 from kondo_lab.studies.lm_rl.tuning import QUALITY, end_reward
 

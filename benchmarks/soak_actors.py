@@ -22,7 +22,7 @@ import psutil  # type: ignore[import-untyped]
 
 from kondo.actors import Settings, Status, Summary, log, run
 from kondo.actors.cluster import connected
-from kondo_lab.actors import digits
+from kondo_lab.training.actors import digits
 
 LEARNER_SHARE = 0.15
 """Of the kills."""

@@ -266,7 +266,7 @@ def test_a_part_does_not_bring_records_of_another(capsys, studies):
 
 
 def test_parts_beside_a_finished_run_do_not_replace_its_records(capsys, studies):
-    from kondo_lab.studies import part_files
+    from kondo_lab.evidence import part_files
 
     assert cli.main(["run", "toy"]) == 0
     folder = Path("kondo-runs/toy")
@@ -330,7 +330,7 @@ def test_an_expected_number_near_zero_has_no_percentage(studies):
 
 
 def test_an_error_of_the_report_has_its_traceback(studies, monkeypatch):
-    from kondo_lab.studies import html_report
+    from kondo_lab.evidence import html_report
 
     def fail(folders, out):
         raise ValueError("as told")

@@ -53,7 +53,7 @@ def test_commands_that_take_json_are_named(command):
 
 
 def test_keys_of_a_run_are_documented():
-    from kondo_lab.studies.study import Claim, Headline
+    from kondo_lab.evidence.study import Claim, Headline
 
     text = section("plot")  # the tables of run and plot are one
     keys = ("study", "status", "folder", "seconds", "notes", "claims", "headline", "findings")

@@ -42,8 +42,8 @@ def test_list_has_a_line_for_each_study_as_wide_as_the_terminal(
 
 
 def test_list_counts_the_verdicts_of_each_device(capsys, studies, monkeypatch):
-    from kondo_lab.studies import bundled_claims
-    from kondo_lab.studies.study import Claim
+    from kondo_lab.evidence import bundled_claims
+    from kondo_lab.evidence.study import Claim
 
     found = {
         "toy-cpu-v1": [Claim("a", "met", ""), Claim("b", "open", ""), Claim("c", "met", "")],
@@ -162,7 +162,7 @@ def test_json_of_a_stopped_run_says_so(capsys, studies):
 
 
 def test_many_lines_are_shortened_unless_all_are_asked_for(capsys, studies):
-    from kondo_lab.studies.study import Claim, headline
+    from kondo_lab.evidence.study import Claim, headline
     from lab.studies import toy
 
     def analyse(records, chosen):
@@ -330,7 +330,7 @@ def test_a_small_run_uses_one_thread_unless_told_otherwise(
     if threads:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
     chosen = []
-    monkeypatch.setattr("kondo_lab.worker_pool.usable_cores", lambda: 3)
+    monkeypatch.setattr("kondo_lab.training.worker_pool.usable_cores", lambda: 3)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     assert cli.main(["run", "toy", "--device", "cpu", *size]) == 0
     assert chosen == expected
@@ -366,7 +366,7 @@ def test_plot_takes_the_newest_run(capsys, studies, tmp_path):
 
 
 def test_plot_finds_a_run_that_was_killed(capsys, studies, tmp_path):
-    from kondo_lab.studies import part_files
+    from kondo_lab.evidence import part_files
 
     assert cli.main(["run", "toy"]) == 0
     folder = tmp_path / "kondo-runs/toy"
@@ -384,7 +384,7 @@ def test_plot_finds_a_run_that_was_killed(capsys, studies, tmp_path):
 
 
 def test_report_is_made_of_every_run_there_is(capsys, studies, tmp_path, monkeypatch):
-    from kondo_lab.studies import html_report
+    from kondo_lab.evidence import html_report
 
     for folder in ("results/toy-v1", "kondo-runs/toy"):
         assert cli.main(["run", "toy", "--out", folder]) == 0

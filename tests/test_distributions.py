@@ -78,7 +78,7 @@ def test_the_library_holds_no_study_and_is_small(built):
 
 def test_the_laboratory_brings_what_its_page_is_made_of(built):
     names = zipfile.ZipFile(only(built, "kondo_lab-*.whl")).namelist()
-    assert "kondo_lab/studies/assets/claims.json" in names
+    assert "kondo_lab/evidence/assets/claims.json" in names
     assert {name.split("/")[0] for name in names if "/" in name} == {
         "kondo_lab",
         f"kondo_lab-{kondo.__version__}.dist-info",

@@ -29,7 +29,7 @@ from kondo.actors.learner import Learner, StepReport
 from kondo.actors.source_price import Price
 from kondo.actors.worker_pool import Event
 from kondo.run_files import LOCK, locked
-from kondo_lab.actors import digits, reversal
+from kondo_lab.training.actors import digits, reversal
 
 COUNTS = {
     "produced": 5000,
@@ -208,7 +208,7 @@ def test_a_wrong_command_is_told_what_is_wrong(arguments, message, capsys):
 
 def test_a_task_of_ones_own_is_found_in_the_folder_at_hand(monkeypatch, tmp_path):
     (tmp_path / "own_actors_task.py").write_text(
-        "from kondo_lab.actors import digits\ndef setup():\n    return digits(batch=7)\n"
+        "from kondo_lab.training.actors import digits\ndef setup():\n    return digits(batch=7)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])

@@ -136,7 +136,7 @@ def call(arguments: list[str]) -> tuple[int, str]:
 @pytest.fixture
 def case(studies, tmp_path):
     """Make a finished and a stopped run of the toy; return a case that damages a copy of one."""
-    from kondo_lab.part import Stopped
+    from kondo_lab.training.part import Stopped
     from lab.studies import toy
 
     def stop(name, step, context):

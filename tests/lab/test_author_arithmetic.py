@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import kondo
-from kondo_lab.population import networks, transformer
-from kondo_lab.population.losses import ImportanceWeighted, PreferenceOptimisation
-from kondo_lab.population.programs import SequenceProgram
-from kondo_lab.studies import updates
+from kondo_lab.models import networks, transformer
 from kondo_lab.tasks.reversal import ReversalTask
+from kondo_lab.training import updates
+from kondo_lab.training.losses import ImportanceWeighted, PreferenceOptimisation
+from kondo_lab.training.programs import SequenceProgram
 from tolerances import assert_close
 
 # A batch of four tokens over three actions.

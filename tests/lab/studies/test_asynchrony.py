@@ -8,15 +8,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from kondo.actors.setup import process_seed
-from kondo_lab.actors import slowed
-from kondo_lab.part import Context, Record, Stopped
-from kondo_lab.population.member import Frictions
-from kondo_lab.studies import records
+from kondo_lab.evidence import records
 from kondo_lab.studies.asynchrony import analysis, run, traces
 from kondo_lab.studies.asynchrony.settings import BUSY, FRESH, SMALL, Settings, settings
 from kondo_lab.studies.asynchrony.traces import Step, Turn
-from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.tasks.digits import DigitsBandit
+from kondo_lab.training.actors import slowed
+from kondo_lab.training.learner_error import LEARNER_ERROR
+from kondo_lab.training.member import Frictions
+from kondo_lab.training.part import Context, Record, Stopped
 from tolerances import assert_close
 
 TINY = dataclasses.replace(SMALL, width=8, batch=20, num_steps=6, learning_rate=0.05)

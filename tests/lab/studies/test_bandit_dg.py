@@ -7,7 +7,8 @@ import torch
 from rich.console import Console
 
 import kondo
-from kondo_lab.studies import registry, runner
+from kondo_lab.evidence import runner
+from kondo_lab.studies import registry
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_dg import run
 from tolerances import assert_close

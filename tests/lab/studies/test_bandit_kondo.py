@@ -5,7 +5,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from kondo_lab.studies import registry, runner
+from kondo_lab.evidence import runner
+from kondo_lab.studies import registry
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo import analysis, run
 from tolerances import assert_close
@@ -84,7 +85,7 @@ def test_the_run_leaves_figures_and_tables(small):
 
 
 def test_stopped_early_the_parts_that_are_there_are_analysed(small):
-    from kondo_lab.studies import records
+    from kondo_lab.evidence import records
 
     table = records.read(small[1] / "records.csv.gz")
     settings = registry.find("bandit-kondo").settings("small", None)

@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
-from kondo_lab import progress
-from kondo_lab.draws import Draws
-from kondo_lab.studies import records, registry, runner
+from kondo_lab.evidence import progress, records, runner
+from kondo_lab.studies import registry
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.contamination import run, theory
 from kondo_lab.studies.contamination.settings import settings
+from kondo_lab.tasks.draws import Draws
 from lab.studies import toy
 from tolerances import assert_close
 

@@ -10,11 +10,12 @@ from rich.console import Console
 pytest.importorskip("gymnasium", reason="the extra kondo-lab[control] is not installed")
 
 import kondo
-from kondo_lab.part import Context, DamagedCheckpointError, Record, Stopped
-from kondo_lab.studies import registry, result_folder, runner
+from kondo_lab.evidence import result_folder, runner
+from kondo_lab.evidence.study import Estimate
+from kondo_lab.studies import registry
 from kondo_lab.studies.control import analysis, claims, run
 from kondo_lab.studies.control.settings import CARTPOLE, SMALL
-from kondo_lab.studies.study import Estimate
+from kondo_lab.training.part import Context, DamagedCheckpointError, Record, Stopped
 
 NAMES = [
     "dense",

@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 import torch
 
-from kondo_lab import progress, worker_pool
-from kondo_lab.part import Context, Stopped
-from kondo_lab.studies import plotting, records, runner
+from kondo_lab.evidence import plotting, progress, records, runner
 from kondo_lab.studies.demo import STUDY, analysis
 from kondo_lab.studies.demo import run as demo
 from kondo_lab.studies.demo.settings import Settings, settings
 from kondo_lab.studies.demo.training import StepRecord
+from kondo_lab.training import worker_pool
+from kondo_lab.training.part import Context, Stopped
 from tolerances import assert_close
 
 NAMES = ["PG", "DG", "DG-K (3%)"]

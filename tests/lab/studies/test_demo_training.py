@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from kondo_lab import methods, seeds
-from kondo_lab.policies import MLP, Transformer
+from kondo_lab.models.policies import MLP, Transformer
 from kondo_lab.studies.demo.training import (
     StepRecord,
     TrainingRun,
@@ -11,8 +10,10 @@ from kondo_lab.studies.demo.training import (
     warm_up,
     window,
 )
+from kondo_lab.tasks import seeds
 from kondo_lab.tasks.digits import DigitsBandit
 from kondo_lab.tasks.reversal import Reversal
+from kondo_lab.training import methods
 
 DG_K = methods.dg_k(0.03)
 

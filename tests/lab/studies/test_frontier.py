@@ -6,16 +6,15 @@ import pandas as pd
 import pytest
 
 import kondo
-from kondo_lab import progress
-from kondo_lab.gates import QuantileGate
-from kondo_lab.part import Record
-from kondo_lab.population.member import Update
-from kondo_lab.studies import records, runner, statistics
+from kondo_lab.evidence import progress, records, runner, statistics
+from kondo_lab.evidence.statistics import Cost, Reach
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.frontier import STUDY, analysis, compared_gates, points
 from kondo_lab.studies.frontier.run import logged
 from kondo_lab.studies.frontier.settings import settings
-from kondo_lab.studies.statistics import Cost, Reach
-from kondo_lab.studies.study import Estimate
+from kondo_lab.training.gates import QuantileGate
+from kondo_lab.training.member import Update
+from kondo_lab.training.part import Record
 from lab.studies import toy
 
 FULL = settings("full", None)

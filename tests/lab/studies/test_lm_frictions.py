@@ -5,11 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kondo_lab import progress
-from kondo_lab.language import frictions
-from kondo_lab.language.corrections import corrections, needs_behaviour
-from kondo_lab.language.frictions import NONE, Friction
-from kondo_lab.studies import plotting, records, runner
+from kondo_lab.evidence import plotting, progress, records, runner
+from kondo_lab.evidence.statistics import estimate
 from kondo_lab.studies.lm_frictions import (
     STUDY,
     analysis,
@@ -38,7 +35,9 @@ from kondo_lab.studies.lm_frictions.settings import (
 )
 from kondo_lab.studies.lm_gates.analysis import Difference
 from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.statistics import estimate
+from kondo_lab.training import language_frictions as frictions
+from kondo_lab.training.corrections import corrections, needs_behaviour
+from kondo_lab.training.language_frictions import NONE, Friction
 from lab.studies import toy
 from tolerances import assert_close
 

@@ -4,15 +4,14 @@ import math
 import numpy as np
 import pytest
 
-from kondo_lab import progress
-from kondo_lab.language import loop
-from kondo_lab.studies import records, runner
+from kondo_lab.evidence import progress, records, runner
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_gates import STUDY, analysis, drawing, equal_seconds, run
 from kondo_lab.studies.lm_gates.analysis import Difference
 from kondo_lab.studies.lm_gates.settings import FULL, SMALL, TUNED_BY_LM_RL, settings
 from kondo_lab.studies.lm_rl import assignments, runs, tuning
 from kondo_lab.studies.lm_rl.runs import Arena, Run
-from kondo_lab.studies.study import Estimate
+from kondo_lab.training import alone as loop
 from lab.studies import toy
 from tolerances import assert_close
 

@@ -7,12 +7,7 @@ import torch
 
 import kondo
 from kondo.run_files import DamagedFileError
-from kondo_lab import progress
-from kondo_lab.language import loop
-from kondo_lab.language.contenders import CLIPPED, Contender
-from kondo_lab.part import Context, Record, Stopped
-from kondo_lab.population import run as population_run
-from kondo_lab.studies import records, runner
+from kondo_lab.evidence import progress, records, runner
 from kondo_lab.studies.lm_rl import (
     STUDY,
     assignments,
@@ -33,6 +28,10 @@ from kondo_lab.studies.lm_rl.settings import (
     mark_of,
     settings,
 )
+from kondo_lab.training import alone as loop
+from kondo_lab.training import run as population_run
+from kondo_lab.training.contenders import CLIPPED, Contender
+from kondo_lab.training.part import Context, Record, Stopped
 from lab.studies import toy
 
 TINY_MAIN = dataclasses.replace(

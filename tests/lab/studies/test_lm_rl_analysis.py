@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kondo
-from kondo_lab.gates import Everything
-from kondo_lab.language.contenders import Contender
-from kondo_lab.part import Record
-from kondo_lab.studies import claims, records
+from kondo_lab.evidence import claims, records
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_rl import (
     analysis,
     assignments,
@@ -25,9 +23,20 @@ from kondo_lab.studies.lm_rl import (
     tuning,
 )
 from kondo_lab.studies.lm_rl.comparisons import Statement
-from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, ROLLOUTS, TOKENS, Arena, Reach, Run, SpeedUp
+from kondo_lab.studies.lm_rl.runs import (
+    LEARNER,
+    LOOP,
+    ROLLOUTS,
+    TOKENS,
+    Arena,
+    Reach,
+    Run,
+    SpeedUp,
+)
 from kondo_lab.studies.lm_rl.settings import FULL, SMALL
-from kondo_lab.studies.study import Estimate
+from kondo_lab.training.contenders import Contender
+from kondo_lab.training.gates import Everything
+from kondo_lab.training.part import Record
 from tolerances import assert_close
 
 GRID, PLANE = SMALL.main, SMALL.planes[0]

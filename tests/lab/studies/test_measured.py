@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
-from kondo_lab.part import Context, Stopped
-from kondo_lab.studies import records as files
+from kondo_lab.evidence import records as files
 from kondo_lab.studies.measured import STUDY, analysis, quality, run
 from kondo_lab.studies.measured.run import DG, EXACT, FREE, PG
 from kondo_lab.studies.measured.settings import BanditShape, ReversalShape, Settings, settings
 from kondo_lab.studies.measured.workloads import build
+from kondo_lab.training.part import Context, Stopped
 from tolerances import assert_close
 
 BANDIT = BanditShape(width=8, batch=40)

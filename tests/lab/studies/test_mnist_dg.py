@@ -4,15 +4,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kondo_lab import progress
-from kondo_lab.gates import Everything
-from kondo_lab.part import Context
-from kondo_lab.population.losses import CrossEntropy, ExactPG
-from kondo_lab.population.member import Member, Update
-from kondo_lab.studies import image_bandits, records, runner
+from kondo_lab.evidence import progress, records, runner
 from kondo_lab.studies.mnist_dg import STUDY, more_seeds, paper, run
 from kondo_lab.studies.mnist_dg.run import EXACT, TO_CE, TO_PG, cosine_gaps
 from kondo_lab.studies.mnist_dg.settings import SMALL, settings
+from kondo_lab.training import image_bandits
+from kondo_lab.training.gates import Everything
+from kondo_lab.training.losses import CrossEntropy, ExactPG
+from kondo_lab.training.member import Member, Update
+from kondo_lab.training.part import Context
 from lab.studies import toy
 from tolerances import assert_close
 

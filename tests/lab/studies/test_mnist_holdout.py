@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kondo_lab.part import Context
 from kondo_lab.studies.mnist_dg import holdout, run
 from kondo_lab.studies.mnist_dg.settings import SMALL
+from kondo_lab.training.part import Context
 
 SETTINGS = dataclasses.replace(SMALL, num_steps=30, num_probes=1, log_every=10, num_seeds=3)
 CPU = torch.device("cpu")

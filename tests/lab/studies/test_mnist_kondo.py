@@ -4,14 +4,13 @@ import math
 import pandas as pd
 import pytest
 
-from kondo_lab import progress
-from kondo_lab.part import Record
-from kondo_lab.studies import records, runner
+from kondo_lab.evidence import progress, records, runner
+from kondo_lab.evidence.study import Estimate, headline
 from kondo_lab.studies.mnist_kondo import STUDY, analysis, paper, speed_ups, tolerance
 from kondo_lab.studies.mnist_kondo import run as mnist_kondo_run
 from kondo_lab.studies.mnist_kondo.claims import claims
 from kondo_lab.studies.mnist_kondo.settings import SMALL, settings
-from kondo_lab.studies.study import Estimate, headline
+from kondo_lab.training.part import Record
 from lab.studies import toy
 from tolerances import assert_close
 

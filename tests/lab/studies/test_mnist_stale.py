@@ -4,12 +4,12 @@ import math
 import pytest
 import torch
 
-from kondo_lab import progress
-from kondo_lab.part import Context, Record
-from kondo_lab.population.member import Frictions
-from kondo_lab.studies import learner_error, records, runner
+from kondo_lab.evidence import progress, records, runner
 from kondo_lab.studies.mnist_stale import STUDY, analysis, run
 from kondo_lab.studies.mnist_stale.settings import SMALL, Settings, settings
+from kondo_lab.training import learner_error
+from kondo_lab.training.member import Frictions
+from kondo_lab.training.part import Context, Record
 from lab.studies import toy
 from tolerances import assert_close
 

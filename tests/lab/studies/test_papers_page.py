@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kondo_lab.studies import result_folder
+from kondo_lab.evidence import result_folder
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "results" / "papers.md").read_text(encoding="utf-8")

@@ -2,11 +2,10 @@ import math
 
 import pytest
 
-from kondo_lab import progress
-from kondo_lab.part import Record
-from kondo_lab.studies import records, runner
+from kondo_lab.evidence import progress, records, runner
 from kondo_lab.studies.reversal_dg import STUDY, analysis, run
 from kondo_lab.studies.reversal_dg.settings import SMALL
+from kondo_lab.training.part import Record
 from lab.studies import toy
 from tolerances import assert_close
 

@@ -3,15 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from kondo_lab import progress
-from kondo_lab.part import Record
-from kondo_lab.studies import records, runner
-from kondo_lab.studies.claims import NOTHING
+from kondo_lab.evidence import progress, records, runner
+from kondo_lab.evidence.claims import NOTHING
+from kondo_lab.evidence.study import Claim, headline
 from kondo_lab.studies.reversal_fit import STUDY, analysis, resamples
 from kondo_lab.studies.reversal_fit.analysis import USED, Compared
 from kondo_lab.studies.reversal_fit.claims import FIGURES, STATEMENT, WON, claims
 from kondo_lab.studies.reversal_fit.settings import SMALL, Pair, Settings
-from kondo_lab.studies.study import Claim, headline
+from kondo_lab.training.part import Record
 from lab.studies import toy
 from tolerances import assert_close
 

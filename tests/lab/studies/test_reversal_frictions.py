@@ -8,10 +8,8 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from kondo.core.adapters import adapter_of
-from kondo_lab import progress
-from kondo_lab.part import Context, Record
-from kondo_lab.population.member import Frictions, Update
-from kondo_lab.studies import page_tables, records, runner
+from kondo_lab.evidence import page_tables, progress, records, runner
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.reversal_frictions import (
     STUDY,
     analysis,
@@ -24,9 +22,10 @@ from kondo_lab.studies.reversal_frictions import (
 )
 from kondo_lab.studies.reversal_frictions.compute import Bounded, Cost, Gain
 from kondo_lab.studies.reversal_frictions.settings import SMALL, Settings, settings
-from kondo_lab.studies.study import Estimate
-from lab.population import toys
+from kondo_lab.training.member import Frictions, Update
+from kondo_lab.training.part import Context, Record
 from lab.studies import toy
+from lab.training import toys
 from tolerances import assert_close
 
 PART = "together-prefix"

@@ -2,13 +2,12 @@ import math
 
 import pytest
 
-from kondo_lab import progress
-from kondo_lab.part import Record
-from kondo_lab.studies import records, runner
+from kondo_lab.evidence import progress, records, runner
+from kondo_lab.evidence.study import Estimate, headline
 from kondo_lab.studies.reversal_kondo import STUDY, analysis
 from kondo_lab.studies.reversal_kondo.claims import claims
 from kondo_lab.studies.reversal_kondo.settings import SMALL
-from kondo_lab.studies.study import Estimate, headline
+from kondo_lab.training.part import Record
 from lab.studies import toy
 
 

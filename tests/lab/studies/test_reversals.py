@@ -3,10 +3,12 @@
 import pandas as pd
 import torch
 
-from kondo_lab.part import Context, Record
-from kondo_lab.population.member import each_seed
-from kondo_lab.studies import records, reversals, seed_blocks, updates
-from kondo_lab.studies.study import Estimate, headline, ordering
+from kondo_lab.evidence import records, seed_blocks
+from kondo_lab.evidence.study import Estimate, headline, ordering
+from kondo_lab.studies import reversals
+from kondo_lab.training import updates
+from kondo_lab.training.member import each_seed
+from kondo_lab.training.part import Context, Record
 from tolerances import assert_close
 
 

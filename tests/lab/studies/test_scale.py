@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo_lab.studies import plotting, registry
-from kondo_lab.studies import records as files
+from kondo_lab.evidence import plotting
+from kondo_lab.evidence import records as files
+from kondo_lab.studies import registry
 from kondo_lab.studies.scale import STUDY, analysis, run, simulation, theory
 from kondo_lab.studies.scale.costs import Costs
 from kondo_lab.studies.scale.events import Clock, Shared

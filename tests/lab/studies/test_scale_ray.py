@@ -12,10 +12,10 @@ import pytest
 
 from kondo.actors.cluster import connected
 from kondo.actors.setup import Settings as RaySettings
-from kondo_lab import actors
-from kondo_lab.studies import records as files
+from kondo_lab.evidence import records as files
 from kondo_lab.studies.scale import STUDY, analysis, measure, real_runs, run
 from kondo_lab.studies.scale.settings import NETWORKS, Settings
+from kondo_lab.training import actors
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,18 +7,17 @@ import pytest
 import torch
 
 import kondo
-from kondo_lab import progress
-from kondo_lab.gates import Everything
-from kondo_lab.part import Record
-from kondo_lab.population.member import Update
-from kondo_lab.studies import records, runner
+from kondo_lab.evidence import progress, records, runner
+from kondo_lab.evidence.statistics import Cost, Reach
+from kondo_lab.evidence.study import Estimate, Headline
 from kondo_lab.studies.speculative import STUDY, analysis, claims, draft_agreement, drafts, points
 from kondo_lab.studies.speculative.run import logged
 from kondo_lab.studies.speculative.settings import settings
-from kondo_lab.studies.statistics import Cost, Reach
-from kondo_lab.studies.study import Estimate, Headline
-from lab.population import toys
+from kondo_lab.training.gates import Everything
+from kondo_lab.training.member import Update
+from kondo_lab.training.part import Record
 from lab.studies import toy
+from lab.training import toys
 from tolerances import assert_close
 
 FULL = settings("full", None)

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import torch
 
-from kondo_lab import progress
-from kondo_lab.part import Context, Part, Record, Stopped
-from kondo_lab.studies import plotting, runner, statistics
-from kondo_lab.studies.claims import by_lines
-from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Study
-from kondo_lab.studies.study import headline as line
+from kondo_lab.evidence import plotting, progress, runner, statistics
+from kondo_lab.evidence.claims import by_lines
+from kondo_lab.evidence.study import Analysis, Estimate, FrontierPoint, Study
+from kondo_lab.evidence.study import headline as line
+from kondo_lab.training.part import Context, Part, Record, Stopped
 
 STEPS = 10
 

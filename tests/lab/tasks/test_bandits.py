@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kondo_lab.draws import Draws
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.digits import DigitsBandit
+from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.images import Images
 from tolerances import assert_close
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kondo_lab.draws import Draws
 from kondo_lab.tasks.bandits import ImageBandit
+from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask
 from oracles import tasks as oracle

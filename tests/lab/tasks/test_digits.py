@@ -1,7 +1,7 @@
 import torch
 
-from kondo_lab import seeds
-from kondo_lab.policies import MLP
+from kondo_lab.models.policies import MLP
+from kondo_lab.tasks import seeds
 from kondo_lab.tasks.digits import DigitsBandit
 from tolerances import assert_close
 

@@ -1,7 +1,7 @@
 import torch
 
-from kondo_lab import seeds
-from kondo_lab.policies import Transformer
+from kondo_lab.models.policies import Transformer
+from kondo_lab.tasks import seeds
 from kondo_lab.tasks.reversal import Reversal, ReversalTask
 from tolerances import assert_close
 

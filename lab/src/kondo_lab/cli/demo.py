@@ -51,8 +51,8 @@ def add_demo(commands: Commands) -> None:
 def _demo(options: argparse.Namespace) -> int:
     import torch
 
-    from kondo_lab import progress
-    from kondo_lab.studies import html_report, registry, runner
+    from kondo_lab.evidence import html_report, progress, runner
+    from kondo_lab.studies import registry
 
     asked = runner.Order(
         study=registry.find("demo"),

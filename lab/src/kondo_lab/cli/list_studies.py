@@ -11,7 +11,7 @@ from kondo_lab.cli.output import add_full, say
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kondo_lab.studies.study import Claim, Study
+    from kondo_lab.evidence.study import Claim, Study
 
 
 def add_list(commands: Commands) -> None:
@@ -31,8 +31,8 @@ def add_list(commands: Commands) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from kondo_lab import progress
-    from kondo_lab.studies import bundled_claims, registry, table
+    from kondo_lab.evidence import bundled_claims, progress, table
+    from kondo_lab.studies import registry
 
     known, bundled = registry.all_studies(), bundled_claims.read()
     counts = {study.name: _counts(study, bundled) for study in known}
@@ -54,8 +54,8 @@ def _list(options: argparse.Namespace) -> int:
 
 def _counts(study: "Study", bundled: "Mapping[str, Sequence[Claim]]") -> dict[str, dict[str, int]]:
     """Return result folder without version -> verdict -> number of claims."""
-    from kondo_lab.studies import bundled_claims
-    from kondo_lab.studies.study import ClaimVerdict
+    from kondo_lab.evidence import bundled_claims
+    from kondo_lab.evidence.study import ClaimVerdict
 
     return {
         folder: {name: Counter(own.verdict for own in claims)[name] for name in verdicts}

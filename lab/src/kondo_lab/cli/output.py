@@ -11,7 +11,7 @@ from kondo.cli import CommandError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kondo_lab.studies.study import Analysis
+    from kondo_lab.evidence.study import Analysis
 
 RUNS = Path("kondo-runs")
 """Where runs go."""
@@ -25,8 +25,8 @@ MOST_FINDINGS = 3
 def expected_errors() -> Iterator[None]:
     """Turn errors that the user can mend into one line without a traceback."""
     from kondo.run_files import DamagedFileError, FolderInUseError, WriteError
+    from kondo_lab.evidence.run_manifest import FolderError
     from kondo_lab.studies.registry import UnknownStudyError
-    from kondo_lab.studies.run_manifest import FolderError
     from kondo_lab.tasks.mnist import MnistError
 
     data = (DamagedFileError, MnistError, UnknownStudyError)
@@ -63,7 +63,7 @@ def as_dict(
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the keys of --json for a run in `folder`."""
-    from kondo_lab.studies.run_manifest import read_manifest
+    from kondo_lab.evidence.run_manifest import read_manifest
 
     manifest = read_manifest(folder)
     copied = ("study", "version", "title", "paper", "claim", "size", "device", "seeds", "command")
@@ -81,8 +81,8 @@ def as_dict(
 
 def show(console: "Console", analysis: "Analysis", *, full: bool) -> None:
     """Print claims, numbers and findings: all of them, or what is read first."""
-    from kondo_lab.studies import table
-    from kondo_lab.studies.bundled_claims import told
+    from kondo_lab.evidence import table
+    from kondo_lab.evidence.bundled_claims import told
 
     claims = analysis.claims if full else analysis.claims[: table.MOST_LINES]
     if claims:

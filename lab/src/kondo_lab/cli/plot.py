@@ -20,7 +20,7 @@ from kondo_lab.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from kondo_lab.studies.study import Study
+    from kondo_lab.evidence.study import Study
 
 
 def add_plot(commands: Commands) -> None:
@@ -41,8 +41,8 @@ def add_plot(commands: Commands) -> None:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from kondo_lab import progress
-    from kondo_lab.studies import registry, runner
+    from kondo_lab.evidence import progress, runner
+    from kondo_lab.studies import registry
 
     console = progress.make_console(stderr=options.json)
     with expected_errors():
@@ -64,7 +64,7 @@ def _newest(study: "Study") -> Path:
 
     A run that was killed has only those of its parts.
     """
-    from kondo_lab.studies.part_files import PARTS, RECORDS
+    from kondo_lab.evidence.part_files import PARTS, RECORDS
 
     runs = [RUNS / study.name, RUNS / f"{study.name}-small"]
     devices = ("", "-cpu", "-cuda")  # a study of speed has results of each

@@ -32,8 +32,7 @@ def add_report(commands: Commands) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from kondo_lab import progress
-    from kondo_lab.studies import html_report
+    from kondo_lab.evidence import html_report, progress
 
     folders = options.folders or _found()
     if not folders:
@@ -46,7 +45,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _found() -> list[Path]:
     """Return the folders of runs there are, and say which others were left out."""
-    from kondo_lab.studies.older_folders import holds_results
+    from kondo_lab.evidence.older_folders import holds_results
 
     inside = [path for root in (RESULTS, RUNS) for path in root.glob("*") if path.is_dir()]
     runs = [folder for folder in sorted(inside) if holds_results(folder)]

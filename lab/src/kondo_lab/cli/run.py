@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from kondo_lab.studies.runner import Order
-    from kondo_lab.studies.study import Study
+    from kondo_lab.evidence.runner import Order
+    from kondo_lab.evidence.study import Study
 
 MNIST = "KONDO_MNIST"
 """Environment variable with the folder of the MNIST files."""
@@ -67,8 +67,7 @@ def add_run(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from kondo_lab import progress
-    from kondo_lab.studies import runner
+    from kondo_lab.evidence import progress, runner
 
     if options.mnist is not None:
         if not options.mnist.is_dir():
@@ -103,7 +102,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _order(options: argparse.Namespace) -> "Order":
     """Return what the options ask for, checked before anything is written."""
-    from kondo_lab.studies import registry, runner
+    from kondo_lab.evidence import runner
+    from kondo_lab.studies import registry
 
     try:
         study = registry.find(options.study)
@@ -139,7 +139,7 @@ def _set_threads(order: "Order") -> None:
     """Choose torch's threads; OMP_NUM_THREADS, which torch has read, wins."""
     import torch
 
-    from kondo_lab.worker_pool import default_threads
+    from kondo_lab.training.worker_pool import default_threads
 
     if order.device.type == "cuda":
         # Populations run side by side, a stream each; by default only 8 of them would overlap.
@@ -162,8 +162,8 @@ def _finished(
     order: "Order", console: "Console", options: argparse.Namespace, notes: list[str]
 ) -> int:
     """Say that this run is finished, show its results, and say how to run it anew."""
-    from kondo_lab.studies import result_folder
-    from kondo_lab.studies.study import Analysis
+    from kondo_lab.evidence import result_folder
+    from kondo_lab.evidence.study import Analysis
 
     with expected_errors():
         found = result_folder.read(order.out)

@@ -24,17 +24,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kondo_lab.draws import HAS_TRITON
-from kondo_lab.part import Context, Record
-from kondo_lab.population import run
-from kondo_lab.population.member import Frictions, Member, Update, each_seed
-from kondo_lab.population.train import Population
-from kondo_lab.studies import image_bandits, learner_error, reversals, updates
+from kondo_lab.studies import reversals
 from kondo_lab.studies.mnist_dg.holdout import curve
 from kondo_lab.studies.mnist_stale.run import methods as stale_methods
 from kondo_lab.studies.mnist_stale.settings import Settings as Stale
 from kondo_lab.studies.reversal_frictions import run as frictions
 from kondo_lab.studies.reversal_frictions.settings import Settings
+from kondo_lab.tasks.draws import HAS_TRITON
+from kondo_lab.training import image_bandits, learner_error, run, updates
+from kondo_lab.training.member import Frictions, Member, Update, each_seed
+from kondo_lab.training.part import Context, Record
+from kondo_lab.training.population import Population
 
 REVERSAL = Settings()
 STALE = Stale()

@@ -5,7 +5,7 @@ import importlib
 import pkgutil
 
 from kondo_lab import studies
-from kondo_lab.studies.study import Study
+from kondo_lab.evidence.study import Study
 
 
 class UnknownStudyError(ValueError):

@@ -5,18 +5,18 @@ from typing import Any
 
 import pandas as pd
 
-from kondo_lab.part import Context, Record
-from kondo_lab.population import run
-from kondo_lab.population.member import Member
-from kondo_lab.population.programs import SequenceProgram
-from kondo_lab.population.train import Population
-from kondo_lab.population.transformer import StackedTransformer
-from kondo_lab.studies import statistics
-from kondo_lab.studies.claims import LEAST_SEEDS
-from kondo_lab.studies.comparison import interpolated_longest
-from kondo_lab.studies.study import Estimate, Headline
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.claims import LEAST_SEEDS
+from kondo_lab.evidence.comparison import interpolated_longest
+from kondo_lab.evidence.study import Estimate, Headline
+from kondo_lab.models.transformer import StackedTransformer
 from kondo_lab.tasks.base import Credit
 from kondo_lab.tasks.reversal import ReversalTask
+from kondo_lab.training import run
+from kondo_lab.training.member import Member
+from kondo_lab.training.part import Context, Record
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import SequenceProgram
 
 Points = Mapping[float, float]
 """x -> what was read off a figure there."""

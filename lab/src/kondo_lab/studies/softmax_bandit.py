@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from kondo_lab.part import Context, Record, Stopped
-from kondo_lab.worker_pool import one_thread
+from kondo_lab.training.part import Context, Record, Stopped
+from kondo_lab.training.worker_pool import one_thread
 
 
 def on_one_thread(run: Callable[[Context], Iterable[Record]]) -> Callable[[Context], list[Record]]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kondo_lab.draws import Draws
 from kondo_lab.tasks import digits, mnist
 from kondo_lab.tasks.base import label_reward
+from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.images import Images
 
 

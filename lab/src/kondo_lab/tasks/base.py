@@ -1,7 +1,7 @@
 """What a task is: a rule that draws inputs and pays for actions, for P members at once.
 
-Rules keep no state and draw by counting (`kondo_lab.draws`), so a member's inputs depend on its own
-seed alone. Drawing and paying never wait for the device, hence both can stand in a CUDA graph.
+Rules keep no state and draw by counting (`draws`), so a member's inputs depend on its own seed
+alone. Drawing and paying never wait for the device, hence both can stand in a CUDA graph.
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kondo_lab.draws import Draws
+from kondo_lab.tasks.draws import Draws
 
 Credit = Literal["to_first_error", "bag_of_tokens"]
 """How right an answer is: the Kondo paper counts its correct prefix, the DG paper each token."""

@@ -3,15 +3,19 @@
 The images are the 1797 of 8 x 8 pixels bundled with scikit-learn: nothing is downloaded.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from sklearn.datasets import load_digits
 
 import kondo
-from kondo_lab import seeds
-from kondo_lab.policies import MLP
+from kondo_lab.tasks import seeds
 from kondo_lab.tasks.base import label_reward
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.rollout import Rollout
+
+if TYPE_CHECKING:
+    from kondo_lab.models.policies import MLP
 
 INSTEAD_OF_MNIST = (
     "the small size trains on the 1,797 digits of 8 x 8 pixels that come with scikit-learn, "
@@ -56,7 +60,7 @@ class DigitsBandit:
         self.images, self.labels = data.shown(data.images), data.labels
         self.test_images, self.test_labels = data.shown(data.test_images), data.test_labels
 
-    def rollout(self, policy: MLP) -> Rollout:
+    def rollout(self, policy: "MLP") -> Rollout:
         """Show `batch` training images to the policy."""
         drawn = torch.randint(len(self.labels), (self.batch,), generator=self._image_generator)
         images = self.images[drawn]
@@ -66,7 +70,7 @@ class DigitsBandit:
         return Rollout({"images": images, "actions": actions}, log_probs, rewards, advantages)
 
     @torch.no_grad()
-    def held_out_error(self, policy: MLP) -> float:
+    def held_out_error(self, policy: "MLP") -> float:
         """Return the share of held-out images whose most likely action is wrong."""
         wrong = policy(self.test_images).argmax(dim=-1) != self.test_labels
         return float(wrong.float().mean())

@@ -1,9 +1,9 @@
 """Real asynchrony on Ray beside the delays that the other studies simulate."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.asynchrony.analysis import analyse
 from kondo_lab.studies.asynchrony.run import parts
 from kondo_lab.studies.asynchrony.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="asynchrony",

@@ -9,15 +9,23 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.asynchrony import run
 from kondo_lab.studies.asynchrony.captions import captions
 from kondo_lab.studies.asynchrony.claims import claims
-from kondo_lab.studies.asynchrony.run import FIXED, ON_RAY, ONLINE, REPLAYED, TWINS, UNIFORM, named
+from kondo_lab.studies.asynchrony.run import (
+    FIXED,
+    ON_RAY,
+    ONLINE,
+    REPLAYED,
+    TWINS,
+    UNIFORM,
+    named,
+)
 from kondo_lab.studies.asynchrony.settings import Settings
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.learner_error import LEARNER_ERROR
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+from kondo_lab.training.learner_error import LEARNER_ERROR
 
 METRICS = (LEARNER_ERROR, run.TEST, ONLINE)
 TOLERATED = 0.01

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from kondo_lab.evidence.captions import decided, percent, seeds_told, stated
+from kondo_lab.evidence.claims import NOTHING, find
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.asynchrony.claims import ENDS
 from kondo_lab.studies.asynchrony.run import FIXED, ON_RAY, ONLINE, REPLAYED, named
-from kondo_lab.studies.captions import decided, percent, seeds_told, stated
-from kondo_lab.studies.claims import NOTHING, find
-from kondo_lab.studies.learner_error import LEARNER_ERROR
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.training.learner_error import LEARNER_ERROR
 
 MEAN_AGE = "mean age of the weights on Ray"
 

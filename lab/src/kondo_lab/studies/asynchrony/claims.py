@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import NOTHING
-from kondo_lab.studies.study import Claim, ClaimVerdict, Headline
+from kondo_lab.evidence.claims import NOTHING
+from kondo_lab.evidence.study import Claim, ClaimVerdict, Headline
 
 OUTSIDE, UNLIKELY = 0.05, 0.05
 """Share of equal errors that two standard errors leave out; what chance is not believed to do."""

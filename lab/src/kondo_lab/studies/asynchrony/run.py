@@ -20,15 +20,15 @@ import torch
 from kondo import losses
 from kondo.actors.setup import Settings as ActorSettings
 from kondo.actors.setup import Setup
-from kondo_lab.actors import digits, slowed
-from kondo_lab.part import Context, Part, Record, Stopped
-from kondo_lab.policies import MLP
-from kondo_lab.population.member import Frictions, Member, Update
-from kondo_lab.population.run import train
-from kondo_lab.studies import image_bandits, learner_error, updates
+from kondo_lab.models.policies import MLP
 from kondo_lab.studies.asynchrony.settings import Crew, Settings
-from kondo_lab.studies.learner_error import LEARNER_ERROR
 from kondo_lab.tasks.digits import DigitsBandit
+from kondo_lab.training import image_bandits, learner_error, updates
+from kondo_lab.training.actors import digits, slowed
+from kondo_lab.training.learner_error import LEARNER_ERROR
+from kondo_lab.training.member import Frictions, Member, Update
+from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training.run import train
 
 if TYPE_CHECKING:
     from kondo_lab.studies.asynchrony.traces import Trace

@@ -1,9 +1,9 @@
 """Propositions 1 and 2 and Figures 5 and 6 of the DG paper: bandits and tables of bandits."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.bandit_dg.analysis import analyse
 from kondo_lab.studies.bandit_dg.run import parts
 from kondo_lab.studies.bandit_dg.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="bandit-dg",

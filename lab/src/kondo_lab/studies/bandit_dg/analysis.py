@@ -7,7 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import finals, means
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline, ordering
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_dg.captions import captions
 from kondo_lab.studies.bandit_dg.claims import claims
@@ -23,9 +26,6 @@ from kondo_lab.studies.bandit_dg.run import (
     POOLED_GAP,
 )
 from kondo_lab.studies.bandit_dg.settings import Settings
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import finals, means
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 GAP_TO_PG = "1 - cosine to the true gradient"
 GAP_TO_CE = "1 - cosine to the CE gradient"

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from kondo_lab.evidence.captions import compared, furthest, stated, verdict_told
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.bandit_dg.run import CE, DG, ERROR, PG
-from kondo_lab.studies.captions import compared, furthest, stated, verdict_told
-from kondo_lab.studies.study import Claim, Headline
 
 SEARCHED = "share of drawn sets of contexts where PG is closer to CE"
 

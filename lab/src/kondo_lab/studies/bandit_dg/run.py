@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import kondo
-from kondo_lab.draws import Draws
-from kondo_lab.part import Context, Part, Record
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_dg.settings import Settings
+from kondo_lab.tasks.draws import Draws
+from kondo_lab.training.part import Context, Part, Record
 
 PG, DG, CE = "PG", "DG", "CE"
 GAP, ERROR = "1 - cosine", "error"

@@ -1,9 +1,9 @@
 """Propositions 1 and 2 of the Kondo paper: what a gate at price zero keeps of the gradient."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.bandit_kondo.analysis import analyse
 from kondo_lab.studies.bandit_kondo.run import parts
 from kondo_lab.studies.bandit_kondo.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="bandit-kondo",

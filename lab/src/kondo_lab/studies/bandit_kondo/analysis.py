@@ -8,15 +8,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import means
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.captions import captions
 from kondo_lab.studies.bandit_kondo.claims import claims
 from kondo_lab.studies.bandit_kondo.run import BEST, DRAWN, GATE, PG, PG_FITTED
 from kondo_lab.studies.bandit_kondo.settings import Settings
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import means
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 BATCH = 100
 """B of the headline's pB."""

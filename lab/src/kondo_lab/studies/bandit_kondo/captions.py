@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from kondo_lab.evidence.captions import stated, verdict_told
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.bandit_kondo.run import GATE, PG, PG_FITTED
-from kondo_lab.studies.captions import stated, verdict_told
-from kondo_lab.studies.study import Claim, Headline
 
 THRESHOLD, VARIANCE = "alpha*", "perpendicular variance"
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import kondo
-from kondo_lab.draws import Draws
-from kondo_lab.part import Context, Part, Record
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.settings import Settings
+from kondo_lab.tasks.draws import Draws
+from kondo_lab.training.part import Context, Part, Record
 
 PG, GATE, PG_FITTED = "PG", "DG-K price 0", "PG, b = p"
 BEST, DRAWN = "best weight, enumerated", "share kept, drawn"

@@ -1,9 +1,9 @@
 """The distributed paper's bandit: samples from disfavoured actions and their gradient."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.contamination.analysis import analyse
 from kondo_lab.studies.contamination.run import parts
 from kondo_lab.studies.contamination.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="contamination",

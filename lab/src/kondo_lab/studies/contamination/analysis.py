@@ -5,8 +5,9 @@ from functools import partial
 
 import pandas as pd
 
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline, ordering
 from kondo_lab.studies import softmax_bandit as bandit
-from kondo_lab.studies.captions import with_captions
 from kondo_lab.studies.contamination import drawing, run, theory
 from kondo_lab.studies.contamination.captions import captions
 from kondo_lab.studies.contamination.claims import claims
@@ -14,7 +15,6 @@ from kondo_lab.studies.contamination.numbers import Numbers
 from kondo_lab.studies.contamination.run import IS, PG, at, dg
 from kondo_lab.studies.contamination.settings import Settings
 from kondo_lab.studies.contamination.theory import Source
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 ROUNDING = 1e-5
 """Records hold six digits."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, starting, verdict_told
-from kondo_lab.studies.claims import estimate_of, shown
+from kondo_lab.evidence.captions import compared, starting, verdict_told
+from kondo_lab.evidence.claims import estimate_of, shown
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.contamination import run
 from kondo_lab.studies.contamination.run import PG, dg
-from kondo_lab.studies.study import Claim, Headline
 
 USUAL = dg(1.0)
 """Whose numbers are told."""

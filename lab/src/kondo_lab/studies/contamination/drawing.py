@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 from kondo_lab.studies.contamination import run, theory
 from kondo_lab.studies.contamination.numbers import Numbers
 from kondo_lab.studies.contamination.run import dg

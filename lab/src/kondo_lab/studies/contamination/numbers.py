@@ -5,13 +5,13 @@ import math
 import pandas as pd
 from torch import Tensor
 
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies import softmax_bandit as bandit
-from kondo_lab.studies import statistics
 from kondo_lab.studies.contamination import run, theory
 from kondo_lab.studies.contamination.run import IS, PG, at, dg
 from kondo_lab.studies.contamination.settings import Settings
 from kondo_lab.studies.contamination.theory import Source
-from kondo_lab.studies.study import Estimate
 
 
 class Numbers:

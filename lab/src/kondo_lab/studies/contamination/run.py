@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 import kondo
-from kondo_lab.draws import Draws
-from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.contamination import theory
 from kondo_lab.studies.contamination.settings import Settings
 from kondo_lab.studies.contamination.theory import Source
+from kondo_lab.tasks.draws import Draws
+from kondo_lab.training.part import Context, Part, Record, Stopped
 
 PG, IS = "PG", "IS"
 COSINE, BATCH_COSINE = "cosine", "cosine of a batch"

@@ -1,9 +1,9 @@
 """Gates on control tasks, where one reward is shared by many decisions."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.control.analysis import analyse
 from kondo_lab.studies.control.run import parts
 from kondo_lab.studies.control.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="control",

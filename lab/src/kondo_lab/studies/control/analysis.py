@@ -8,15 +8,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import ends
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import ends
+from kondo_lab.evidence.study import Analysis, Claim, Estimate, Headline, headline
 from kondo_lab.studies.control import run
 from kondo_lab.studies.control.captions import captions
 from kondo_lab.studies.control.claims import task_claims, told
 from kondo_lab.studies.control.run import COSINE, DENSE, ENTROPY, GRADIENT_ERROR, RATE, RETURN
 from kondo_lab.studies.control.settings import Settings, Task
-from kondo_lab.studies.study import Analysis, Claim, Estimate, Headline, headline
 
 beyond = partial(headline, "beyond the papers")
 MOST_SHOWN = 6

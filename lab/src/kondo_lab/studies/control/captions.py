@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, count, decided, seeds_told, starting
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.captions import compared, count, decided, seeds_told, starting
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.control.run import DENSE
-from kondo_lab.studies.study import Claim, Headline
 
 WITHIN = " ends within one standard error of dense"
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import above_zero
+from kondo_lab.evidence.claims import above_zero
+from kondo_lab.evidence.study import Claim, ClaimVerdict, Estimate
 from kondo_lab.studies.control.settings import Task
-from kondo_lab.studies.study import Claim, ClaimVerdict, Estimate
 
 
 def verdict(own: Estimate, dense: Estimate) -> ClaimVerdict:
@@ -15,7 +15,7 @@ def verdict(own: Estimate, dense: Estimate) -> ClaimVerdict:
 
     Example:
         >>> from kondo_lab.studies.control.claims import verdict
-        >>> from kondo_lab.studies.study import Estimate
+        >>> from kondo_lab.evidence.study import Estimate
         >>> verdict(Estimate(480.0, 9.0, 10), Estimate(494.0, 12.0, 10))
         'met'
     """

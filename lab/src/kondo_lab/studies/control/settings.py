@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from kondo_lab.control.training import Training
-from kondo_lab.studies.study import Size, sized
+from kondo_lab.evidence.study import Size, sized
+from kondo_lab.training.control import Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

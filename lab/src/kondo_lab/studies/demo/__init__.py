@@ -1,9 +1,9 @@
 """PG, DG and DG-K on two tasks that need no download: the study behind `kondo demo`."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.demo.analysis import analyse
 from kondo_lab.studies.demo.run import parts
 from kondo_lab.studies.demo.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="demo",

@@ -8,11 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.demo.claims import claims
 from kondo_lab.studies.demo.run import ONLINE, STAGES, TASKS, TEST, compared
 from kondo_lab.studies.demo.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 LEARNER = {"gate": plotting.PURPLE, "forward": plotting.FAINT, "backward": plotting.DARK}
 """The learner's stages and their colours."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import above_zero, estimate_of, find
-from kondo_lab.studies.study import Claim, Estimate, Headline
+from kondo_lab.evidence.claims import above_zero, estimate_of, find
+from kondo_lab.evidence.study import Claim, Estimate, Headline
 
 GATE = "DG-K (3%)"
 

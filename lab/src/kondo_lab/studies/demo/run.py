@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from kondo_lab import methods, seeds, worker_pool
-from kondo_lab.methods import Method
-from kondo_lab.part import Context, Part, Record, Stopped
-from kondo_lab.policies import MLP, Transformer
+from kondo_lab.models.policies import MLP, Transformer
 from kondo_lab.studies.demo.settings import DigitsSettings, ReversalSettings, Settings
 from kondo_lab.studies.demo.training import (
     StepRecord,
@@ -22,8 +19,11 @@ from kondo_lab.studies.demo.training import (
     warm_up,
     window,
 )
-from kondo_lab.tasks import digits, reversal
+from kondo_lab.tasks import digits, reversal, seeds
 from kondo_lab.tasks.rollout import Task
+from kondo_lab.training import methods, worker_pool
+from kondo_lab.training.methods import Method
+from kondo_lab.training.part import Context, Part, Record, Stopped
 
 ONLINE, TEST = "online error", "test error"
 STAGES = ("sampling", "gate", "forward", "backward", "optimiser")

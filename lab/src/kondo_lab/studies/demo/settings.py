@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kondo_lab.studies.study import Size
+from kondo_lab.evidence.study import Size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

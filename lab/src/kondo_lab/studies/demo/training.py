@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 
 import kondo
-from kondo_lab.methods import Method
-from kondo_lab.policies import MLP, Transformer
+from kondo_lab.models.policies import MLP, Transformer
 from kondo_lab.tasks.rollout import Task
+from kondo_lab.training.methods import Method
 
 # Errors are means over this share of a run's steps.
 WINDOW_SHARE = 0.05

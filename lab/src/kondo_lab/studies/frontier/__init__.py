@@ -1,9 +1,9 @@
 """The quality-cost frontier: every gate on one plot per task."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.frontier.analysis import analyse
 from kondo_lab.studies.frontier.run import parts
 from kondo_lab.studies.frontier.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="frontier",

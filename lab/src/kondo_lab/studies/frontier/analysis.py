@@ -6,14 +6,15 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.studies import reversals, statistics
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.study import Analysis, Estimate, FrontierPoint, Headline, headline
+from kondo_lab.studies import reversals
 from kondo_lab.studies.frontier import compared_gates, drawing
 from kondo_lab.studies.frontier.captions import caption
 from kondo_lab.studies.frontier.claims import claims
 from kondo_lab.studies.frontier.points import ONLINE, TEST, Point, Task, front, measure
 from kondo_lab.studies.frontier.run import REVERSAL
 from kondo_lab.studies.frontier.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
 
 COST_RATIOS = (1, 2, 4)
 """c: forward passes that a backward pass costs."""

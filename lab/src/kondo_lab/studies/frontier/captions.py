@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, decided, known, percent
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.captions import compared, decided, known, percent
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Headline
 from kondo_lab.studies.frontier.points import Task
-from kondo_lab.studies.study import Headline
 
 
 def caption(lines: Sequence[Headline], task: Task, ratio: float) -> str:

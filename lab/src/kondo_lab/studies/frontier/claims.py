@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import NOTHING, together
+from kondo_lab.evidence.claims import NOTHING, together
+from kondo_lab.evidence.study import Claim, ClaimVerdict
 from kondo_lab.studies.frontier.compared_gates import DG_K
 from kondo_lab.studies.frontier.points import Point, Task
-from kondo_lab.studies.study import Claim, ClaimVerdict
 
 RANKED = (DG_K, "top", "rolling")
 """Families that keep the rows of highest delight."""

@@ -4,9 +4,9 @@ import math
 from typing import NamedTuple
 
 from kondo import Gate, signals
-from kondo_lab.population.member import Member, Update, each_seed
-from kondo_lab.studies import updates
 from kondo_lab.studies.frontier.settings import Settings
+from kondo_lab.training import updates
+from kondo_lab.training.member import Member, Update, each_seed
 
 DG_K = "DG-K"
 """The papers' gate: everything from the batch's quantile upwards, ties included."""

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.frontier.compared_gates import Line
-from kondo_lab.studies.study import Estimate
 
 ONLINE, TEST = "online error", "test error"
 

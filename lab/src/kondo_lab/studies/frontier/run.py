@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 from functools import partial
 
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population import run
-from kondo_lab.population.programs import SequenceProgram
-from kondo_lab.population.transformer import StackedTransformer
-from kondo_lab.studies import image_bandits
+from kondo_lab.models.transformer import StackedTransformer
 from kondo_lab.studies.frontier import compared_gates
 from kondo_lab.studies.frontier.settings import Settings
 from kondo_lab.tasks.reversal import ReversalTask
+from kondo_lab.training import image_bandits, run
+from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.programs import SequenceProgram
 
 REVERSAL = "reversal"
 

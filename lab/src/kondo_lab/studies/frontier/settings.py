@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from kondo_lab.studies.image_bandits import Data
-from kondo_lab.studies.study import Size, sized
+from kondo_lab.evidence.study import Size, sized
+from kondo_lab.training.image_bandits import Data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Proposition 3 of the Kondo paper: gates by delight prefer arms with noisy rewards."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.gambling.analysis import analyse
 from kondo_lab.studies.gambling.run import parts
 from kondo_lab.studies.gambling.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="gambling",

@@ -10,16 +10,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import beats, ends, finals, means
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import beats, ends, finals, means
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.gambling import bandit, rules
 from kondo_lab.studies.gambling.captions import captions
 from kondo_lab.studies.gambling.claims import claims
 from kondo_lab.studies.gambling.rules import Rule
 from kondo_lab.studies.gambling.run import FINAL, LUCKY, base_rules, cases, few_rules
 from kondo_lab.studies.gambling.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 SHOWN = (1.0, 10.0)
 """sigma / Delta of the headline."""

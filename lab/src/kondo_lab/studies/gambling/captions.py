@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, percent, verdict_told
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.captions import compared, percent, verdict_told
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.gambling.rules import priced
 from kondo_lab.studies.gambling.run import FINAL
-from kondo_lab.studies.study import Claim, Headline
 
 PG, GATE, UNBIASED, RANKED = "PG", priced(0.0).name, "unbiased 10%", "DG-K 10%"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kondo
 from kondo import BaseGate, Gate, UnbiasedGate, signals
-from kondo_lab.gates import Everything
+from kondo_lab.training.gates import Everything
 
 
 class Samples(NamedTuple):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import kondo
-from kondo_lab.draws import Draws
-from kondo_lab.part import Context, Part, Record
 from kondo_lab.studies import softmax_bandit
 from kondo_lab.studies.gambling import bandit, rules
 from kondo_lab.studies.gambling.bandit import Arms
 from kondo_lab.studies.gambling.rules import Rule, Samples
 from kondo_lab.studies.gambling.settings import Settings
+from kondo_lab.tasks.draws import Draws
+from kondo_lab.training.part import Context, Part, Record
 
 LUCKY = "share of lucky draws"
 FINAL = "bad arms at the end"

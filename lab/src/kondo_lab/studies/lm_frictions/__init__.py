@@ -1,9 +1,9 @@
 """Corrections for stale, mismatched and broken actors of language models."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.lm_frictions.analysis import analyse
 from kondo_lab.studies.lm_frictions.run import parts
 from kondo_lab.studies.lm_frictions.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="lm-frictions",

@@ -5,9 +5,9 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.language.asynchronous import LAG
-from kondo_lab.language.corrections import needs_behaviour
-from kondo_lab.studies.captions import with_captions
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.statistics import estimate
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.lm_frictions import assignments, drawing, verdicts
 from kondo_lab.studies.lm_frictions.captions import captions
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
@@ -16,8 +16,8 @@ from kondo_lab.studies.lm_rl import findings as lm_rl
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.assignments import slug
 from kondo_lab.studies.lm_rl.settings import Field
-from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+from kondo_lab.training.asynchronous import LAG
+from kondo_lab.training.corrections import needs_behaviour
 
 DIAGNOSTICS = ("entropy", "effective sample size", "gradient norm")
 """Of the steps after the last evaluation but one."""

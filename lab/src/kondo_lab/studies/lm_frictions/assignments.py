@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from kondo_lab.language.contenders import Contender
-from kondo_lab.language.frictions import Friction
-from kondo_lab.language.population import Member
-from kondo_lab.part import Context
 from kondo_lab.studies.lm_frictions.settings import Settings, Sweep
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.assignments import member, named_pieces, slug
 from kondo_lab.studies.lm_rl.settings import Field
+from kondo_lab.training.contenders import Contender
+from kondo_lab.training.language_frictions import Friction
+from kondo_lab.training.language_population import Member
+from kondo_lab.training.part import Context
 
 UNDER = " under "
 DECAYED = " with decay"

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, verdict_told
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.captions import compared, verdict_told
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.lm_frictions.settings import COMBINED
 from kondo_lab.studies.lm_frictions.verdicts import PAPER, UNCORRECTED
 from kondo_lab.studies.lm_rl.assignments import slug
-from kondo_lab.studies.study import Claim, Headline
 
 REWARD, ENTROPY = "held-out reward at temperature 1, at the end", "entropy at the end"
 

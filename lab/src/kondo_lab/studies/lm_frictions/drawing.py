@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 from kondo_lab.studies.lm_frictions import assignments
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes
 from kondo_lab.studies.lm_frictions.settings import CLAIMED, FIRST, Settings

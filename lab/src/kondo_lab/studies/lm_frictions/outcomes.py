@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from kondo_lab.language.corrections import needs_behaviour
-from kondo_lab.language.frictions import Friction
+from kondo_lab.evidence.statistics import estimate
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_frictions import assignments
 from kondo_lab.studies.lm_frictions.settings import Settings
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.settings import Field
-from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Estimate
+from kondo_lab.training.corrections import needs_behaviour
+from kondo_lab.training.language_frictions import Friction
 
 BySeed = dict[int, float]
 

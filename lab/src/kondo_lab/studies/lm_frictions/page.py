@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, outcomes
 from kondo_lab.studies.lm_frictions.settings import CLAIMED, FIRST, Settings
-from kondo_lab.studies.table import markdown
 
 RARE_CELLS = ("no friction", "combined", "discovered 1%", "discovered 5%")
 ONE_SEED_CELLS = (

@@ -7,13 +7,13 @@ further   learning rates beyond the edge of those tried, for contenders that are
 others    one seed of a sweep: contenders with frictions
 """
 
-from kondo_lab.part import Part, Record
 from kondo_lab.studies.lm_frictions import assignments
 from kondo_lab.studies.lm_frictions.settings import Settings, Sweep
 from kondo_lab.studies.lm_rl import expected_seconds, training
 from kondo_lab.studies.lm_rl.assignments import evenly
 from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
+from kondo_lab.training.part import Part, Record
 
 
 def parts(settings: Settings) -> list[Part]:

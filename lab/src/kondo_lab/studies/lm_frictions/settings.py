@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any
 
-from kondo_lab.language.contenders import Contender, percent
-from kondo_lab.language.corrections import corrections, needs_behaviour
-from kondo_lab.language.frictions import NONE, Friction
+from kondo_lab.evidence.study import Size
 from kondo_lab.studies.lm_rl.settings import TOY, USUAL_START, Field, Training
-from kondo_lab.studies.study import Size
+from kondo_lab.training.contenders import Contender, percent
+from kondo_lab.training.corrections import corrections, needs_behaviour
+from kondo_lab.training.language_frictions import NONE, Friction
 
 NOISE = 0.5
 """Standard deviation of wrong log-probs, in nats a token."""

@@ -12,13 +12,13 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from kondo_lab.language.frictions import NONE, Friction
-from kondo_lab.studies.claims import above_zero
+from kondo_lab.evidence.claims import above_zero
+from kondo_lab.evidence.statistics import estimate
+from kondo_lab.evidence.study import Claim, ClaimVerdict
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes
 from kondo_lab.studies.lm_frictions.settings import COMBINED, COMBINED_WRONG
 from kondo_lab.studies.lm_gates.analysis import Difference
-from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Claim, ClaimVerdict
+from kondo_lab.training.language_frictions import NONE, Friction
 
 UNCORRECTED, PAPER, CORRECTED = "GRPO uncorrected", "DG, eta 1", "PPO clip 0.2"
 """The paper's baseline, its rule, and what is done where log-probs are known."""

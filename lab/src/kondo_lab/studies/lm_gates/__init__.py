@@ -1,9 +1,9 @@
 """Which gate is safe for language models: does it end where dense training ends?"""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.lm_gates.analysis import analyse
 from kondo_lab.studies.lm_gates.run import parts
 from kondo_lab.studies.lm_gates.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="lm-gates",

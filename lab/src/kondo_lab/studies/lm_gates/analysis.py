@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from kondo_lab.studies.claims import LEAST_SEEDS, chance_errors
+from kondo_lab.evidence.claims import LEAST_SEEDS, chance_errors
+from kondo_lab.evidence.statistics import estimate
+from kondo_lab.evidence.study import Analysis, Claim, ClaimVerdict, Estimate, Headline, headline
 from kondo_lab.studies.lm_gates import drawing, equal_seconds
 from kondo_lab.studies.lm_gates.captions import caption
 from kondo_lab.studies.lm_gates.settings import Settings
 from kondo_lab.studies.lm_rl import assignments, runs, tuning
 from kondo_lab.studies.lm_rl import findings as lm_rl
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Arena, Run, SpeedUp
-from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Analysis, Claim, ClaimVerdict, Estimate, Headline, headline
 
 _line = partial(headline, "beyond the papers")
 

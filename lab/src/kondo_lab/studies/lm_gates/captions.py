@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import known, seeds_told
-from kondo_lab.studies.claims import estimate_of, find, shown
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.evidence.captions import known, seeds_told
+from kondo_lab.evidence.claims import estimate_of, find, shown
+from kondo_lab.evidence.study import Claim, Headline
 
 APART = "reward at the end less dense GRPO's, seed by seed"
 

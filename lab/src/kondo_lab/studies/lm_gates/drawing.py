@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.language.step_seconds import PLAIN
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 from kondo_lab.studies.lm_rl.drawing import draw_runs, look
 from kondo_lab.studies.lm_rl.runs import LEARNER, ROLLOUTS, ROWS, Arena, Run, of_seeds
+from kondo_lab.training.step_seconds import PLAIN
 
 SHOWN = ("GRPO", "unbiased 10%", "noise 1.5", "DG-K 10%", "PODS 10%")
 """Contenders in colour and with a name; the others are grey."""

@@ -3,9 +3,9 @@
 A run that is cut short has all contenders of its first seeds.
 """
 
-from kondo_lab.part import Part
 from kondo_lab.studies.lm_gates.settings import Settings
 from kondo_lab.studies.lm_rl.training import tuned_parts, wall_parts
+from kondo_lab.training.part import Part
 
 
 def parts(settings: Settings) -> list[Part]:

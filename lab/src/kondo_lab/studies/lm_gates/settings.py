@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 
-from kondo_lab.language.contenders import Contender, contenders, percent, unbiased
+from kondo_lab.evidence.study import Size
 from kondo_lab.studies.lm_rl.settings import TOY, Field, Training
-from kondo_lab.studies.study import Size
+from kondo_lab.training.contenders import Contender, contenders, percent, unbiased
 
 TUNED_BY_LM_RL = (("GRPO", 3e-5), ("DG-K 10%", 3e-6), ("random 10%", 3e-5), ("PODS 10%", 3e-5))
 """Series -> the learning rate that results/lm-rl-v1 chose on sorting with 25 million parameters."""

@@ -1,9 +1,9 @@
 """Which rows are worth a backward pass of a language model, and does skipping pay by the clock?"""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.lm_rl.analysis import analyse
 from kondo_lab.studies.lm_rl.run import parts
 from kondo_lab.studies.lm_rl.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="lm-rl",

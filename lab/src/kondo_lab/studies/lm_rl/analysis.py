@@ -6,17 +6,17 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from kondo_lab.language.selections import JOIN, LOSSES, named
-from kondo_lab.language.step_seconds import PLAIN
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.claims import together
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.claims import together
+from kondo_lab.evidence.statistics import estimate
+from kondo_lab.evidence.study import Analysis, Claim, Estimate, Headline, headline
 from kondo_lab.studies.lm_rl import assignments, comparisons, drawing, findings, runs, tuning
 from kondo_lab.studies.lm_rl.captions import captions
 from kondo_lab.studies.lm_rl.plane_analysis import add_planes
 from kondo_lab.studies.lm_rl.runs import ROLLOUTS, ROWS, Arena, Run
 from kondo_lab.studies.lm_rl.settings import Field, Settings
-from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Analysis, Claim, Estimate, Headline, headline
+from kondo_lab.training.selections import JOIN, LOSSES, named
+from kondo_lab.training.step_seconds import PLAIN
 
 _line = partial(headline, "beyond the papers")
 ENTROPY = "entropy"

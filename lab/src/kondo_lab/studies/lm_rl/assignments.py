@@ -4,19 +4,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from kondo_lab.language.contenders import Contender
-from kondo_lab.language.loop import Path
-from kondo_lab.language.population import Member
-from kondo_lab.language.step_seconds import PLAIN
 from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.lm_rl.settings import (
-    Field,
-    Plane,
-    Point,
-    Role,
-    Settings,
-    Training,
-)
+from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Role, Settings, Training
+from kondo_lab.training.alone import Path
+from kondo_lab.training.contenders import Contender
+from kondo_lab.training.language_population import Member
+from kondo_lab.training.step_seconds import PLAIN
 
 
 def slug(*words: object) -> str:

@@ -41,16 +41,16 @@ import numpy as np
 import torch
 
 from kondo import UnbiasedGate
-from kondo_lab.gates import DrawnVarianceGate
-from kondo_lab.language.contenders import FILTER, Contender
-from kondo_lab.language.loop import Learner
-from kondo_lab.language.loop import Path as Way
-from kondo_lab.language.population import Member, Shape
-from kondo_lab.language.selections import LOSSES
-from kondo_lab.language.supervised import Start, warm_start
 from kondo_lab.studies.lm_rl import plane, runs, starts
 from kondo_lab.studies.lm_rl.settings import FULL, TOY, Field
-from kondo_lab.worker_pool import one_thread
+from kondo_lab.training.alone import Learner
+from kondo_lab.training.alone import Path as Way
+from kondo_lab.training.contenders import FILTER, Contender
+from kondo_lab.training.gates import DrawnVarianceGate
+from kondo_lab.training.language_population import Member, Shape
+from kondo_lab.training.selections import LOSSES
+from kondo_lab.training.supervised import Start, warm_start
+from kondo_lab.training.worker_pool import one_thread
 
 Line = dict[str, Any]
 GRPO = LOSSES["GRPO"]

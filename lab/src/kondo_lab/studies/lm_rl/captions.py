@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.language.selections import named
-from kondo_lab.studies.captions import compared, known, seeds_told, verdict_told
-from kondo_lab.studies.claims import estimate_of, find, shown
+from kondo_lab.evidence.captions import compared, known, seeds_told, verdict_told
+from kondo_lab.evidence.claims import estimate_of, find, shown
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.lm_rl.assignments import slug
 from kondo_lab.studies.lm_rl.runs import AGAINST, LEARNER, LOOP
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.training.selections import named
 
 REWARD = "held-out reward at temperature 1, at the end"
 ENTROPY = "entropy at the last evaluation, nats a token"

@@ -9,11 +9,11 @@ All contenders of a seed share start, prompts and held-out prompts.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kondo_lab.language.selections import LOSSES, named, selectors
-from kondo_lab.studies.claims import LEAST_SEEDS, above_zero
+from kondo_lab.evidence.claims import LEAST_SEEDS, above_zero
+from kondo_lab.evidence.statistics import estimate
+from kondo_lab.evidence.study import Claim, ClaimVerdict, Estimate
 from kondo_lab.studies.lm_rl.runs import Run, SpeedUp
-from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Claim, ClaimVerdict, Estimate
+from kondo_lab.training.selections import LOSSES, named, selectors
 
 Values = Mapping[str, Mapping[int, float]]
 """Series -> seed -> a number of its run."""

@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_rl.runs import ROLLOUTS, Run
-from kondo_lab.studies.study import Estimate
 
 DASHES = ("-", "--", ":", "-.")
 """By rate, the lowest first."""

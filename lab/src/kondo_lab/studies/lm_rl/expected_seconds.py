@@ -7,12 +7,12 @@ step also takes the launching of its kernels, which no population or batch makes
 import dataclasses
 from collections.abc import Sequence
 
-from kondo_lab.language.contenders import Contender
-from kondo_lab.language.decisions import fixed_rows
-from kondo_lab.language.population import Member
-from kondo_lab.language.transformer import SIZES
+from kondo_lab.models.language_model import SIZES
 from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Training
 from kondo_lab.studies.lm_rl.starts import task_of
+from kondo_lab.training.contenders import Contender
+from kondo_lab.training.decisions import fixed_rows
+from kondo_lab.training.language_population import Member
 
 PACE_PER_WIDTH = 6e11
 """Operations per second and unit of the model's width: narrow products wait for memory."""

@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kondo_lab.language.contenders import Contender
-from kondo_lab.studies.claims import chance_errors
+from kondo_lab.evidence.claims import chance_errors
+from kondo_lab.evidence.statistics import estimate
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_rl.runs import Arena, Run
-from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Estimate
+from kondo_lab.training.contenders import Contender
 
 LEAST_FALL = 0.05
 """What a reward must have fallen by at least: two errors of one evaluation, about."""

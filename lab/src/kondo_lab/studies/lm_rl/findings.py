@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from kondo_lab.language.contenders import Contender
+from kondo_lab.evidence.study import Analysis
 from kondo_lab.studies.lm_rl import assignments, failures, tuning
 from kondo_lab.studies.lm_rl.runs import Arena
 from kondo_lab.studies.lm_rl.settings import Field, Training
-from kondo_lab.studies.study import Analysis
+from kondo_lab.training.contenders import Contender
 
 
 def add_starts(found: Analysis, records: pd.DataFrame, settings: Training) -> None:

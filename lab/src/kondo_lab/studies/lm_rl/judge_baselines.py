@@ -26,9 +26,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_1samp
 
+from kondo_lab.evidence.statistics import estimate
 from kondo_lab.studies.lm_rl import runs
 from kondo_lab.studies.lm_rl.baselines import TARGET, Line, paid, run_of
-from kondo_lab.studies.statistics import estimate
 
 AXES = (runs.LOOP, runs.LEARNER, runs.ROLLOUTS, runs.ROWS)
 Arms = dict[tuple[str, str, str], dict[int, Line]]

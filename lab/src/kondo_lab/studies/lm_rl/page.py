@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from kondo_lab.language.selections import named
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.lm_rl.settings import Settings
-from kondo_lab.studies.table import markdown
+from kondo_lab.training.selections import named
 
 REWARD = "held-out reward at temperature 1, at the end"
 ENTROPY = "entropy at the last evaluation, nats a token"

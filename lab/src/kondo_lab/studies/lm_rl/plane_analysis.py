@@ -6,12 +6,12 @@ from functools import partial
 
 import pandas as pd
 
+from kondo_lab.evidence.study import Analysis, Claim, Estimate, FrontierPoint, Headline, headline
 from kondo_lab.studies.lm_rl import assignments, plane_drawing, runs
 from kondo_lab.studies.lm_rl.comparisons import aim_verdict
 from kondo_lab.studies.lm_rl.plane import Trial, best, best_runs, rival_runs, trials
 from kondo_lab.studies.lm_rl.runs import AGAINST, LEARNER, LOOP, ROLLOUTS, ROWS, Reach, Run
 from kondo_lab.studies.lm_rl.settings import Plane, Role, Settings
-from kondo_lab.studies.study import Analysis, Claim, Estimate, FrontierPoint, Headline, headline
 
 AIMS = {LEARNER: 5.0, LOOP: 2.5}
 """Speed-ups to aim for at the largest model that learns, over the best dense point."""

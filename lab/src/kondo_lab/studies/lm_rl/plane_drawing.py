@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 from kondo_lab.studies.lm_rl import runs
 from kondo_lab.studies.lm_rl.plane import Trial, rank
 from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Run

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from kondo import UnbiasedGate
-from kondo_lab.language import step_seconds
-from kondo_lab.language.contenders import Contender, percent
-from kondo_lab.language.loop import Learner, Path
-from kondo_lab.language.selections import LOSSES
-from kondo_lab.part import Part, Record, Stopped
-from kondo_lab.population.run import train
 from kondo_lab.studies.lm_rl import assignments, expected_seconds, plane, starts, training, tuning
 from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Role, Settings
 from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
+from kondo_lab.training import step_seconds
+from kondo_lab.training.alone import Learner, Path
+from kondo_lab.training.contenders import Contender, percent
+from kondo_lab.training.part import Part, Record, Stopped
+from kondo_lab.training.run import train
+from kondo_lab.training.selections import LOSSES
 
 
 def parts(settings: Settings) -> list[Part]:

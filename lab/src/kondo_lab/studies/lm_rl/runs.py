@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kondo_lab.language.step_seconds import PLAIN
+from kondo_lab.evidence.statistics import estimate
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.studies.lm_rl.tuning import LAST, QUALITY
-from kondo_lab.studies.statistics import estimate
-from kondo_lab.studies.study import Estimate
+from kondo_lab.training.step_seconds import PLAIN
 
 ROLLOUTS, TOKENS = "rollouts", "tokens differentiated"
 LEARNER, LOOP = "learner seconds", "loop seconds"

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from kondo import UnbiasedGate, sampling
-from kondo_lab.gates import DrawnVarianceGate
-from kondo_lab.language.contenders import Contender, percent
-from kondo_lab.language.loop import Path
-from kondo_lab.language.selections import LOSSES, crossed, variants
-from kondo_lab.studies.study import Size
-from kondo_lab.text import make
-from kondo_lab.text.base import AnswerTask
+from kondo_lab.evidence.study import Size
+from kondo_lab.tasks.text import make
+from kondo_lab.tasks.text.base import AnswerTask
+from kondo_lab.training.alone import Path
+from kondo_lab.training.contenders import Contender, percent
+from kondo_lab.training.gates import DrawnVarianceGate
+from kondo_lab.training.selections import LOSSES, crossed, variants
 
 Role = Literal["dense", "gated", "PODS"]
 FieldT = TypeVar("FieldT", bound="Field")
@@ -27,7 +27,7 @@ class Field:
     task: str
     level: int
     size: str
-    """Of the model, a name in `kondo_lab.language.transformer.SIZES`."""
+    """Of the model, a name in `kondo_lab.models.language_model.SIZES`."""
     num_prompts: int = 32
     """G, fresh prompts of a step."""
     repeats: int = 8

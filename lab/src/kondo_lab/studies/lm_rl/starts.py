@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from kondo.run_files import DamagedFileError
-from kondo_lab.language.supervised import Start, WarmPoint, warm_start
-from kondo_lab.language.transformer import StackedLM, compute_dtype
-from kondo_lab.part import Context
+from kondo_lab.models.language_model import StackedLM, compute_dtype
 from kondo_lab.studies.lm_rl.settings import Field, Training
-from kondo_lab.text import NUM_TOKENS, TextTask, make
+from kondo_lab.tasks.text import NUM_TOKENS, TextTask, make
+from kondo_lab.training.part import Context
+from kondo_lab.training.supervised import Start, WarmPoint, warm_start
 
 
 def task_of(field: Field) -> TextTask:

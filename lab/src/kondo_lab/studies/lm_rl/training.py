@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kondo_lab.language.asynchronous import LAG, AsynchronousPopulation, running
-from kondo_lab.language.contenders import Contender
-from kondo_lab.language.loop import Learner, Path
-from kondo_lab.language.population import Member, Population, Shape
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.run import train
 from kondo_lab.studies.lm_rl import assignments, expected_seconds, starts, tuning
 from kondo_lab.studies.lm_rl.settings import Field, Training
-from kondo_lab.worker_pool import one_thread
+from kondo_lab.training.alone import Learner, Path
+from kondo_lab.training.asynchronous import LAG, AsynchronousPopulation, running
+from kondo_lab.training.contenders import Contender
+from kondo_lab.training.language_population import Member, Population, Shape
+from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.run import train
+from kondo_lab.training.worker_pool import one_thread
 
 WARM_LOSS = "demonstration loss"
 REWARDS = (tuning.QUALITY, tuning.GREEDY)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from kondo_lab.language.contenders import Contender
-from kondo_lab.part import Context
-from kondo_lab.studies import records as files
+from kondo_lab.evidence import records as files
+from kondo_lab.training.contenders import Contender
+from kondo_lab.training.part import Context
 
 QUALITY = "held-out sampled reward"
 """What contenders are compared by: the policy as it samples, on prompts it never trained on."""

@@ -1,9 +1,9 @@
 """The time that a gated step saves, in seconds instead of counted passes."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.measured.analysis import analyse
 from kondo_lab.studies.measured.run import parts
 from kondo_lab.studies.measured.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="measured",

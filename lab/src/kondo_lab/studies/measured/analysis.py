@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from kondo_lab.studies.captions import with_captions
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.measured import drawing, run
 from kondo_lab.studies.measured.captions import captions
 from kondo_lab.studies.measured.claims import claims
@@ -12,7 +13,6 @@ from kondo_lab.studies.measured.quality import TARGET, StepGain, step_gain
 from kondo_lab.studies.measured.run import EXACT, FREE, LEARNER, LOOP, PG
 from kondo_lab.studies.measured.settings import BanditShape, Settings, Shape
 from kondo_lab.studies.measured.timings import spread
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 BEYOND, FIG_3 = "beyond the paper", "Kondo Fig 3, counted"
 

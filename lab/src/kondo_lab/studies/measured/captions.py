@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import stated, verdict_told
+from kondo_lab.evidence.captions import stated, verdict_told
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.measured.quality import TARGET
 from kondo_lab.studies.measured.run import EXACT, FREE, LEARNER
-from kondo_lab.studies.study import Claim, Headline
 
 
 def captions(lines: Sequence[Headline], claims: Sequence[Claim]) -> dict[str, str]:

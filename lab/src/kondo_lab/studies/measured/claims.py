@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import by_lines, estimate_of, find, lower, shown
+from kondo_lab.evidence.claims import by_lines, estimate_of, find, lower, shown
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.measured.run import EXACT, FREE, LEARNER, PG
-from kondo_lab.studies.study import Claim, Headline
 
 DENSE = "seconds learner"
 

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting
+from kondo_lab.evidence import plotting
 from kondo_lab.studies.measured import run
 from kondo_lab.studies.measured.quality import TARGET, StepGain
 from kondo_lab.studies.measured.run import DG, EXACT, FREE, LEARNER, LOOP, PG

@@ -17,11 +17,11 @@ import torch
 
 import kondo
 from kondo import losses
-from kondo_lab.part import Context, Part, Record, Stopped
-from kondo_lab.population.losses import Loss
 from kondo_lab.studies.measured.settings import RATE, Settings, Shape
 from kondo_lab.studies.measured.workloads import Workload, build
 from kondo_lab.tasks.rollout import Rollout
+from kondo_lab.training.losses import Loss
+from kondo_lab.training.part import Context, Part, Record, Stopped
 
 PG, DG = "PG", "DG"
 FREE, EXACT = f"DG-K {100 * RATE:g}% free screen", f"DG-K {100 * RATE:g}% exact screen"

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from kondo_lab.studies.study import Size
+from kondo_lab.evidence.study import Size
 
 RATE = 0.03
 NUM_PIXELS, NUM_DIGITS = 784, 10

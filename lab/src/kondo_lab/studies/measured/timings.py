@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
+from kondo_lab.evidence import statistics
 from kondo_lab.studies.measured.settings import Shape
 
 P80_DEVIATIONS = 0.8416

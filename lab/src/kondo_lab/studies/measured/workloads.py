@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 
 import kondo
-from kondo_lab import seeds
-from kondo_lab.policies import MLP, Transformer
+from kondo_lab.models.policies import MLP, Transformer
 from kondo_lab.studies.measured import settings
+from kondo_lab.tasks import seeds
 from kondo_lab.tasks.base import label_reward
 from kondo_lab.tasks.reversal import ReversalTask
 from kondo_lab.tasks.rollout import Rollout

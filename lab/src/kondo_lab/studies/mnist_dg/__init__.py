@@ -3,10 +3,10 @@
 And the sweeps of its appendix.
 """
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.mnist_dg.analysis import analyse
 from kondo_lab.studies.mnist_dg.run import parts
 from kondo_lab.studies.mnist_dg.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="mnist-dg",

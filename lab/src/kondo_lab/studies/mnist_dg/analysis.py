@@ -5,15 +5,15 @@ import itertools
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import against_paper
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import against_paper
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline, ordering
 from kondo_lab.studies.mnist_dg import appendix, paper
 from kondo_lab.studies.mnist_dg.captions import captions
 from kondo_lab.studies.mnist_dg.claims import claims
 from kondo_lab.studies.mnist_dg.run import BASELINES, TO_CE, TO_PG, part_name, series
 from kondo_lab.studies.mnist_dg.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline, ordering
 
 ONLINE = "online error"
 CURVES = ("PG, zero baseline", "DG, zero baseline", "cross-entropy")

@@ -9,19 +9,11 @@ from functools import partial
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.comparison import finals
-from kondo_lab.studies.mnist_dg.run import (
-    BATCHES,
-    ETA,
-    METHODS,
-    RATES,
-    WIDTHS,
-    part_name,
-    series,
-)
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.comparison import finals
+from kondo_lab.evidence.study import Estimate, Headline, headline, ordering
+from kondo_lab.studies.mnist_dg.run import BATCHES, ETA, METHODS, RATES, WIDTHS, part_name, series
 from kondo_lab.studies.mnist_dg.settings import Settings
-from kondo_lab.studies.study import Estimate, Headline, headline, ordering
 
 FIGURE = "DG App B"
 ONLINE = "online error"

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, furthest, percent, verdict_told
+from kondo_lab.evidence.captions import compared, furthest, percent, verdict_told
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.mnist_dg.claims import CLOSER
-from kondo_lab.studies.study import Claim, Headline
 
 END = "online error at the end"
 DG, PG = "DG, zero baseline", "PG, zero baseline"

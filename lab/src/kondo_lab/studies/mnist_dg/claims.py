@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import by_lines, estimate_of, lower, together
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.evidence.claims import by_lines, estimate_of, lower, together
+from kondo_lab.evidence.study import Claim, Headline
 
 CLOSER = "1 - cosine to the cross-entropy gradient"
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from kondo_lab.part import Context, Record
-from kondo_lab.population.member import each_seed
-from kondo_lab.studies import image_bandits
 from kondo_lab.studies.mnist_dg import paper
 from kondo_lab.studies.mnist_dg.run import compared_at, cosine_gaps
 from kondo_lab.studies.mnist_dg.settings import SMALL, Settings
+from kondo_lab.training import image_bandits
+from kondo_lab.training.member import each_seed
+from kondo_lab.training.part import Context, Record
 
 CHUNK = 30
 """Seeds that train side by side."""

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import torch
 
-from kondo_lab.part import Context
-from kondo_lab.population.member import BaselineName, each_seed
-from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_dg.analysis import END, ONLINE
 from kondo_lab.studies.mnist_dg.run import series
 from kondo_lab.studies.mnist_dg.settings import Settings
+from kondo_lab.training import image_bandits, updates
+from kondo_lab.training.member import BaselineName, each_seed
+from kondo_lab.training.part import Context
 
 COLUMNS = ("series", "samples", "seed", f"{ONLINE} at the end")
 

@@ -4,12 +4,12 @@ from functools import partial
 
 import pandas as pd
 
+from kondo_lab.evidence.page_tables import cell, lines, number
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.mnist_dg import appendix, paper
 from kondo_lab.studies.mnist_dg.analysis import METHODS, ONLINE
 from kondo_lab.studies.mnist_dg.run import BASELINES, TO_CE, TO_PG, series
 from kondo_lab.studies.mnist_dg.settings import Settings
-from kondo_lab.studies.page_tables import cell, lines, number
-from kondo_lab.studies.table import markdown
 
 END = "online error at the end"
 

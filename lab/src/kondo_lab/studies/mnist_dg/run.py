@@ -10,16 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kondo_lab.gates import Everything
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population import run
-from kondo_lab.population.losses import CrossEntropy, ExactPG
-from kondo_lab.population.member import BaselineName, Member, Update, each_seed
-from kondo_lab.population.programs import BanditProgram
-from kondo_lab.population.train import Population
-from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_dg import paper
 from kondo_lab.studies.mnist_dg.settings import Settings
+from kondo_lab.training import image_bandits, run, updates
+from kondo_lab.training.gates import Everything
+from kondo_lab.training.losses import CrossEntropy, ExactPG
+from kondo_lab.training.member import BaselineName, Member, Update, each_seed
+from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import BanditProgram
 
 BASELINES: tuple[BaselineName, ...] = ("zero", "constant", "expected", "oracle")
 EXACT = {"exact PG": Update(loss=ExactPG()), "cross-entropy": Update(loss=CrossEntropy())}

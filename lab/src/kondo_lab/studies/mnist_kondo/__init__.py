@@ -1,9 +1,9 @@
 """Figures 1 to 5 of the Kondo paper: the gate on the MNIST bandit."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.mnist_kondo.analysis import analyse
 from kondo_lab.studies.mnist_kondo.run import parts
 from kondo_lab.studies.mnist_kondo.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="mnist-kondo",

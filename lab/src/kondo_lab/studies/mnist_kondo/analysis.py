@@ -7,17 +7,25 @@ from functools import partial
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics, updates
-from kondo_lab.studies.agreement import Rule
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.agreement import Rule
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import against_paper, beats, ends, finals, settings_of
+from kondo_lab.evidence.study import (
+    Analysis,
+    Estimate,
+    FrontierPoint,
+    Headline,
+    headline,
+    ordering,
+)
 from kondo_lab.studies.mnist_kondo import paper, speed_ups, tolerance
 from kondo_lab.studies.mnist_kondo.captions import captions
 from kondo_lab.studies.mnist_kondo.claims import claims
 from kondo_lab.studies.mnist_kondo.run import DELIGHT_NOISE, LOGIT_NOISE, NOISES, SIGNALS
 from kondo_lab.studies.mnist_kondo.settings import Settings
 from kondo_lab.studies.mnist_kondo.speed_ups import ONLINE, TARGET, TEST
-from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline, ordering
+from kondo_lab.training import updates
 
 COSTS = range(9)
 DEAREST = COSTS[-1]

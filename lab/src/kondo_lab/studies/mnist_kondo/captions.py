@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import (
+from kondo_lab.evidence.captions import (
     compared,
     furthest,
     percent,
@@ -10,10 +10,10 @@ from kondo_lab.studies.captions import (
     stated,
     verdict_told,
 )
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.mnist_kondo import speed_ups
 from kondo_lab.studies.mnist_kondo.claims import BORNE
-from kondo_lab.studies.study import Claim, Headline
 
 COST = 2
 """Forward passes that a backward pass costs, where one cost is told of."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.agreement import judge
-from kondo_lab.studies.claims import LEAST_SEEDS, NOTHING, by_lines, estimate_of, shown
+from kondo_lab.evidence.agreement import judge
+from kondo_lab.evidence.claims import LEAST_SEEDS, NOTHING, by_lines, estimate_of, shown
+from kondo_lab.evidence.study import Claim, ClaimVerdict, Headline
 from kondo_lab.studies.mnist_kondo.speed_ups import DEFINITIONS
-from kondo_lab.studies.study import Claim, ClaimVerdict, Headline
 
 READINGS = [definition.words for definition in DEFINITIONS]
 BORNE = "noise at which the error is"

@@ -4,14 +4,14 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.studies import updates
+from kondo_lab.evidence.page_tables import cell, lines, number
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.mnist_kondo import paper, speed_ups
 from kondo_lab.studies.mnist_kondo.analysis import BEARS, FALL
 from kondo_lab.studies.mnist_kondo.run import NOISES, SIGNALS, levels
 from kondo_lab.studies.mnist_kondo.settings import Settings
 from kondo_lab.studies.mnist_kondo.speed_ups import ONLINE
-from kondo_lab.studies.page_tables import cell, lines, number
-from kondo_lab.studies.table import markdown
+from kondo_lab.training import updates
 
 COSTS = (0, 1, 2, 4, 8)
 

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 from kondo import Gate, delight, signals
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Member, Update, each_seed
-from kondo_lab.population.run import log_spaced
-from kondo_lab.studies import image_bandits, updates
 from kondo_lab.studies.mnist_kondo import paper
 from kondo_lab.studies.mnist_kondo.settings import Settings
+from kondo_lab.training import image_bandits, updates
+from kondo_lab.training.member import Member, Update, each_seed
+from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.run import log_spaced
 
 SIGNALS: dict[str, signals.Signal] = {
     "delight": delight,

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from kondo_lab.population.networks import Initialisation
-from kondo_lab.studies.image_bandits import Data
-from kondo_lab.studies.study import Size
+from kondo_lab.evidence.study import Size
+from kondo_lab.models.networks import Initialisation
+from kondo_lab.training.image_bandits import Data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

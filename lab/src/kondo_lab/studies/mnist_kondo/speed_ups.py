@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kondo_lab.studies import statistics
-from kondo_lab.studies.study import Estimate
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.study import Estimate
 
 ONLINE, TEST = "online error", "test error"
 Rule = Literal["median of seeds", "mean of seeds", "mean curve"]

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
-from kondo_lab.studies.agreement import Rule, judge, judge_order
-from kondo_lab.studies.claims import LEAST_SEEDS
-from kondo_lab.studies.comparison import settings_of, tolerated
-from kondo_lab.studies.study import Estimate, Verdict
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.agreement import Rule, judge, judge_order
+from kondo_lab.evidence.claims import LEAST_SEEDS
+from kondo_lab.evidence.comparison import settings_of, tolerated
+from kondo_lab.evidence.study import Estimate, Verdict
 
 
 class Borne(NamedTuple):

@@ -1,9 +1,9 @@
 """MNIST with actors that are some learner steps behind."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.mnist_stale.analysis import analyse
 from kondo_lab.studies.mnist_stale.run import parts
 from kondo_lab.studies.mnist_stale.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="mnist-stale",

@@ -6,15 +6,15 @@ from functools import partial
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import beats, ends, finals, settings_of
-from kondo_lab.studies.learner_error import DIVERGED, LEARNER_ERROR, capped
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import beats, ends, finals, settings_of
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.mnist_stale.captions import captions
 from kondo_lab.studies.mnist_stale.claims import claims
 from kondo_lab.studies.mnist_stale.run import OLDEST, REINFORCE, UNIFORM, methods
 from kondo_lab.studies.mnist_stale.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+from kondo_lab.training.learner_error import DIVERGED, LEARNER_ERROR, capped
 
 FIGURE = "Distributed, MNIST with staleness"
 TEST = "test error"

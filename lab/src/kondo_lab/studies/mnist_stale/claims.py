@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import by_lines
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.evidence.claims import by_lines
+from kondo_lab.evidence.study import Claim, Headline
 
 
 def claims(lines: Sequence[Headline]) -> list[Claim]:

@@ -5,12 +5,12 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.studies.learner_error import LEARNER_ERROR, capped
+from kondo_lab.evidence.page_tables import cell
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.mnist_stale.analysis import EXACT, FIGURE, NAMES
 from kondo_lab.studies.mnist_stale.run import OLDEST, UNIFORM, methods
 from kondo_lab.studies.mnist_stale.settings import Settings
-from kondo_lab.studies.page_tables import cell
-from kondo_lab.studies.table import markdown
+from kondo_lab.training.learner_error import LEARNER_ERROR, capped
 
 
 def tables(headline: pd.DataFrame, settings: Settings) -> dict[str, str]:

@@ -6,10 +6,10 @@ Every member has its own delay; all of a part share one program, and one ring of
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Frictions, Update, each_seed
-from kondo_lab.studies import image_bandits, learner_error, updates
 from kondo_lab.studies.mnist_stale.settings import Settings
+from kondo_lab.training import image_bandits, learner_error, updates
+from kondo_lab.training.member import Frictions, Update, each_seed
+from kondo_lab.training.part import Context, Part, Record
 
 REINFORCE = "REINFORCE"
 OLDEST, UNIFORM = "oldest", "uniform"

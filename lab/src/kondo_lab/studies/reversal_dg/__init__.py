@@ -1,9 +1,9 @@
 """Figures 8 and 9 of the DG paper: token reversal by length and vocabulary."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.reversal_dg.analysis import analyse
 from kondo_lab.studies.reversal_dg.run import parts
 from kondo_lab.studies.reversal_dg.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="reversal-dg",

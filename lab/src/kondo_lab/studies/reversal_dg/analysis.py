@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, reversals, seed_blocks, statistics
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of
+from kondo_lab.evidence import plotting, seed_blocks, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import against_paper, beats, ends, finals, settings_of
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_dg import paper
 from kondo_lab.studies.reversal_dg.captions import captions
 from kondo_lab.studies.reversal_dg.claims import claims
 from kondo_lab.studies.reversal_dg.run import COMPARED, EXACT_TIES, VARIANTS, VARIED
 from kondo_lab.studies.reversal_dg.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 ONLINE = reversals.ONLINE
 FIG_8 = reversals.judged(paper.FIG_8)

@@ -2,8 +2,15 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import claimed, compared, furthest, percent, starting, verdict_told
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.evidence.captions import (
+    claimed,
+    compared,
+    furthest,
+    percent,
+    starting,
+    verdict_told,
+)
+from kondo_lab.evidence.study import Claim, Headline
 
 END = "online error at the end"
 

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from kondo_lab.studies import page_tables
+from kondo_lab.evidence import page_tables
 from kondo_lab.studies.reversal_dg.analysis import ONLINE, SWEEPS
 from kondo_lab.studies.reversal_dg.settings import Settings
 

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Member, Update, each_seed
-from kondo_lab.studies import reversals, seed_blocks, updates
+from kondo_lab.evidence import seed_blocks
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_dg.settings import Settings
 from kondo_lab.tasks.base import Credit
+from kondo_lab.training import updates
+from kondo_lab.training.member import Member, Update, each_seed
+from kondo_lab.training.part import Context, Part, Record
 
 EXACT_TIES = "PMPO"
 """With advantages of exactly 0 where rewards are equal: shown, and not judged."""

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from kondo_lab.evidence.study import Size, sized
 from kondo_lab.studies import reversals
-from kondo_lab.studies.study import Size, sized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

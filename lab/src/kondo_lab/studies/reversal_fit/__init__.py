@@ -1,9 +1,9 @@
 """Which feed-forward width and learning rate the papers' reversal figures are made with."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.reversal_fit.analysis import analyse
 from kondo_lab.studies.reversal_fit.run import parts
 from kondo_lab.studies.reversal_fit.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="reversal-fit",

@@ -18,9 +18,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, reversals, statistics, updates
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.claims import LEAST_SEEDS
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.claims import LEAST_SEEDS
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_dg import paper as dg_paper
 from kondo_lab.studies.reversal_fit import resamples
 from kondo_lab.studies.reversal_fit.captions import captions
@@ -37,7 +39,7 @@ from kondo_lab.studies.reversal_fit.run import (
 )
 from kondo_lab.studies.reversal_fit.settings import Pair, Settings
 from kondo_lab.studies.reversal_kondo import paper as kondo_paper
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+from kondo_lab.training import updates
 
 ONLINE = reversals.ONLINE
 SMALLEST = 1e-3

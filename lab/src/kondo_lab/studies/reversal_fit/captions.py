@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import claimed, seeds_told
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.evidence.captions import claimed, seeds_told
+from kondo_lab.evidence.study import Claim, Headline
 
 
 def captions(

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import LEAST_SEEDS, NOTHING
-from kondo_lab.studies.study import Claim, ClaimVerdict, Headline
+from kondo_lab.evidence.claims import LEAST_SEEDS, NOTHING
+from kondo_lab.evidence.study import Claim, ClaimVerdict, Headline
 
 FIGURES = ("Kondo Fig 8", "DG Fig 8", "DG Fig 9b", "Kondo Fig 10", "DG Fig 9a")
 """All must have been run before the claim is more than open."""

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.reversal_fit.analysis import SCORE
 from kondo_lab.studies.reversal_fit.claims import WON
 from kondo_lab.studies.reversal_fit.settings import Settings
-from kondo_lab.studies.table import markdown
 
 ALL = "all figures, "
 

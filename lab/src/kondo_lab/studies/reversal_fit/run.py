@@ -9,12 +9,13 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Update, each_seed
-from kondo_lab.population.train import Population
-from kondo_lab.studies import reversals, updates
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_fit.settings import Pair, Settings
 from kondo_lab.tasks.base import Credit
+from kondo_lab.training import updates
+from kondo_lab.training.member import Update, each_seed
+from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.population import Population
 
 PREFIX, TOKENS = "prefix", "tokens"
 VOCABULARIES, SOLVED, LONGEST = "vocabularies", "lengths", "longest"

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from kondo_lab.studies.study import Size, sized
+from kondo_lab.evidence.study import Size, sized
 
 
 class Pair(NamedTuple):

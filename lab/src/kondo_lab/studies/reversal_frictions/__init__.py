@@ -1,9 +1,9 @@
 """Token reversal with stale and buggy actors, corrupt rewards and rare discoveries."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.reversal_frictions.analysis import analyse
 from kondo_lab.studies.reversal_frictions.run import parts
 from kondo_lab.studies.reversal_frictions.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="reversal-frictions",

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.learner_error import DIVERGED
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.reversal_frictions import bug_rows, by_step, claim_lines, drawing, errors
 from kondo_lab.studies.reversal_frictions.captions import captions
 from kondo_lab.studies.reversal_frictions.claims import claims
@@ -19,7 +19,7 @@ from kondo_lab.studies.reversal_frictions.run import (
     without_seeds,
 )
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
+from kondo_lab.training.learner_error import DIVERGED
 
 WHY_FIGURE = "beyond the paper"
 SHARES = (bug_rows.SUCCESS_SHARE, bug_rows.FAILURE_SHARE, bug_rows.KEPT_SHARE)

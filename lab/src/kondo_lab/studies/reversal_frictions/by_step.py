@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
-from kondo_lab.studies.learner_error import LEARNER_ERROR
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.study import Headline, headline
 from kondo_lab.studies.reversal_frictions.run import ALL, TOGETHER, methods, of
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Headline, headline
+from kondo_lab.training.learner_error import LEARNER_ERROR
 
 SHARES = (0.2, 0.4, 0.6, 1.0)
 """Of the steps, after which the errors are told."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, decided, furthest, percent, verdict_told
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.captions import compared, decided, furthest, percent, verdict_told
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.reversal_frictions.claim_lines import error_metric
 from kondo_lab.studies.reversal_frictions.run import ALL, sweeps
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Claim, Headline
 
 TENTH = "DG ends with about a tenth of the error"
 

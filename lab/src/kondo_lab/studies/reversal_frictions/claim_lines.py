@@ -22,10 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
-from kondo_lab.studies import reversals, statistics
-from kondo_lab.studies.agreement import WITHIN, judge_order
-from kondo_lab.studies.comparison import settings_of
-from kondo_lab.studies.learner_error import LEARNER_ERROR
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.agreement import WITHIN, judge_order
+from kondo_lab.evidence.comparison import settings_of
+from kondo_lab.evidence.study import Estimate, Headline, Verdict, headline, ordering
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_frictions import compute, errors
 from kondo_lab.studies.reversal_frictions.run import (
     ALL,
@@ -40,7 +41,7 @@ from kondo_lab.studies.reversal_frictions.run import (
     of,
 )
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Estimate, Headline, Verdict, headline, ordering
+from kondo_lab.training.learner_error import LEARNER_ERROR
 
 FIGURE = "Distributed, four frictions"
 BEST = "lowest of the others"
@@ -119,7 +120,7 @@ def tenfold(theirs: Estimate, ours: Estimate, least: float) -> Verdict:
 
     Example:
         >>> from kondo_lab.studies.reversal_frictions.claim_lines import tenfold
-        >>> from kondo_lab.studies.study import Estimate
+        >>> from kondo_lab.evidence.study import Estimate
         >>> tenfold(Estimate(0.7, 0.02, 10), Estimate(0.005, 0.004, 10), 1e-5)
         'matches'
         >>> tenfold(Estimate(0.4, 0.2, 10), Estimate(0.005, 0.004, 10), 1e-5)

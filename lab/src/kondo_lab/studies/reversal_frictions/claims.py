@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import by_lines
+from kondo_lab.evidence.claims import by_lines
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.reversal_frictions.claim_lines import (
     BEST,
     error_metric,
@@ -13,7 +14,6 @@ from kondo_lab.studies.reversal_frictions.claim_lines import (
 )
 from kondo_lab.studies.reversal_frictions.run import ALL, sweeps
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Claim, Headline
 
 
 def claims(lines: Sequence[Headline], settings: Settings) -> list[Claim]:

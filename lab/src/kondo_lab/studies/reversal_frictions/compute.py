@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from kondo_lab.studies import statistics
-from kondo_lab.studies.learner_error import LEARNER_ERROR
-from kondo_lab.studies.study import Estimate, Verdict
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.study import Estimate, Verdict
+from kondo_lab.training.learner_error import LEARNER_ERROR
 
 
 class Cost(NamedTuple):

@@ -7,9 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, reversals
-from kondo_lab.studies.comparison import settings_of
-from kondo_lab.studies.learner_error import LEARNER_ERROR
+from kondo_lab.evidence import plotting
+from kondo_lab.evidence.comparison import settings_of
+from kondo_lab.evidence.study import Estimate, Headline
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_frictions import claim_lines, errors
 from kondo_lab.studies.reversal_frictions.run import (
     EACH,
@@ -22,7 +23,7 @@ from kondo_lab.studies.reversal_frictions.run import (
     told_of_bugs,
 )
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Estimate, Headline
+from kondo_lab.training.learner_error import LEARNER_ERROR
 
 MARGIN = 1.5
 """Factor by which a log axis of errors goes past the smallest there can be, and past 1."""

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
-from kondo_lab.studies.learner_error import LEARNER_ERROR
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.study import Estimate
+from kondo_lab.training.learner_error import LEARNER_ERROR
 
 LAST_SHARE = 0.1
 """The error at the end is the mean over this last share of the steps."""

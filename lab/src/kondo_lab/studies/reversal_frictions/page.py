@@ -4,12 +4,12 @@ import math
 
 import pandas as pd
 
-from kondo_lab.studies.page_tables import NOT_RUN
+from kondo_lab.evidence.page_tables import NOT_RUN
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.reversal_frictions import by_step, claim_lines
 from kondo_lab.studies.reversal_frictions.analysis import SHARES
 from kondo_lab.studies.reversal_frictions.run import ALL, NONE, cells, methods
 from kondo_lab.studies.reversal_frictions.settings import Settings
-from kondo_lab.studies.table import markdown
 
 SIGNS = {"at least": "≥ ", "at most": "≤ ", "either side": "? "}
 

@@ -20,15 +20,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from kondo import losses
-from kondo_lab.gates import Everything
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Frictions, Member, Update, each_seed
-from kondo_lab.population.run import log_and_regular
-from kondo_lab.population.train import Population
-from kondo_lab.studies import learner_error, reversals, updates
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_frictions import bug_rows
 from kondo_lab.studies.reversal_frictions.settings import Settings
 from kondo_lab.tasks.base import Credit
+from kondo_lab.training import learner_error, updates
+from kondo_lab.training.gates import Everything
+from kondo_lab.training.member import Frictions, Member, Update, each_seed
+from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.population import Population
+from kondo_lab.training.run import log_and_regular
 
 NONE, ALL = "none", "all frictions"
 EACH, TOGETHER, OWN, LONGER, WHY = "each", "together", "own", "longer", "why"

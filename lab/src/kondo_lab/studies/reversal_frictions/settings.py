@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from kondo_lab.population.member import Frictions
+from kondo_lab.evidence.study import Size, sized
 from kondo_lab.studies import reversals
-from kondo_lab.studies.study import Size, sized
+from kondo_lab.training.member import Frictions
 
 ALL = Frictions(delay=100, uniform_delay=True, bug=0.1, corruption=0.1, discovery=0.01)
 """A middle strength of each."""

@@ -1,9 +1,9 @@
 """Figures 8 and 10 of the Kondo paper: the gate on token reversal."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.reversal_kondo.analysis import analyse
 from kondo_lab.studies.reversal_kondo.run import parts
 from kondo_lab.studies.reversal_kondo.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="reversal-kondo",

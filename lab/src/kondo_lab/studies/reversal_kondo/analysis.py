@@ -8,20 +8,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, reversals, seed_blocks, statistics, updates
-from kondo_lab.studies.captions import with_captions
-from kondo_lab.studies.comparison import against_paper, beats, ends, finals, settings_of
+from kondo_lab.evidence import plotting, seed_blocks, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.comparison import against_paper, beats, ends, finals, settings_of
+from kondo_lab.evidence.study import Analysis, Estimate, FrontierPoint, Headline, headline
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_kondo import paper
 from kondo_lab.studies.reversal_kondo.captions import captions
 from kondo_lab.studies.reversal_kondo.claims import claims
-from kondo_lab.studies.reversal_kondo.run import (
-    EXACT_COUNT,
-    EXACT_TIES,
-    baselines,
-    delightful,
-)
+from kondo_lab.studies.reversal_kondo.run import EXACT_COUNT, EXACT_TIES, baselines, delightful
 from kondo_lab.studies.reversal_kondo.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, FrontierPoint, Headline, headline
+from kondo_lab.training import updates
 
 ONLINE, SOLVED = reversals.ONLINE, reversals.SOLVED
 FIG_8, FIG_10 = reversals.judged(paper.FIG_8), reversals.judged(paper.FIG_10)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import (
+from kondo_lab.evidence.captions import (
     claimed,
     compared,
     count,
@@ -11,9 +11,9 @@ from kondo_lab.studies.captions import (
     stated,
     verdict_told,
 )
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.reversal_kondo.claims import GAIN
-from kondo_lab.studies.study import Claim, Headline
 
 
 def captions(

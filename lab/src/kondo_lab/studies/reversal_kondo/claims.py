@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from kondo_lab.studies.agreement import judge, judge_order
-from kondo_lab.studies.claims import (
+from kondo_lab.evidence.agreement import judge, judge_order
+from kondo_lab.evidence.claims import (
     LEAST_SEEDS,
     NOTHING,
     OF_ORDERS,
@@ -12,8 +12,8 @@ from kondo_lab.studies.claims import (
     estimate_of,
     shown,
 )
+from kondo_lab.evidence.study import Claim, ClaimVerdict, Headline
 from kondo_lab.studies.reversal_kondo.settings import Settings
-from kondo_lab.studies.study import Claim, ClaimVerdict, Headline
 
 LENGTH = "longest length with"
 """In the reading that is compared with the paper."""

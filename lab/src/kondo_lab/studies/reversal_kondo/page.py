@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from kondo_lab.studies import page_tables
+from kondo_lab.evidence import page_tables
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.reversal_kondo.analysis import ONLINE, SOLVED_NOW, SOLVED_SO_FAR
 from kondo_lab.studies.reversal_kondo.settings import Settings
-from kondo_lab.studies.table import markdown
 
 SPEED = "speed-up over PG to 25% error, "
 BACKWARD = "backward passes at the end"

@@ -6,12 +6,14 @@ Each length and each vocabulary is a population of its own shape; those of a par
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population.member import Member, Update, each_seed
-from kondo_lab.population.run import log_spaced
-from kondo_lab.population.train import Population
-from kondo_lab.studies import reversals, seed_blocks, updates
+from kondo_lab.evidence import seed_blocks
+from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_kondo.settings import Settings
+from kondo_lab.training import updates
+from kondo_lab.training.member import Member, Update, each_seed
+from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.population import Population
+from kondo_lab.training.run import log_spaced
 
 EXACT_COUNT = "exact count"
 """Marks the gate of `kondo.Gate(rate=...)`: never more than the rate, ties broken at random."""

@@ -1,9 +1,9 @@
 """Many actors and a learner, simulated at costs that are measured on this machine."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.scale.analysis import analyse
 from kondo_lab.studies.scale.run import parts
 from kondo_lab.studies.scale.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="scale",

@@ -11,15 +11,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kondo_lab.studies import plotting, statistics
-from kondo_lab.studies.captions import with_captions
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.captions import with_captions
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.scale import run, theory
 from kondo_lab.studies.scale.captions import captions
 from kondo_lab.studies.scale.claims import claims
 from kondo_lab.studies.scale.costs import Costs
 from kondo_lab.studies.scale.run import DESIGNS, IDLE, MODES, PACE, SINGLE, STALENESS, Case, cases
 from kondo_lab.studies.scale.settings import EVERY_ROW, SOURCE, Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 ENOUGH = 0.9
 """Share of the pace at the most actors: fewer that reach it are enough."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, count, decided, seeds_told, verdict_told
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.captions import compared, count, decided, seeds_told, verdict_told
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.scale.run import BYTES
 from kondo_lab.studies.scale.settings import EVERY_ROW, SOURCE
-from kondo_lab.studies.study import Claim, Headline
 
 RATIO, GAIN = "simulated / measured pace", "pace over that of send all"
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from kondo_lab.studies.claims import by_lines
-from kondo_lab.studies.study import Claim, Headline
+from kondo_lab.evidence.claims import by_lines
+from kondo_lab.evidence.study import Claim, Headline
 
 FEW, WITHIN, SLOWER = 10, 1.2, 0.01
 """Actors that are "a few"; the factor for a simulated pace; what dropping may cost."""

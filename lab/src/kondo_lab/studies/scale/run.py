@@ -14,13 +14,13 @@ import numpy as np
 
 from kondo.actors.setup import Settings as RaySettings
 from kondo.actors.setup import Setup
-from kondo_lab.actors import digits, reversal
-from kondo_lab.part import Context, Part, Record, Stopped
 from kondo_lab.studies.scale import simulation
 from kondo_lab.studies.scale.costs import Costs
 from kondo_lab.studies.scale.settings import EVERY_ROW, NEVER, SOURCE, Settings
 from kondo_lab.studies.scale.simulation import Network, Outcome, System
-from kondo_lab.worker_pool import one_thread, usable_cores
+from kondo_lab.training.actors import digits, reversal
+from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training.worker_pool import one_thread, usable_cores
 
 MODES = (SOURCE, EVERY_ROW)
 TIMED, FITTED = "timed", "fitted"

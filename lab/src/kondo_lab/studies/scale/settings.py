@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from kondo_lab.evidence.study import Size
 from kondo_lab.studies.scale.simulation import Network
-from kondo_lab.studies.study import Size
 
 SOURCE, EVERY_ROW = "at source", "send all"
 NEVER = 10**9
@@ -19,7 +19,7 @@ class Settings:
     """All that can change the results, the machine apart."""
 
     tasks: tuple[str, ...]
-    """Setups of `kondo_lab.actors`; each is a part."""
+    """Setups of `kondo_lab.training.actors`; each is a part."""
     rate: float = 0.03
     """Of the real runs and of the costs."""
 

@@ -1,9 +1,9 @@
 """Draft screens: something cheaper than the policy chooses what gets a backward pass."""
 
+from kondo_lab.evidence.study import Study
 from kondo_lab.studies.speculative.analysis import analyse
 from kondo_lab.studies.speculative.run import parts
 from kondo_lab.studies.speculative.settings import settings
-from kondo_lab.studies.study import Study
 
 STUDY = Study(
     name="speculative",

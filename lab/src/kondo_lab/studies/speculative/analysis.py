@@ -6,14 +6,14 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
 from kondo_lab.studies.speculative import drafts, drawing
 from kondo_lab.studies.speculative.captions import caption
 from kondo_lab.studies.speculative.claims import claims
 from kondo_lab.studies.speculative.drafts import EXACT
 from kondo_lab.studies.speculative.points import ONLINE, TEST, Point, dense_cost, measure
 from kondo_lab.studies.speculative.settings import Settings
-from kondo_lab.studies.study import Analysis, Estimate, Headline, headline
 
 COST_RATIO = 2.0
 """c: forward passes that a backward pass costs."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.captions import compared, decided, percent
-from kondo_lab.studies.claims import find
+from kondo_lab.evidence.captions import compared, decided, percent
+from kondo_lab.evidence.claims import find
+from kondo_lab.evidence.study import Headline
 from kondo_lab.studies.speculative.claims import ERROR
 from kondo_lab.studies.speculative.drafts import EXACT
-from kondo_lab.studies.study import Headline
 
 
 def caption(lines: Sequence[Headline], rate: float, cost: str) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kondo_lab.studies.agreement import Verdict, judge, judge_order
-from kondo_lab.studies.claims import by_lines, estimate_of
-from kondo_lab.studies.study import Claim, Estimate, Headline
+from kondo_lab.evidence.agreement import Verdict, judge, judge_order
+from kondo_lab.evidence.claims import by_lines, estimate_of
+from kondo_lab.evidence.study import Claim, Estimate, Headline
 
 MOST = 0.5
 """More than this share of the rows is most of them."""

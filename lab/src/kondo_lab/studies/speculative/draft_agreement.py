@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kondo import Gate, delight, quantiles, sampling
-from kondo_lab.gates import TIE_TOLERANCE, unchecked
-from kondo_lab.population.member import Member
-from kondo_lab.population.programs import Program
-from kondo_lab.population.train import Population
+from kondo_lab.training.gates import TIE_TOLERANCE, unchecked
+from kondo_lab.training.member import Member
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import Program
 
 
 class ComparedPopulation(Population):

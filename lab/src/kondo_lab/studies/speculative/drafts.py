@@ -5,9 +5,9 @@ import math
 from typing import Any, NamedTuple
 
 from kondo import Gate, delight, signals
-from kondo_lab.population.member import Member, Update, each_seed
-from kondo_lab.studies import updates
 from kondo_lab.studies.speculative.settings import Settings
+from kondo_lab.training import updates
+from kondo_lab.training.member import Member, Update, each_seed
 
 EXACT, ADVANTAGE = "exact", "advantage only"
 DENSE = {"PG": updates.PG, "DG": updates.DG}

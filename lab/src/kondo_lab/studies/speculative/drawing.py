@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from kondo_lab.studies import plotting, statistics
+from kondo_lab.evidence import plotting, statistics
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.speculative.points import AGREEMENT, Point
 from kondo_lab.studies.speculative.settings import Settings
-from kondo_lab.studies.study import Estimate
 
 COLOURS = {
     "exact": plotting.BLACK,

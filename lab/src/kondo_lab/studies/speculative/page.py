@@ -4,10 +4,10 @@ from functools import partial
 
 import pandas as pd
 
-from kondo_lab.studies.page_tables import cell, lines
+from kondo_lab.evidence.page_tables import cell, lines
+from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.speculative import drafts
 from kondo_lab.studies.speculative.settings import Settings
-from kondo_lab.studies.table import markdown
 
 COST = "counted cost to 5% test error, c = 2"
 

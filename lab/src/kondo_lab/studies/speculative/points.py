@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from kondo_lab.studies import statistics
+from kondo_lab.evidence import statistics
+from kondo_lab.evidence.statistics import Reach
+from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.speculative.drafts import Screen
-from kondo_lab.studies.statistics import Reach
-from kondo_lab.studies.study import Estimate
 
 AGREEMENT, ONLINE, TEST = "kept agreement", "online error", "test error"
 

@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from functools import partial
 
-from kondo_lab.part import Context, Part, Record
-from kondo_lab.population import run
-from kondo_lab.population.programs import BanditProgram
-from kondo_lab.population.train import Population
-from kondo_lab.studies import image_bandits
 from kondo_lab.studies.speculative import draft_agreement, drafts
 from kondo_lab.studies.speculative.settings import Settings
+from kondo_lab.training import image_bandits, run
+from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import BanditProgram
 
 
 def parts(settings: Settings) -> list[Part]:

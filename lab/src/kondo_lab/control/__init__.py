@@ -1,1 +1,0 @@
-"""Control tasks of Gymnasium: rollouts in vector environments, actor and critic, gated training."""

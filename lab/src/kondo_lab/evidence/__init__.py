@@ -1,0 +1,1 @@
+"""Evidence: records, statistics, verdicts, tables, figures, the report. It names no study."""

@@ -1,0 +1,109 @@
+"""P networks at once: every parameter has a leading member dimension, every product is batched.
+
+`StackedMLP` is here, `StackedTransformer` in `transformer`. The single-run twin of the first is
+`policies.MLP`: same shapes, same initialisation where it is "uniform", same outputs (tested).
+
+Shapes: P members, N rows, D width, K actions, M tokens, G prompts, A answers per prompt,
+Hp prompt length, Ha answer length.
+"""
+
+import itertools
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kondo_lab.tasks.draws import Draws
+
+Parameters = dict[str, Tensor]
+"""Name -> [P, ...]."""
+
+Initialisation = Literal["uniform", "lecun normal"]
+"""Of an MLP: PyTorch's default, or that of JAX's libraries."""
+
+_TRUNCATED_STD = 0.87962566
+"""Standard deviation of a standard normal cut at two."""
+
+
+class StackedMLP:
+    """ReLU networks with two hidden layers over flat inputs.
+
+    | initialisation | weights                                              | biases             |
+    |----------------|------------------------------------------------------|--------------------|
+    | uniform        | uniform within 1 / sqrt(fan-in)                      | the same           |
+    | lecun normal   | normal of variance 1 / fan-in, cut at two deviations | 0                  |
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_actions: int,
+        *,
+        width: int,
+        initialisation: Initialisation = "uniform",
+    ):
+        self.sizes = (num_inputs, width, width, num_actions)
+        self.num_actions = num_actions
+        self.initialisation = initialisation
+
+    def initialise(self, draws: Draws) -> Parameters:
+        """Return fresh parameters."""
+        parameters = {}
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(self.sizes)):
+            weight, bias = f"weight {layer}", f"bias {layer}"
+            if self.initialisation == "uniform":
+                drawn = _uniform(draws, weight, fan_in, fan_out), _uniform(draws, bias, 1, fan_out)
+                fresh = tuple(value / math.sqrt(fan_in) for value in drawn)
+            else:
+                cut = truncated_normal(draws, weight, fan_in, fan_out)
+                fresh = cut, cut.new_zeros(len(cut), 1, fan_out)
+            parameters[f"{layer}.weight"], parameters[f"{layer}.bias"] = fresh
+        return parameters
+
+    def logits(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """Return [P, N, K] of inputs [P, N, D]."""
+        hidden = inputs.to(parameters["0.weight"].dtype)
+        last = len(self.sizes) - 2
+        for layer in range(last + 1):
+            weight, bias = parameters[f"{layer}.weight"], parameters[f"{layer}.bias"]
+            hidden = torch.baddbmm(bias, hidden, weight)
+            if layer < last:
+                hidden = hidden.relu()
+        return hidden
+
+    def shared_logits(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """Return [P, N, K] of the same inputs [N, D] for every member."""
+        weight = parameters["0.weight"]
+        members, fan_in, fan_out = weight.shape
+        # One product for all members: repeating the inputs for each would cost P times the memory.
+        flat = inputs.to(weight.dtype) @ weight.permute(1, 0, 2).reshape(fan_in, members * fan_out)
+        hidden = flat.view(-1, members, fan_out).transpose(0, 1) + parameters["0.bias"]
+        for layer in range(1, len(self.sizes) - 1):
+            weight, bias = parameters[f"{layer}.weight"], parameters[f"{layer}.bias"]
+            hidden = torch.baddbmm(bias, hidden.relu(), weight)
+        return hidden
+
+
+def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return [...] int64 drawn from log_probs [..., K], by inverting the distribution at `uniform`.
+
+    The last step of the cumulated probabilities is taken as their total, so that rounding cannot
+    point past the end.
+    """
+    cumulated = log_probs.exp().cumsum(dim=-1)
+    below = cumulated[..., :-1] < (uniform * cumulated[..., -1]).unsqueeze(-1)
+    return below.sum(dim=-1)
+
+
+def _uniform(draws: Draws, name: str, *shape: int) -> Tensor:
+    """Return [P, *shape], uniform on -1 .. 1."""
+    return 2 * draws.uniform(name, 0, *shape) - 1
+
+
+def truncated_normal(draws: Draws, name: str, fan_in: int, fan_out: int) -> Tensor:
+    """Return [P, fan_in, fan_out]: normal of variance 1 / fan-in, cut at two deviations."""
+    low = math.erf(-2 / math.sqrt(2))
+    draw = draws.uniform(name, 0, fan_in, fan_out)
+    standard = math.sqrt(2) * torch.erfinv(low + (-2 * low) * draw)
+    return standard / (_TRUNCATED_STD * math.sqrt(fan_in))

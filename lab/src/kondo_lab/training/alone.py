@@ -1,0 +1,303 @@
+"""One model end to end through the product, with clocks: sample, pay, learn, step.
+
+    generate   prompts and completions, with the log-probs they were drawn with
+    reward     of every completion
+    learn      screen, select, train: see `updates`
+    optimiser  norm, clip, Adam
+
+At the end of each stage the clock waits for the device. The learner's seconds are those after the
+reward, bookkeeping included. `kondo_lab.training.run.train` makes the steps.
+"""
+
+import statistics
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kondo import lm
+from kondo_lab.models.language_model import StackedLM
+from kondo_lab.models.networks import Parameters
+from kondo_lab.models.sampler import Sampled, sample
+from kondo_lab.tasks.draws import Draws
+from kondo_lab.tasks.text import TextTask
+from kondo_lab.training.cuda_graphs import Captured
+from kondo_lab.training.decisions import Batch
+from kondo_lab.training.language_population import Member, Shape, experience
+from kondo_lab.training.supervised import HeldOut
+from kondo_lab.training.timed_step import (
+    LEARNER,
+    LOOP,
+    Clock,
+    Learned,
+    plain_backward,
+    product_backward,
+)
+
+WARM_UP_CALLS = 5
+"""Of each stage before the first step: graphs are recorded and kernels chosen there."""
+GRAPH_TOKENS = 16_384
+"""On a GPU, packs of at most so many tokens are replayed from CUDA graphs. Larger ones take longer
+to compute than to launch, and would have to be recorded again wherever their number of tokens
+changes from step to step."""
+
+Path = Literal["product", "plain", "filtered"]
+"""By kondo, or without it: all rows, or those with a weight and an advantage."""
+
+
+class Step(NamedTuple):
+    """One step's numbers."""
+
+    seconds: dict[str, float]
+    """Of every stage, of the learner and of the loop."""
+    learned: Learned
+    means: dict[str, float]
+    """What describes the experience and the gradient, by metric."""
+
+
+class Learner:
+    """One model, its sampler, its contender and its optimiser.
+
+    Where nothing was kept Adam steps with a gradient of 0, as a population's member does: its
+    moments decay and move on.
+
+    Args:
+        task: prompts and rewards.
+        model: shapes and products.
+        parameters: of one member, [1, ...]; trained in place.
+        member: whose run it is. A learning rate of 0 does all the work and changes nothing, to
+            measure seconds.
+        shape: how much is sampled, and how an update is made.
+        path: by `updates.product_backward` or `updates.plain_backward`; it and the contender may be
+            exchanged between steps.
+        compiled: compile the layers in place.
+    """
+
+    shown = "held-out reward"
+    overlaps = False
+
+    def __init__(
+        self,
+        task: TextTask,
+        model: StackedLM,
+        parameters: Parameters,
+        member: Member,
+        *,
+        shape: Shape,
+        path: Path = "product",
+        compiled: bool = False,
+    ):
+        given = parameters["head"].shape[0]
+        if given != 1:
+            raise ValueError(
+                f"parameters must be those of one member, [1, ...], got {given} members; "
+                f"kondo_lab.training.language_population trains several."
+            )
+        _check_member(member)
+        self.task, self.shape, self.members = task, shape, [member]
+        self.contender, self.path = member.contender, path
+        self.device = parameters["head"].device
+        self.draws = Draws([member.seed], self.device)
+        self.module = model.as_module(parameters, 0)
+        if compiled:
+            for layer in self.module.backbone.layers:
+                layer.compile(dynamic=True)
+        on_gpu = self.device.type == "cuda"
+        self.policy = lm.CausalLM(
+            self.module.backbone,
+            head=self.module.head,
+            max_tokens=shape.max_tokens,
+            attention="varlen" if on_gpu else "auto",
+            graph_tokens=GRAPH_TOKENS if on_gpu else 0,
+        )
+        self.optimiser = torch.optim.Adam(
+            self.module.parameters(), lr=member.learning_rate, fused=True
+        )
+        self.num_steps, self.is_warm = 0, False
+        self.totals: dict[str, float] = {}
+        """Of all steps, by metric."""
+        self._recent: list[dict[str, float]] = []
+        self._model, self._parameters = model, parameters
+        self._step = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._sampled: Sampled | None = None
+        self._rewards = torch.zeros(1, shape.num_rows, device=self.device)
+        self._generate = Captured(self._sample, self.device)
+        self._pay = Captured(self._reward, self.device)
+        self._held_out = HeldOut(
+            model, parameters, task, self.draws, shape.num_held_out, greedy=shape.greedy
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """N, completions of a step."""
+        return self.shape.num_rows
+
+    def _sample(self) -> None:
+        """Draw what a population's member of this seed would draw."""
+        self._sampled = sample(
+            self._model,
+            self._parameters,
+            self.task.prompts(self.draws, "prompts", self._step, self.shape.num_prompts),
+            repeats=self.shape.repeats,
+            draws=self.draws,
+            step=self._step,
+        )
+
+    def _reward(self) -> None:
+        assert self._sampled is not None
+        self._rewards = self.task.reward(self._sampled.prompts, self._sampled.completions)
+
+    def restart(self, parameters: Parameters, member: Member) -> None:
+        """Begin another run of the same contender: other weights, seed or learning rate.
+
+        All of it is written in place, so that what was recorded for the first run serves this one.
+
+        Args:
+            parameters: of one member, [1, ...], where the run starts.
+            member: whose run it is.
+        """
+        if member.contender != self.contender:
+            raise ValueError(
+                f"member must have the learner's contender, {self.contender.name!r}, got "
+                f"{member.contender.name!r}; make another Learner."
+            )
+        _check_member(member)
+        for name, value in self._parameters.items():
+            value.copy_(parameters[name])
+        self.draws.keys.copy_(Draws([member.seed], self.device).keys)
+        self.optimiser.state.clear()
+        for group in self.optimiser.param_groups:
+            group["lr"] = member.learning_rate
+        self.members, self.num_steps, self.totals, self._recent = [member], 0, {}, []
+
+    def evaluate(self) -> dict[str, Tensor]:
+        """Return metric -> [1]: mean rewards on held-out prompts, the same ones every time."""
+        return self._held_out()
+
+    def begin_step(self) -> None:
+        """Make the step, after a warm-up before the first."""
+        if not self.is_warm:
+            self.warm_up()
+        self.step()
+
+    def end_step(self) -> None:
+        """Do nothing."""
+
+    def step(self) -> Step:
+        """Make one step, and add it to the totals."""
+        clock = Clock(self.device)
+        with clock.stage(LOOP):
+            with clock.stage("generate"):
+                self._step.fill_(self.num_steps + 1)  # steps are counted from 1
+                self._generate()
+            with clock.stage("reward"):
+                self._pay()
+            with clock.stage(LEARNER):
+                learned = self._backward()
+                with clock.stage("optimiser"):
+                    norm = self._update(learned)
+        self.num_steps += 1
+        done = Step(clock.seconds | learned.seconds, learned, self._means(learned, norm))
+        self._count(done)
+        return done
+
+    def warm_up(self) -> None:
+        """Run every stage a few times and leave no trace: graphs are recorded, kernels chosen."""
+        self._step.fill_(self.num_steps + 1)
+        for _ in range(WARM_UP_CALLS):
+            self._generate()
+            self._pay()
+            self._backward()
+            self._held_out()  # recording empties the allocator's cache: not between timed steps
+        self.optimiser.zero_grad()
+        self.is_warm = True
+
+    def _backward(self) -> Learned:
+        self.optimiser.zero_grad()
+        assert self._sampled is not None
+        step, group = self.num_steps + 1, self.shape.repeats
+        batch = Batch(self._sampled, self._rewards, self.draws, step, group)
+        if self.path == "product":
+            return product_backward(self.contender, self.policy, batch)
+        return plain_backward(
+            self.contender,
+            self.module,
+            batch,
+            max_tokens=self.shape.max_tokens,
+            filtered=self.path == "filtered",
+        )
+
+    def _update(self, learned: Learned) -> float:
+        """Clip and step; return the norm before."""
+        if not learned.kept:
+            for parameter in self.module.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.shape.max_norm)
+        self.optimiser.step()
+        return float(norm)
+
+    def _means(self, learned: Learned, norm: float) -> dict[str, float]:
+        assert self._sampled is not None
+        numbers = experience(self._sampled, self._rewards, self.shape.repeats)
+        read = torch.cat([number.double() for number in numbers.values()]).tolist()
+        return dict(zip(numbers, read, strict=True)) | {
+            "kept rows": learned.rows,
+            "kept tokens": learned.kept,
+            "gradient norm": norm,
+        }
+
+    def _count(self, done: Step) -> None:
+        generated = done.means["completion length"] * self.num_rows
+        numbers = {f"seconds {name}": spent for name, spent in done.seconds.items()} | {
+            "tokens generated": round(generated),
+            "tokens differentiated": done.learned.tokens,
+            "rows differentiated": done.learned.rows,
+            "empty steps": done.learned.kept == 0,
+        }
+        for name, number in numbers.items():
+            self.totals[name] = self.totals.get(name, 0.0) + number
+        self._recent.append(done.means)
+
+    def read(self) -> dict[str, list[float]]:
+        """Return metric -> [1]: seconds and counts of all steps, means since the last call.
+
+        What evaluation, logging and the warm-up take is in no number of seconds.
+        """
+        recent, self._recent = self._recent, []
+        means = {name: statistics.fmean(each[name] for each in recent) for name in recent[0]}
+        return {name: [value] for name, value in (self.totals | means).items()}
+
+    def read_backward(self) -> list[int]:
+        """Return the rows that a backward pass was paid for."""
+        return [int(self.totals.get("rows differentiated", 0))]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on, loadable with weights_only=True."""
+        return {
+            "num_steps": self.num_steps,
+            "totals": dict(self.totals),
+            "recent": self._recent,
+            "module": self.module.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned for the same model."""
+        self.num_steps, self.totals = state["num_steps"], dict(state["totals"])
+        self._recent = list(state["recent"])
+        self.module.load_state_dict(state["module"])
+        self.optimiser.load_state_dict(state["optimiser"])
+
+
+def _check_member(member: Member) -> None:
+    """Raise a ValueError for what only populations do."""
+    if not member.friction.is_none:
+        raise ValueError(
+            f"member must have no friction, got {member.friction}; "
+            f"kondo_lab.training.language_population trains with frictions."
+        )
+    if member.decay_steps:
+        raise ValueError(
+            f"member must have decay_steps=0, got {member.decay_steps}; "
+            f"kondo_lab.training.language_population decays learning rates."
+        )

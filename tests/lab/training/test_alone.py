@@ -1,0 +1,456 @@
+import dataclasses
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import kondo
+from kondo import lm, signals
+from kondo.lm import BudgetGate
+from kondo_lab.models.language_model import Size, StackedLM
+from kondo_lab.models.sampler import sample
+from kondo_lab.tasks.draws import Draws
+from kondo_lab.training import contenders, decisions, run, selections, step_seconds, timed_step
+from kondo_lab.training.alone import Learner
+from kondo_lab.training.contenders import Contender
+from kondo_lab.training.decisions import Batch
+from kondo_lab.training.gates import DrawnVarianceGate, Everything
+from kondo_lab.training.language_frictions import Friction
+from kondo_lab.training.language_population import Member, Population, Shape
+from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.run import train
+from kondo_lab.training.step_seconds import seconds_per_step
+from kondo_lab.training.supervised import Start
+from tolerances import assert_close
+
+GRPO = {"loss": contenders.CLIPPED, "divided": True}
+by = partial(kondo.Gate, rate=0.2)
+NUM_TOKENS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 3, 4
+GROUP, ROWS = 4, 32
+MARK = "1"
+"""One of the tokens that are drawn."""
+EVERY = [
+    *contenders.contenders(rates=(0.1, 0.3), etas=(0.5,)),
+    *contenders.unbiased(rates=(0.3,), noises=(1.5,)),
+    *selections.crossed(0.3)[2:],
+    *selections.variants(0.3, mark=MARK),
+    Contender(name="DG sequences", gate=Everything(2.0)),
+    Contender(name="PODS groups", gate=DrawnVarianceGate(rate=0.5, group=4), **GRPO),
+    Contender(name="GRPO kept", gate=kondo.Gate(rate=0.2), denominator="kept", **GRPO),
+    Contender(name="random tokens", gate=by(signal=signals.uniform), unit="token"),
+    Contender(name="advantage tokens", gate=by(signal=signals.advantage), unit="token"),
+    Contender(name="|advantage|", gate=by(signal=signals.abs_advantage)),
+    Contender(name="budget of rows", gate=BudgetGate(budget=0.2)),
+]
+by_name = partial(pytest.mark.parametrize, "contender", ids=lambda each: each.name)
+DENSE = Contender(name="PG")
+KEPT = Contender(name="DG-K 30%", gate=kondo.Gate(rate=0.3))
+
+
+class Echo:
+    """Repeat the first token of the prompt, then end: a policy that knows nothing gets some."""
+
+    prompt_length, answer_length = PROMPT_LENGTH, ANSWER_LENGTH
+
+    def prompts(self, draws, stream, step, count, *, held_out=False):
+        return 2 + draws.integers(f"{stream} {held_out}", step, NUM_TOKENS - 2, count, 3)
+
+    def reward(self, prompts, completions):
+        return (completions[..., 0] == prompts[..., 0]).float()
+
+
+def tiny(dtype=torch.float32, seeds=(0,)):
+    model = StackedLM(
+        Size(width=16, num_layers=1, num_heads=2),
+        prompt_length=PROMPT_LENGTH,
+        answer_length=ANSWER_LENGTH,
+        num_tokens=NUM_TOKENS,
+    )
+    fresh = model.initialise(Draws(list(seeds)))
+    # Opinions, so that surprises differ, but none so firm that answers do not.
+    fresh["head"] *= 0.2 / fresh["head"].std()
+    return model, {name: value.to(dtype) for name, value in fresh.items()}
+
+
+def learner(contender=KEPT, *, learning_rate=1e-2, seed=0, setting=math.nan, **options):
+    model, parameters = tiny()
+    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16)
+    own = member(contender, learning_rate=learning_rate, seed=seed, setting=setting)
+    return Learner(Echo(), model, parameters, own, shape=shape, **options)
+
+
+def member(contender, *, learning_rate=1e-2, seed=0, setting=math.nan):
+    return Member(
+        series=contender.name,
+        seed=seed,
+        learning_rate=learning_rate,
+        contender=contender,
+        setting=setting,
+    )
+
+
+def rolled(model, parameters, step=5):
+    draws = Draws([7])
+    prompts = Echo().prompts(draws, "train", step, ROWS // GROUP)
+    sampled = sample(model, parameters, prompts, repeats=GROUP, draws=draws, step=step)
+    rewards = Echo().reward(sampled.prompts, sampled.completions)
+    return Batch(sampled, rewards, draws, step, GROUP)
+
+
+def stacked_gradient(contender, model, parameters):
+    """By the population's way: decide and loss, all rows in one graph."""
+    batch = rolled(model, parameters)
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    chosen = decisions.decide(contender, batch)
+    new = model.log_prob(leaves, batch.sampled.tokens)
+    total = decisions.loss(contender, new, batch.sampled, chosen).sum()
+    found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    gradient = dict(zip(leaves, (each[0] for each in found), strict=True))
+    return chosen, total.detach(), gradient
+
+
+def module_gradient(module):
+    """By the parameters' stacked names; what the graph did not reach is 0."""
+    named = {
+        name.removeprefix("backbone.").replace("layers.", "").replace("weights.", ""): parameter
+        for name, parameter in module.named_parameters()
+    }
+    named["head"] = named.pop("head.weight")
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in named.items()
+    }
+
+
+@by_name(EVERY)
+def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision(contender):
+    model, parameters = tiny(torch.float64)
+    chosen, total, expected = stacked_gradient(contender, model, parameters)
+    batch = rolled(model, parameters)
+    module = model.as_module(parameters, 0)
+    policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=20)
+    learned = timed_step.product_backward(contender, policy, batch)
+    found = module_gradient(module)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert_close(gradient, expected[name])
+    assert any(gradient.any() for gradient in found.values())
+    assert_close(learned.loss, total)
+    assert learned.kept == int(chosen.tokens_kept)
+    assert learned.rows == int(chosen.rows_kept)
+    assert learned.tokens >= int(chosen.tokens_differentiated)  # padding of packs
+
+
+@by_name(EVERY)
+def test_the_plain_path_has_the_same_gradient(contender):
+    model, parameters = tiny(torch.float64)
+    _, total, expected = stacked_gradient(contender, model, parameters)
+    batch = rolled(model, parameters)
+    module = model.as_module(parameters, 0)
+    learned = timed_step.plain_backward(contender, module, batch, max_tokens=50)
+    for name, gradient in module_gradient(module).items():
+        assert_close(gradient, expected[name])
+    assert_close(learned.loss, total)
+    assert learned.tokens == ROWS * (PROMPT_LENGTH + ANSWER_LENGTH)
+
+
+@by_name([each for each in EVERY if each.unit == "sequence"])
+def test_rows_without_weight_or_advantage_can_be_left_out_of_the_plain_path(contender):
+    model, parameters = tiny(torch.float64)
+    chosen, total, expected = stacked_gradient(contender, model, parameters)
+    batch = rolled(model, parameters)
+    module = model.as_module(parameters, 0)
+    learned = timed_step.plain_backward(contender, module, batch, max_tokens=50, filtered=True)
+    for name, gradient in module_gradient(module).items():
+        assert_close(gradient, expected[name])
+    assert_close(learned.loss, total)
+    kept = chosen.weight[0].any(dim=1) & (chosen.advantages[0] != 0)
+    assert learned.rows == int(kept.sum()) < ROWS
+
+
+@by_name([each for each in EVERY if each.kind == "budget"])
+def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
+    model, parameters = tiny(torch.float64)
+    chosen, _, _ = stacked_gradient(contender, model, parameters)
+    batch = rolled(model, parameters)
+    module = model.as_module(parameters, 0)
+    policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=1)  # a row per pack
+    sampled = batch.sampled
+    learned = timed_step.product_backward(contender, policy, batch)
+    seen = int(sampled.mask.sum()) + ROWS * PROMPT_LENGTH
+    assert 0 < learned.tokens <= contender.rate * seen
+    # Its loss is minus U log pi over the batch's tokens: the delight bought, up to that number.
+    chi = chosen.advantages.unsqueeze(2) * -sampled.log_probs
+    bought = float((chosen.weight * chi).sum())
+    assert learned.loss * int(sampled.mask.sum()) >= bought * (1 - 1e-9)
+
+
+def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
+    model, parameters = tiny(torch.float64)
+    batch = rolled(model, parameters)
+    sampled = batch.sampled
+    wrong = sampled._replace(log_probs=torch.where(sampled.mask, -1.0, 0.0).double())
+    module = model.as_module(parameters, 0)
+    policy = lm.CausalLM(module.backbone, head=module.head)
+    found = {}
+    for screen, what in (("free", sampled), ("exact", wrong), ("free", wrong)):
+        module.zero_grad()
+        contender = dataclasses.replace(KEPT, screen=screen)
+        timed_step.product_backward(contender, policy, batch._replace(sampled=what))
+        found[screen, what is wrong] = module_gradient(module)["head"]
+    assert_close(found["exact", True], found["free", False])
+    assert (found["free", True] - found["free", False]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("eta", [None, 0.5])
+def test_a_gate_for_everything_keeps_zero_delight_too(eta):
+    delight, mask = torch.tensor([0.0, 1.0, -2.0, 5.0]), torch.tensor([True, True, True, False])
+    out = Everything(eta)(delight, mask)
+    assert torch.equal(out.keep, mask)
+    expected = torch.ones(4) if eta is None else torch.sigmoid(delight / 0.5)
+    assert_close(out.weight, expected * mask)
+    assert float(out.rate) == 1.0
+
+
+def test_training_on_what_is_kept_learns_the_task():
+    one = learner(learning_rate=2e-2)
+    before = one.evaluate()["held-out reward"]
+    records = train(
+        one, context(), part="echo", num_steps=60, log_steps=[30], evaluate_steps=[0, 60]
+    )
+    held_out = {r.step: r.value for r in records if r.metric == "held-out reward"}
+    assert held_out == {0: before, 60: one.evaluate()["held-out reward"]}
+    assert held_out[60] > 0.9 > 0.6 > held_out[0]
+
+
+def context(tmp=None, *, stop_after=math.inf):
+    calls = []
+
+    def stopped():
+        calls.append(None)
+        return len(calls) >= stop_after
+
+    checkpoint = Path("/nowhere/to/be/found") if tmp is None else tmp / "checkpoint.pt"
+    return Context(
+        device=torch.device("cpu"),
+        progress=lambda share, note: None,
+        stopped=stopped,
+        checkpoint=checkpoint,
+    )
+
+
+def without_seconds(records):
+    return [record for record in records if not record.metric.startswith("seconds")]
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "LOOK_EVERY", 1)  # it stops between two logged steps
+    trained = partial(train, part="echo", num_steps=7, log_steps=[2, 5], evaluate_steps=[0, 7])
+    expected = trained(learner(), context())
+    with pytest.raises(Stopped):
+        trained(learner(), context(tmp_path, stop_after=4))
+    records = trained(learner(), context(tmp_path))
+    assert without_seconds(records) == without_seconds(expected)
+    assert {r.step for r in records} == {0, 2, 5, 7}
+
+
+def test_records_say_what_was_paid():
+    records = train(learner(DENSE, setting=0.5), context(), part="p", num_steps=2, log_steps=[1])
+    values = {(r.step, r.metric): r.value for r in records}
+    assert values[2, "rows differentiated"] == 64
+    assert values[2, "kept tokens"] == 32 * values[2, "completion length"]
+    generated = values[1, "kept tokens"] + values[2, "kept tokens"]
+    assert values[2, "tokens generated"] == generated
+    assert values[2, "tokens differentiated"] >= generated + 64 * PROMPT_LENGTH
+    for stage in (*timed_step.STAGES, timed_step.LEARNER, timed_step.LOOP):
+        assert values[2, f"seconds {stage}"] >= values[1, f"seconds {stage}"] >= 0
+    parts = sum(
+        values[2, f"seconds {stage}"] for stage in ("generate", "reward", timed_step.LEARNER)
+    )
+    assert parts <= values[2, "seconds loop"]
+    learning = ("screen", "select", "train", "optimiser")
+    assert sum(values[2, f"seconds {stage}"] for stage in learning) <= values[2, "seconds learner"]
+    last = records[-1]
+    assert (last.series, last.setting, last.seed, last.step) == ("PG", 0.5, 0, 2)
+    assert (last.forward, last.backward) == (64, 64)
+
+
+def test_a_step_in_which_all_are_paid_the_same_differentiates_nothing():
+    one = learner(DENSE)
+    for contender in (KEPT, Contender(name="filter", gate=contenders.FILTER)):
+        one.task = type("Free", (Echo,), {"reward": lambda self, p, c: (c[..., 0] < 99).float()})()
+        one.contender = contender
+        before = [p.clone() for p in one.module.parameters()]
+        done = one.step()
+        assert done.learned.kept == done.learned.tokens == 0
+        assert done.means["gradient norm"] == done.means["mixed groups"] == 0
+        assert all(map(torch.equal, before, one.module.parameters()))
+    assert one.totals["empty steps"] == 2
+    assert {state["step"].item() for state in one.optimiser.state.values()} == {2}
+
+
+@by_name(EVERY)
+def test_a_run_is_that_of_a_populations_member_of_its_seed(contender):
+    model, parameters = tiny(torch.float64, seeds=(0, 1))
+    own = member(contender, seed=1)
+    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16, max_norm=0.05)
+    start = Start((0, 1), parameters)
+    population = Population(model, Echo(), [own], start, device=torch.device("cpu"), shape=shape)
+    one = Learner(Echo(), model, start.of([1]), own, shape=shape)
+    # Answers to one prompt share the entropy of their first token, and such ties are drawn by its
+    # bits: once the weights differ by rounding, another of the four is kept.
+    for _ in range(1 if "entropy" in contender.name else 3):
+        population.step()
+        one.step()
+    expected = model.as_module(population.parameters, 0)
+    for ours, its in zip(one.module.parameters(), expected.parameters(), strict=True):
+        assert_close(ours, its, torch.float32)  # rewards and advantages are of this precision
+    values = population.read()
+    assert values["tokens generated"] == [one.totals["tokens generated"]]
+    assert {k: v.item() for k, v in population.evaluate().items()} == one.evaluate()
+
+
+def test_a_warm_up_leaves_no_trace():
+    warm, cold = learner(), learner()
+    warm.warm_up()
+    assert warm.totals == {}
+    warm.step()
+    cold.step()
+    assert all(map(torch.equal, warm.module.parameters(), cold.module.parameters()))
+
+
+def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
+    one = learner(DENSE, learning_rate=0.0)
+    before = [p.clone() for p in one.module.parameters()]
+    found = seconds_per_step(one, [DENSE, KEPT], rounds=3)
+    assert all(map(torch.equal, before, one.module.parameters()))
+    assert (one.contender, one.path) == (DENSE, "product")
+    assert one.num_steps == 3
+    assert list(found) == ["PG", "DG-K 30%", "PG plain"]
+    assert {len(steps) for steps in found.values()} == {3}
+    tokens = {name: {step.learned.tokens for step in steps} for name, steps in found.items()}
+    assert tokens["PG plain"] == {32 * (PROMPT_LENGTH + ANSWER_LENGTH)}
+    assert max(tokens["DG-K 30%"]) < min(tokens["PG"])
+    records = step_seconds.seconds_records("seconds", found, one)
+    metrics = {(r.series, r.metric): r.value for r in records}
+    for name, steps in found.items():
+        for stage in (*timed_step.STAGES, timed_step.LEARNER, timed_step.LOOP):
+            low, middle, high = (metrics[name, f"seconds {stage} p{p}"] for p in (20, 50, 80))
+            assert 0 <= low <= middle <= high
+            assert middle == sorted(step.seconds[stage] for step in steps)[1]
+        assert metrics[name, "seconds loop p50"] > 0
+    assert_close(
+        metrics["PG", "tokens differentiated"],
+        sum(step.learned.tokens for step in found["PG"]) / 3,
+    )
+
+
+def test_what_cannot_be_right_is_refused():
+    model, two = tiny(seeds=(0, 1))
+    with pytest.raises(ValueError, match="parameters must be those of one member"):
+        Learner(Echo(), model, two, member(DENSE), shape=Shape())
+    with pytest.raises(ValueError, match="learning_rate must be 0"):
+        seconds_per_step(learner(), [DENSE], rounds=1)
+    with pytest.raises(ValueError, match="rounds must be >= 1"):
+        seconds_per_step(learner(learning_rate=0.0), [DENSE], rounds=0)
+    with pytest.raises(ValueError, match="repeats must be >= 2"):
+        Shape(repeats=1)
+    with pytest.raises(ValueError, match="num_prompts must be >= 1"):
+        Shape(num_prompts=0)
+    with pytest.raises(ValueError, match="max_norm must be > 0"):
+        Shape(max_norm=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("compiled", [False, True])
+@by_name([DENSE, KEPT])
+def test_on_a_gpu_a_captured_loop_learns_too(contender, compiled):
+    model, parameters = tiny()
+    parameters = {name: value.cuda() for name, value in parameters.items()}
+    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=64)
+    own = member(contender, learning_rate=2e-2)
+    one = Learner(Echo(), model, parameters, own, shape=shape, compiled=compiled)
+    one.warm_up()
+    before = one.evaluate()["held-out reward"]
+    for _ in range(80):
+        one.step()
+    assert one.evaluate()["held-out reward"] > max(0.8, before)
+
+
+def test_a_restarted_learner_makes_the_run_of_a_fresh_one():
+    fresh, other = learner(seed=1, learning_rate=3e-2), learner(seed=0)
+    for _ in range(3):
+        other.step()
+    _, parameters = tiny()
+    other.restart(parameters, member(KEPT, seed=1, learning_rate=3e-2))
+    assert other.num_steps == 0
+    assert torch.equal(other.evaluate()["held-out reward"], fresh.evaluate()["held-out reward"])
+    for _ in range(3):
+        fresh.step()
+        other.step()
+    for ours, its in zip(fresh.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(ours, its)
+    assert other.totals["tokens differentiated"] == fresh.totals["tokens differentiated"]
+    assert other.members == fresh.members
+
+
+def test_a_learner_restarts_with_its_own_contender_only():
+    with pytest.raises(ValueError, match="learner's contender, 'DG-K 30%', got 'PG'"):
+        learner().restart(tiny()[1], member(DENSE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"friction": Friction(refresh=2)}, "no friction"), ({"decay_steps": 3}, "decay_steps=0")],
+)
+def test_what_only_populations_do_is_refused(changes, told):
+    own = dataclasses.replace(member(KEPT), **changes)
+    model, parameters = tiny()
+    with pytest.raises(ValueError, match=told):
+        Learner(Echo(), model, parameters, own, shape=Shape(num_prompts=8, repeats=GROUP))
+    with pytest.raises(ValueError, match=told):
+        learner().restart(parameters, own)
+
+
+def test_a_run_ends_where_it_is_enough(tmp_path):
+    asked = []
+
+    def enough(history):
+        asked.append(history[-1]["step"])
+        return len(history) == 3
+
+    own = Context(
+        device=torch.device("cpu"),
+        progress=lambda share, note: None,
+        stopped=lambda: False,
+        checkpoint=tmp_path / "x",
+    )
+    found = train(
+        learner(),
+        own,
+        part="p",
+        num_steps=9,
+        log_steps=(1,),
+        evaluate_steps=[0, 2, 5],
+        enough=enough,
+    )
+    assert asked == [2]  # after evaluated steps alone; by then 0, 1 and 2 were logged
+    assert max(record.step for record in found) == 2
+
+
+def test_the_likeliest_answers_are_measured_where_asked_for():
+    model, parameters = tiny()
+    for greedy in (True, False):
+        shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16, greedy=greedy)
+        own = Learner(Echo(), model, parameters, member(KEPT), shape=shape)
+        assert ("held-out reward" in own.evaluate()) == greedy
+        assert "held-out sampled reward" in own.evaluate()
+
+
+def test_dense_contenders_are_timed_by_the_paths_asked_for():
+    own = learner(learning_rate=0.0)
+    found = seconds_per_step(own, [DENSE, KEPT], rounds=1, dense_paths=("plain",))
+    assert set(found) == {"PG plain", "DG-K 30%"}

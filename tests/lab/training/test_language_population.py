@@ -1,0 +1,445 @@
+import dataclasses
+import functools
+import math
+
+import pytest
+import torch
+
+import kondo
+from kondo import signals
+from kondo.lm import BudgetGate
+from kondo_lab.evidence import records
+from kondo_lab.models.language_model import compute_dtype
+from kondo_lab.models.sampler import sample
+from kondo_lab.tasks.draws import Draws
+from kondo_lab.tasks.text import NUM_TOKENS, make
+from kondo_lab.training import contenders, decisions, run
+from kondo_lab.training import language_population as population
+from kondo_lab.training.contenders import Contender
+from kondo_lab.training.decisions import Batch
+from kondo_lab.training.gates import DrawnVarianceGate, Everything
+from kondo_lab.training.language_population import MEANS, TOTALS, Member, Population, Shape
+from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.run import train
+from kondo_lab.training.supervised import Start, mean_reward, warm_start
+from lab.training import language_toys as toys
+from lab.training.toys import HostIsBlind
+from tolerances import assert_close
+
+GRPO = {"loss": contenders.CLIPPED, "divided": True}
+by = functools.partial(kondo.Gate, rate=0.25)
+PG = Contender(name="PG")
+KEPT = Contender(name="DG-K", gate=kondo.Gate(rate=0.25))
+RANDOM = Contender(name="random", gate=by(signal=signals.uniform), denominator="kept")
+EVERY = [
+    PG,
+    KEPT,
+    Contender(name="GRPO", **GRPO),
+    Contender(name="DG", gate=Everything(0.5), unit="token"),
+    Contender(name="DG-K exact", gate=kondo.Gate(rate=0.25), screen="exact"),
+    Contender(name="DG-K tokens", gate=kondo.Gate(rate=0.25), unit="token"),
+    RANDOM,
+    Contender(name="entropy", gate=by(signal=contenders.entropy), unit="token"),
+    Contender(name="PODS", gate=DrawnVarianceGate(rate=0.25), **GRPO),
+    Contender(name="filter", gate=contenders.FILTER, **GRPO),
+    Contender(name="budget", gate=BudgetGate(budget=0.25)),
+]
+SHAPE = {"num_prompts": 6, "repeats": 4, "num_held_out": 20}
+
+
+@functools.cache
+def warmed():
+    """Two seeds that are right now and then."""
+    start, _ = warm_start(
+        toys.model(),
+        toys.Echo(),
+        [0, 1],
+        num_steps=8,
+        batch=16,
+        learning_rate=1e-2,
+        device=toys.CPU,
+    )
+    return start
+
+
+def member(contender=PG, *, seed=0, learning_rate=1e-3, **others):
+    return Member(
+        series=contender.name,
+        seed=seed,
+        learning_rate=learning_rate,
+        contender=contender,
+        **others,
+    )
+
+
+def members(several=(PG, KEPT), seeds=(0, 1)):
+    return [
+        member(each, seed=seed, learning_rate=1e-3 * (seed + 1), setting=seed / 2)
+        for each in several
+        for seed in seeds
+    ]
+
+
+def made(own_members=None, *, dtype=torch.float32, device=toys.CPU, **options):
+    start = Start((0, 1), {name: value.to(dtype) for name, value in warmed().parameters.items()})
+    return Population(
+        toys.model(),
+        toys.Echo(),
+        members() if own_members is None else own_members,
+        start,
+        device=device,
+        shape=Shape(**(SHAPE | options)),
+    )
+
+
+def alone(own_population, number):
+    """Return the parameters of a member, as [1, ...]."""
+    return {name: value[[number]] for name, value in own_population.parameters.items()}
+
+
+def by_hand(own, num_steps, *, max_norm=1.0):
+    """Train one member with torch's Adam on all its rows, nothing gathered; [1, ...] each."""
+    model, task, draws = toys.model(), toys.Echo(), Draws([own.seed])
+    start = warmed().of([own.seed])
+    leaves = {name: value.double().requires_grad_() for name, value in start.items()}
+    adam = torch.optim.Adam(leaves.values(), lr=own.learning_rate)
+    for step in range(1, num_steps + 1):
+        prompts = task.prompts(draws, "prompts", step, 6)
+        sampled = sample(model, leaves, prompts, repeats=4, draws=draws, step=step)
+        rewards = task.reward(prompts.repeat_interleave(4, 1), sampled.completions)
+        chosen = decisions.decide(own.contender, Batch(sampled, rewards, draws, step, 4))
+        new = model.log_prob(leaves, sampled.tokens)
+        adam.zero_grad()
+        found = decisions.loss(own.contender, new, sampled, chosen)
+        found.sum().backward()
+        torch.nn.utils.clip_grad_norm_(leaves.values(), max_norm)
+        adam.step()
+    return leaves
+
+
+@pytest.mark.parametrize("contender", EVERY, ids=lambda each: each.name)
+def test_a_member_trains_as_by_hand(contender):
+    # Completions of a prompt have equal entropies at their first token, and who of them is kept is
+    # drawn by the last bits: they must be equal too, so members are alone and step but once.
+    num_steps = 1 if contender.name == "entropy" else 3
+    for own in members([contender]):
+        trained = made([own], dtype=torch.float64)
+        for _ in range(num_steps):
+            trained.step()
+        expected, before = by_hand(own, num_steps), warmed().of([own.seed])
+        assert not torch.equal(expected["head"].float(), before["head"])
+        for name, value in trained.parameters.items():
+            assert_close(value, expected[name])
+
+
+def test_gradients_are_clipped_member_by_member():
+    trained = made([member(seed=0), member(seed=1)], dtype=torch.float64, max_norm=1e-3)
+    for _ in range(2):
+        trained.step()
+    for number, own in enumerate(trained.members):
+        expected = by_hand(own, 2, max_norm=1e-3)
+        for name, value in alone(trained, number).items():
+            assert_close(value, expected[name])
+    assert min(trained.read()["gradient norm"]) > 1e-3
+
+
+@pytest.mark.parametrize("max_tokens", [1, 250, 1 << 20])
+def test_a_member_is_the_same_in_any_company_and_crew(max_tokens):
+    together = made(members(EVERY), dtype=torch.float64, max_tokens=max_tokens)
+    for _ in range(3):
+        together.step()
+    for contender in (KEPT, RANDOM):
+        apart = made([member(contender, seed=1, learning_rate=2e-3)], dtype=torch.float64)
+        for _ in range(3):
+            apart.step()
+        number = [(own.contender, own.seed) for own in together.members].index((contender, 1))
+        for name, value in apart.parameters.items():
+            assert_close(together.parameters[name][[number]], value)
+    sizes = [crew.members.stop - crew.members.start for crew in together.crews]
+    assert sum(sizes) == len(together.members)
+    assert set(sizes) == {1 if max_tokens == 1 else 2} or max_tokens == 250
+
+
+def test_a_crew_holds_as_many_members_as_fit():
+    own_members = [member(KEPT, seed=s % 2, setting=s) for s in range(5)]
+    own_members += [member(PG, seed=s % 2, setting=s) for s in range(5)]
+    # Rows of 5 tokens: 6 kept ones are 30 tokens of a member, all 24 are 120.
+    trained = made(own_members, max_tokens=250)
+    crews = [(crew.contender.name, crew.members) for crew in trained.crews]
+    assert crews == [
+        ("DG-K", slice(0, 5)),
+        ("PG", slice(5, 7)),
+        ("PG", slice(7, 9)),
+        ("PG", slice(9, 10)),
+    ]
+
+
+def test_only_kept_rows_go_through_a_training_forward(monkeypatch):
+    trained = made(members(EVERY, seeds=[0]))
+    shapes, scored = [], []
+    own_log_prob = trained.model.log_prob
+
+    def log_prob(parameters, tokens):
+        (shapes if torch.is_grad_enabled() else scored).append(tuple(tokens.shape))
+        return own_log_prob(parameters, tokens)
+
+    monkeypatch.setattr(trained.model, "log_prob", log_prob)
+    trained.step()
+    crews = [crew.contender.name for crew in trained.crews]
+    found = {name: shape[1] for name, shape in zip(crews, shapes, strict=True)}
+    few = {"DG-K", "DG-K exact", "random", "PODS"}
+    assert found == {each.name: 6 if each.name in few else 24 for each in EVERY}
+    assert scored == [(1, 24, 5)]  # the exact screen, of all its rows
+
+
+def test_metrics_are_those_counted_by_hand():
+    trained = made(members([PG, KEPT]), dtype=torch.float64)
+    expected = [[] for _ in trained.members]
+    for _ in range(3):
+        trained.step()
+        sampled, rewards = trained.sampled, trained.rewards
+        for number, own in enumerate(trained.members):
+            mask, paid = sampled.mask[number], rewards[number]
+            groups = paid.view(6, 4)
+            centred = (groups - groups.mean(dim=1, keepdim=True)).flatten()
+            delight = -(sampled.log_probs[number].sum(dim=1)) * centred
+            ranked = delight.sort().values
+            worth = delight.clamp(min=0)  # of a completion all tokens have the sign of its U
+            kept = torch.ones(24, dtype=torch.bool)
+            if own.contender is KEPT:
+                count = min(6, int((delight != 0).sum()))
+                kept = torch.zeros(24, dtype=torch.bool)
+                kept[torch.where(delight == 0, -math.inf, delight).topk(count).indices] = True
+            expected[number].append(
+                {
+                    "train reward": paid.mean(),
+                    "entropy": sampled.entropies[number][mask].mean(),
+                    "mixed groups": sum(len(set(g.tolist())) > 1 for g in groups) / 6,
+                    "completion length": mask.sum(dim=1).double().mean(),
+                    "delight q05": ranked[1],
+                    "delight q50": ranked[12],
+                    "delight q95": ranked[22],
+                    "kept rows": kept.sum(),
+                    "kept tokens": mask[kept].sum(),
+                    "kept delight share": worth[kept].sum() / worth.sum() if worth.any() else 0,
+                    "tokens generated": mask.sum(),
+                    "tokens differentiated": mask[kept].sum() + 2 * kept.sum(),
+                }
+            )
+    found, paid = trained.read(), trained.read_backward()
+    assert set(found) == {*MEANS, *TOTALS}
+    for number, steps in enumerate(expected):
+        for metric in steps[0]:
+            total = sum(float(values[metric]) for values in steps)
+            wanted = total if metric in TOTALS else total / 3
+            assert_close(found[metric][number], wanted, dtype=torch.float32)
+        assert paid[number] == sum(int(values["kept rows"]) for values in steps)
+
+
+def test_means_start_anew_when_read_and_totals_go_on():
+    trained = made(members([PG], seeds=[0]))
+    trained.step()
+    first = trained.read()
+    trained.step()
+    second = trained.read()
+    assert_close(second["train reward"][0], float(trained.rewards.mean()), dtype=torch.float32)
+    generated = first["tokens generated"][0] + float(trained.sampled.mask.sum())
+    assert second["tokens generated"] == [generated]
+
+
+def test_evaluations_are_of_held_out_prompts_and_change_nothing():
+    trained, other = made(), made()
+    found = trained.evaluate()
+    inputs = (trained.model, trained.parameters, trained.task, trained.draws, 20)
+    assert torch.equal(found["held-out reward"], mean_reward(*inputs, greedy=True))
+    assert torch.equal(found["held-out sampled reward"], mean_reward(*inputs))
+    trained.step()
+    other.step()
+    for name, value in trained.parameters.items():
+        assert torch.equal(value, other.parameters[name])
+
+
+def test_the_host_is_not_asked_by_a_step():
+    trained = made(members(EVERY))
+    with HostIsBlind():
+        trained.step()
+
+
+def test_rewards_rise():
+    own_members = [member(each, seed=s, learning_rate=3e-3) for each in (PG, KEPT) for s in (0, 1)]
+    trained = made(own_members, num_prompts=16)
+    before = trained.evaluate()["held-out sampled reward"]
+    for _ in range(60):
+        trained.step()
+    after = trained.evaluate()["held-out sampled reward"]
+    assert (after > before + 0.2).all()
+    assert (after > 0.8).all()
+
+
+class User:
+    """Watches the progress, and stops after a share of the work."""
+
+    def __init__(self, stop_at=math.inf):
+        self.stop_at = stop_at
+        self.shares, self.notes = [], []
+
+    def progress(self, share, note):
+        self.shares.append(share)
+        self.notes.append(note)
+
+    def stopped(self):
+        return self.shares[-1] >= self.stop_at
+
+
+def context(tmp_path, user=None, device=toys.CPU):
+    user = user or User()
+    return Context(
+        device=device,
+        progress=user.progress,
+        stopped=user.stopped,
+        checkpoint=tmp_path / "part.pt",
+    )
+
+
+def test_records_say_who_when_and_at_what_cost(tmp_path):
+    user, trained = User(), made()
+    found = train(
+        trained,
+        context(tmp_path, user),
+        part="p",
+        num_steps=5,
+        log_steps=[2],
+        evaluate_steps=[0, 3],
+    )
+    table = records.frame(found, part="p")
+    held_out = {"held-out reward", "held-out sampled reward"}
+    logged = {*MEANS, *TOTALS}
+    by_step = {step: set(of_step["metric"]) for step, of_step in table.groupby("step")}
+    assert by_step == {0: held_out, 2: logged, 3: logged | held_out, 5: logged}
+    assert (table["forward"] == 24 * table["step"]).all()
+    dense = table[table["series"] == "PG"]
+    assert (dense["backward"] == dense["forward"]).all()
+    kept = table[table["series"] == "DG-K"]
+    assert (kept["backward"] <= 6 * kept["step"]).all()
+    assert set(zip(table["series"], table["seed"], table["setting"], strict=True)) == {
+        (own.series, own.seed, own.setting) for own in trained.members
+    }
+    assert user.shares == [0.4, 0.6, 1.0]
+    assert user.notes[-1].startswith("mean train reward ")
+    assert not (tmp_path / "part.pt").exists()
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, device):
+    monkeypatch.setattr(run, "LOOK_EVERY", 2)
+    plan = {"part": "p", "num_steps": 9, "log_steps": [1, 5], "evaluate_steps": [0, 6]}
+    own_members = members(EVERY[:6])
+    whole = train(made(own_members, device=device), context(tmp_path, device=device), **plan)
+    stopping = context(tmp_path, User(stop_at=0.4), device)
+    with pytest.raises(Stopped):
+        train(made(own_members, device=device), stopping, **plan)
+    assert (tmp_path / "part.pt").exists()
+    resumed = train(made(own_members, device=device), context(tmp_path, device=device), **plan)
+    if device.type == "cpu":
+        assert resumed == whole
+    else:  # a GPU may take another kernel for a replay than for a first call
+        for one, other in zip(resumed, whole, strict=True):
+            assert (one[:6], one.metric) == (other[:6], other.metric)
+
+
+def test_long_runs_are_saved_on_the_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "CHECKPOINT_SECONDS", -1.0)
+    train(made(), context(tmp_path), part="p", num_steps=3, log_steps=[1, 2])
+    saved = torch.load(tmp_path / "part.pt", weights_only=True)
+    assert saved["populations"][0]["num_steps"] == 2
+
+
+def test_populations_train_side_by_side(tmp_path):
+    apart = [made(members([each])) for each in (PG, KEPT)]
+    plan = {"part": "p", "num_steps": 3, "log_steps": [1]}
+    found = train(apart, context(tmp_path), **plan)
+    expected = train(made(members([PG, KEPT])), context(tmp_path), **plan)
+
+    def key(record):
+        return (record.metric, record.series, record.seed, record.step)
+
+    for one, other in zip(sorted(found, key=key), sorted(expected, key=key), strict=True):
+        assert key(one) == key(other)
+        assert_close(one.value, other.value, dtype=torch.float32)
+
+
+def test_a_text_task_trains_from_end_to_end(tmp_path):
+    task = make("addition", 1)
+    model = toys.model(
+        prompt_length=task.prompt_length, answer_length=task.answer_length, num_tokens=NUM_TOKENS
+    )
+    start, _ = warm_start(
+        model, task, [0], num_steps=3, batch=8, learning_rate=1e-2, device=toys.CPU
+    )
+    trained = Population(
+        model,
+        task,
+        [member(each) for each in (PG, KEPT)],
+        start,
+        device=toys.CPU,
+        shape=Shape(num_prompts=2, repeats=4, num_held_out=8),
+    )
+    found = train(
+        trained, context(tmp_path), part="p", num_steps=2, log_steps=[], evaluate_steps=[2]
+    )
+    assert all(math.isfinite(record.value) for record in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_steps_on_a_device_are_those_on_the_cpu():
+    device = torch.device("cuda")
+    # Equal entropies are drawn by their last bits, which differ between devices.
+    own_members = members([each for each in EVERY if each.name != "entropy"])
+    here, there = made(own_members), made(own_members, device=device)
+    for _ in range(6):
+        here.step()
+        there.step()
+        assert torch.equal(there.sampled.tokens.cpu(), here.sampled.tokens)
+        for name, value in there.parameters.items():
+            # Adam divides by the size of gradients that are rounded differently.
+            assert_close(value, here.parameters[name], dtype=torch.float16)
+            value.copy_(here.parameters[name])
+    assert there.read_backward() == here.read_backward()
+    assert there._program._graph is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_half_precision_on_a_device_learns():
+    device = torch.device("cuda")
+    model = toys.model(dtype=compute_dtype(device))
+    own_members = [member(each, seed=s, learning_rate=3e-3) for each in (PG, KEPT) for s in (0, 1)]
+    shape = Shape(**(SHAPE | {"num_prompts": 16}))
+    trained = Population(model, toys.Echo(), own_members, warmed(), device=device, shape=shape)
+    for _ in range(60):
+        trained.step()
+    assert (trained.evaluate()["held-out sampled reward"] > 0.8).all()
+
+
+def test_members_must_not_be_empty():
+    with pytest.raises(ValueError, match="members must not be empty"):
+        made([])
+
+
+@pytest.mark.parametrize("name", ["prompt_length", "answer_length"])
+def test_a_model_of_another_length_is_refused(name):
+    model = toys.model(**{name: 7})
+    with pytest.raises(ValueError, match=f"model must have the task's {name}, [23], got 7"):
+        Population(model, toys.Echo(), [member()], warmed(), device=toys.CPU, shape=Shape())
+
+
+def test_more_rows_than_a_gpu_counts_are_refused():
+    population.check_rows(65_535, torch.device("cuda"))
+    population.check_rows(65_536, toys.CPU)
+    with pytest.raises(ValueError, match=r"at most 65535 rows together on a GPU.*got 65536"):
+        population.check_rows(65_536, torch.device("cuda"))
+
+
+def test_members_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        member().seed = 3

@@ -1,0 +1,222 @@
+"""Small populations, and the single policies that a member of theirs must equal."""
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kondo
+from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.transformer import StackedTransformer
+from kondo_lab.tasks.bandits import ImageBandit
+from kondo_lab.tasks.images import Images
+from kondo_lab.tasks.reversal import ReversalTask
+from kondo_lab.training.gates import Everything, QuantileGate
+from kondo_lab.training.losses import (
+    CrossEntropy,
+    ExactPG,
+    ImportanceWeighted,
+    PreferenceOptimisation,
+)
+from kondo_lab.training.member import Frictions, Member, Update
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import BanditProgram, SequenceProgram
+
+CPU = torch.device("cpu")
+NONE = Frictions()
+
+PPO = partial(kondo.losses.ppo, clip=0.125, beta=0.25)
+PMPO = PreferenceOptimisation(alpha=0.75, beta=0.25)
+MIX = partial(kondo.signals.additive, alpha=0.25)
+UPDATES = {
+    "PG": Update(),
+    "IS": Update(loss=ImportanceWeighted()),
+    "IS capped": Update(loss=ImportanceWeighted(1.1)),
+    "PPO": Update(loss=PPO),
+    "PMPO": Update(loss=PMPO),
+    "DG": Update(gate=Everything(eta=1.0)),
+    "DG cool": Update(gate=Everything(eta=0.25)),
+    "quantile": Update(gate=QuantileGate(rate=0.3)),
+    "quantile 1": Update(gate=QuantileGate(rate=1.0)),
+    "top": Update(gate=kondo.Gate(rate=0.3)),
+    "top additive": Update(
+        gate=kondo.Gate(rate=0.3, signal=partial(kondo.signals.additive, alpha=0.25))
+    ),
+    "top noisy": Update(gate=kondo.Gate(rate=0.3), delight_noise=0.5),
+    "price 0": Update(gate=kondo.Gate(price=0.0)),
+    "price 0.25": Update(gate=kondo.Gate(price=0.25)),
+    "draw": Update(gate=kondo.Gate(rate=0.3, temperature=0.5)),
+    "rolling": Update(gate=kondo.Gate(rate=0.3, window=4)),
+    "gated PPO": Update(
+        gate=kondo.Gate(rate=0.5), loss=partial(kondo.losses.ppo, clip=0.125, beta=0.25)
+    ),
+    "gated PMPO": Update(
+        gate=kondo.Gate(price=0.0), loss=PreferenceOptimisation(alpha=0.75, beta=0.25)
+    ),
+}
+"""One of each kind."""
+
+BANDIT_UPDATES = {
+    "exact PG": Update(loss=ExactPG()),
+    "cross-entropy": Update(loss=CrossEntropy()),
+    "zero baseline": Update(gate=Everything(eta=1.0), baseline="zero"),
+    "oracle baseline": Update(gate=kondo.Gate(price=0.0), baseline="oracle"),
+    "logit noise": Update(gate=QuantileGate(rate=0.3), logit_noise=0.5),
+}
+
+
+class MovingPrice(kondo.BaseGate):
+    """A price that a test may move, also under a program that was recorded."""
+
+    def __init__(self, price=0.0):
+        self.price = torch.tensor(price)
+
+    def choose(self, values, mask, generator=None):
+        self.price = self.price.to(values.device)
+        keep = mask & (values > self.price) & (values != 0)
+        return kondo.Choice.of(keep, mask, dtype=values.dtype)
+
+
+class HostIsBlind(TorchDispatchMode):
+    """Refuses what waits for a value: it could not stand in a CUDA graph."""
+
+    WAIT = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not func.name().startswith(self.WAIT), func.name()
+        return func(*args, **(kwargs or {}))
+
+
+def bandit_program(device=CPU, *, batch=12, samples=1):
+    """Four labels, forty random images of five pixels."""
+    generator = torch.Generator().manual_seed(7)
+    images = torch.randint(17, (60, 5), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(4, (60,), generator=generator)
+    data = Images(images[:40], labels[:40], images[40:], labels[40:], 16)
+    task = ImageBandit("toy", data, num_actions=4, device=device)
+    return BanditProgram(task, width=6, batch=batch, samples=samples)
+
+
+def network(*, prompt_length=3, answer_length=3, num_tokens=3):
+    return StackedTransformer(
+        prompt_length=prompt_length,
+        answer_length=answer_length,
+        num_tokens=num_tokens,
+        width=8,
+        num_layers=2,
+        num_heads=2,
+        ff_width=12,
+    )
+
+
+def sequence_program(device=CPU, *, num_prompts=3, num_answers=4):
+    """Reversal of three tokens; nothing of it lives on a device."""
+    del device
+    task = ReversalTask(length=3, num_tokens=3, reward="bag_of_tokens")
+    return SequenceProgram(task, network(), num_prompts=num_prompts, num_answers=num_answers)
+
+
+def member(update, *, seed=0, learning_rate=0.01, series="", setting=0.0, frictions=NONE):
+    return Member(
+        series=series,
+        seed=seed,
+        learning_rate=learning_rate,
+        update=update,
+        setting=setting,
+        frictions=frictions,
+    )
+
+
+def population(program, members, *, device=CPU, dtype=torch.float64):
+    return Population(program, members, device=device, dtype=dtype)
+
+
+def place(population, member):
+    """Where a population has put a member."""
+    return population.members.index(member)
+
+
+def group_of(population, number):
+    """The group of the member at a place, and its place in there."""
+    for group in population.groups:
+        if group.members.start <= number < group.members.stop:
+            return group, number - group.members.start
+    raise AssertionError(number)
+
+
+def decision_of(population, number):
+    """A member's decision: its part of its rule's, without the member dimension."""
+    group, _ = group_of(population, number)
+    for rule, decision in zip(group.rules, group.decisions, strict=True):
+        if rule.members.start <= number < rule.members.stop:
+            at = number - rule.members.start
+            return [None if part is None else part[at] for part in decision]
+    raise AssertionError(number)
+
+
+def single(program, parameters, number):
+    """The single-run policy with the weights of one member, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(program, BanditProgram):
+        task = program.task
+        policy = MLP(task.num_inputs, task.num_actions, width=6, generator=generator)
+    else:
+        stacked = program if isinstance(program, StackedTransformer) else program.network
+        policy = Transformer(
+            prompt_length=stacked.prompt_length,
+            num_tokens=stacked.num_tokens,
+            generator=generator,
+            width=stacked.width,
+            num_layers=stacked.num_layers,
+            num_heads=stacked.num_heads,
+            ff_width=stacked.ff_width,
+        )
+        # The twin's answers are as long as its prompts; only its table of positions says so.
+        positions = stacked.prompt_length + stacked.answer_length
+        policy.position_embedding = nn.Embedding(positions, stacked.width)
+    policy = policy.double()
+    with torch.no_grad():
+        for name, own in _named(policy).items():
+            value = parameters[name][number]
+            own.copy_(value.T if _is_turned(name) else value.view(own.shape))
+    return policy
+
+
+def gradients(policy):
+    """`.grad` of a single policy under the stacked names, in the stacked shapes."""
+    found = {}
+    for name, own in _named(policy).items():
+        grad = own.grad if own.grad is not None else torch.zeros_like(own)
+        found[name] = grad.T if _is_turned(name) else grad
+    return found
+
+
+def _named(policy):
+    if isinstance(policy, MLP):
+        layers = [policy.layers[place] for place in (0, 2, 4)]
+        return {
+            f"{number}.{kind}": getattr(layer, kind)
+            for number, layer in enumerate(layers)
+            for kind in ("weight", "bias")
+        }
+    named = {
+        "tokens": policy.token_embedding.weight,
+        "positions": policy.position_embedding.weight,
+        "head": policy.head.weight,
+    }
+    for number, block in enumerate(policy.blocks):
+        named |= {
+            f"{number}.qkv": block.query_key_value.weight,
+            f"{number}.out": block.attention_out.weight,
+            f"{number}.up": block.ff_up.weight,
+            f"{number}.down": block.ff_down.weight,
+            f"{number}.attention_norm": block.attention_norm.weight,
+            f"{number}.ff_norm": block.ff_norm.weight,
+        }
+    return named
+
+
+def _is_turned(name):
+    """nn.Linear keeps [out, in], a stack [in, out]."""
+    return name.split(".")[-1] in ("weight", "head", "qkv", "out", "up", "down")
