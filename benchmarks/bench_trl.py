@@ -90,7 +90,7 @@ class TrlRow(Row):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contender:
+class Arm:
     """TRL's trainer, or ours with a screen and a rate."""
 
     name: str
@@ -273,7 +273,7 @@ def sampler_log_probs(policy: Qwen2ForCausalLM, ids: Tensor, start: int, chunk: 
 
 def build_trainer(
     work: Workload,
-    contender: Contender,
+    contender: Arm,
     tokenizer: PreTrainedTokenizerFast,
     folder: str,
     *,
@@ -349,7 +349,7 @@ class Turn:
 
 
 def run_turn(
-    work: Workload, contender: Contender, tokenizer: PreTrainedTokenizerFast, *, steps: int
+    work: Workload, contender: Arm, tokenizer: PreTrainedTokenizerFast, *, steps: int
 ) -> Turn:
     """Train with a new trainer: one step to warm up, then `steps` that count."""
     with tempfile.TemporaryDirectory() as folder:
@@ -373,7 +373,7 @@ def release(device: torch.device) -> None:
 
 
 def check_counts(
-    contender: Contender, steps: Sequence[Step], logs: Sequence[dict[str, float]]
+    contender: Arm, steps: Sequence[Step], logs: Sequence[dict[str, float]]
 ) -> None:
     """End the run unless the trainer tells the tokens and rows that the hook counted."""
     for step, log in zip(steps, logs, strict=True):
@@ -388,9 +388,9 @@ def check_counts(
 def check_gradient(work: Workload, rate: float, tokenizer: PreTrainedTokenizerFast) -> None:
     """End the run unless our gradient is TRL's with the advantages of skipped rows at 0."""
     keep = kept_rows(work, rate)
-    wanted = gradient_of(work, Contender(name=TRL, rate=1.0), tokenizer, keep)
+    wanted = gradient_of(work, arm(name=TRL, rate=1.0), tokenizer, keep)
     for name in (ROLLOUT, EXACT):
-        found = gradient_of(work, Contender(name=name, rate=rate), tokenizer)
+        found = gradient_of(work, arm(name=name, rate=rate), tokenizer)
         error = total = 0.0
         for ours, theirs in zip(found, wanted, strict=True):
             error += float((ours.float() - theirs.float()).square().sum())
@@ -411,7 +411,7 @@ def kept_rows(work: Workload, rate: float) -> Tensor:
 
 def gradient_of(
     work: Workload,
-    contender: Contender,
+    contender: Arm,
     tokenizer: PreTrainedTokenizerFast,
     keep: Tensor | None = None,
 ) -> list[Tensor]:
@@ -427,15 +427,15 @@ def gradient_of(
     return gradients.copies
 
 
-def contenders_for(rates: Sequence[float], screens: Sequence[str]) -> list[Contender]:
+def contenders_for(rates: Sequence[float], screens: Sequence[str]) -> list[Arm]:
     """Return TRL's trainer, then ours."""
-    ours = [Contender(name=screen, rate=rate) for screen in screens for rate in rates]
-    return [Contender(name=TRL, rate=1.0), *ours]
+    ours = [arm(name=screen, rate=rate) for screen in screens for rate in rates]
+    return [arm(name=TRL, rate=1.0), *ours]
 
 
 def run_rounds(
     work: Workload,
-    contenders: Sequence[Contender],
+    contenders: Sequence[Arm],
     tokenizer: PreTrainedTokenizerFast,
     *,
     rounds: int,
@@ -458,7 +458,7 @@ def run_rounds(
 
 def summarise(
     work: Workload,
-    contenders: Sequence[Contender],
+    contenders: Sequence[Arm],
     taken: Sequence[Sequence[Turn]],
     shared: dict[str, Any],
 ) -> list[TrlRow]:

@@ -21,7 +21,8 @@ from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask
 from kondo_lab.training.gates import Everything, QuantileGate
-from kondo_lab.training.member import Member, Update
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram, SequenceProgram
 from lab_check import gradient_error
@@ -31,9 +32,9 @@ TaskName = Literal["mnist", "reversal"]
 WARM_UP_STEPS = 6
 """On CUDA a population records its graphs at the fourth."""
 PROBE_STEPS = 3
-UPDATES: dict[MethodName, Update] = {
-    "DG": Update(gate=Everything(eta=1.0)),
-    "DG-K 3%": Update(gate=QuantileGate(rate=RATE)),
+UPDATES: dict[MethodName, Arm] = {
+    "DG": Arm(unit="token", gate=Everything(eta=1.0)),
+    "DG-K 3%": Arm(gate=QuantileGate(rate=RATE)),
 }
 
 

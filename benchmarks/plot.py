@@ -16,7 +16,7 @@ from kondo_lab.evidence import plotting
 
 DATA = Path(__file__).resolve().parent / "data"
 
-# Contender -> label, colour, marker.
+# Arm -> label, colour, marker.
 STYLES = {
     "free": ("free screen", plotting.VERMILLION, "o"),
     "exact": ("exact screen", plotting.ORANGE, "s"),

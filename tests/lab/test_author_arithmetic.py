@@ -13,7 +13,7 @@ import torch
 import kondo
 from kondo_lab.models import networks, transformer
 from kondo_lab.tasks.reversal import ReversalTask
-from kondo_lab.training import updates
+from kondo_lab.training import arms
 from kondo_lab.training.losses import ImportanceWeighted, PreferenceOptimisation
 from kondo_lab.training.programs import SequenceProgram
 from tolerances import assert_close
@@ -101,7 +101,7 @@ def test_ten_equal_rewards_leave_what_xla_leaves():
     r = jnp.repeat((jnp.arange(11) / 10).astype(jnp.float32)[:, None], 10, axis=1)
     jax.jit(lambda r: r - r.mean(axis=1, keepdims=True))(r)[:, 0]      # SEPARATE; eager is the same
     """
-    assert left_by_ours(10, "to_first_error", updates.PMPO_FLOAT32).tolist() == SEPARATE
+    assert left_by_ours(10, "to_first_error", arms.PMPO_FLOAT32).tolist() == SEPARATE
 
 
 @pytest.mark.parametrize("reward", ["to_first_error", "bag_of_tokens"])
@@ -114,9 +114,9 @@ def test_our_preferred_groups_are_those_of_xla_at_every_count(length, reward):
     (r - r.mean(axis=1, keepdims=True))[:, 0] > 0                      # PREFERRED
     """
     assert preferred_by_xla(length) == PREFERRED[length]
-    left = left_by_ours(length, reward, updates.PMPO_FLOAT32)
+    left = left_by_ours(length, reward, arms.PMPO_FLOAT32)
     assert left.gt(0).nonzero().flatten().tolist() == PREFERRED[length]
-    assert left_by_ours(length, reward, updates.PMPO).tolist() == [0.0] * (length + 1)
+    assert left_by_ours(length, reward, arms.PMPO).tolist() == [0.0] * (length + 1)
 
 
 def test_a_program_that_fuses_rewards_and_advantages_leaves_something_else():
@@ -134,7 +134,7 @@ def test_a_program_that_fuses_rewards_and_advantages_leaves_something_else():
     So which equal groups count as preferred depends on how a compiler cuts the program. Ours is
     the program that does not fuse.
     """
-    ours = left_by_ours(10, "bag_of_tokens", updates.PMPO_FLOAT32)
+    ours = left_by_ours(10, "bag_of_tokens", arms.PMPO_FLOAT32)
     assert ours.gt(0).nonzero().flatten().tolist() == [3, 6, 7]
     assert [k for k in range(11) if FUSED[k] > 0] == [3, 5, 6, 7, 10]
 

@@ -37,7 +37,7 @@ from kondo_lab.studies.lm_gates.analysis import Difference
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.training import language_frictions as frictions
 from kondo_lab.training.corrections import corrections, needs_behaviour
-from kondo_lab.training.language_frictions import NONE, Friction
+from kondo_lab.training.member import NONE, Frictions
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -70,7 +70,7 @@ TINY = dataclasses.replace(
         Sweep(kind="later", field=_MAIN, cells=(refreshed(2), shared("broken", 0.5)), seeds=(0, 1)),
         Sweep(kind="first", field=_FEW, cells=(NONE, shared("discovered", 0.2)), seeds=(0,)),
         Sweep(kind="queue 1", field=_MAIN, cells=(queued(1),), seeds=(0,), only=PAPERS),
-        Sweep(kind="lags", field=_MAIN, cells=(Friction(name="lag 2", lag=2),), seeds=(0, 1)),
+        Sweep(kind="lags", field=_MAIN, cells=(Frictions(name="lag 2", lag=2),), seeds=(0, 1)),
     ),
     warm_every=2,
     num_held_out=6,

@@ -30,7 +30,7 @@ from kondo_lab.studies.lm_rl.settings import (
 )
 from kondo_lab.training import alone as loop
 from kondo_lab.training import run as population_run
-from kondo_lab.training.contenders import CLIPPED, Contender
+from kondo_lab.training.language_arms import CLIPPED, Arm
 from kondo_lab.training.part import Context, Record, Stopped
 from lab.studies import toy
 
@@ -428,7 +428,7 @@ def test_points_say_what_they_keep():
     assert (dense.name, dense.role) == ("dense 2048", "dense")
     assert (gated.name, gated.role, gated.num_kept) == ("unbiased 10% of 2048", "gated", 205)
     assert (pods.name, pods.role) == ("PODS 30% of 16", "PODS")
-    assert dense.contender == Contender(name="dense 2048", loss=CLIPPED, divided=True)
+    assert dense.contender == text_arm(name="dense 2048", loss=CLIPPED, divided=True)
     assert repr(gated.contender.gate) == repr(kondo.UnbiasedGate(rate=0.1))
     assert (gated.contender.denominator, pods.contender.denominator) == ("full", "kept")
 
@@ -455,7 +455,7 @@ def test_full_size_parts_are_short_and_the_claims_come_first():
 
 def test_cheaper_contenders_are_expected_to_take_less_time():
     field = FULL.planes[0]
-    dense, gated = Contender(name="PG"), Contender(name="DG-K 3%", gate=kondo.Gate(rate=0.03))
+    dense, gated = text_arm(name="PG"), text_arm(name="DG-K 3%", gate=kondo.Gate(rate=0.03))
     assert expected_seconds.loops(field, [gated], 10) < expected_seconds.loops(field, [dense], 10)
     assert expected_seconds.loops(field, [dense, gated], 10) > expected_seconds.loops(
         field, [dense], 10

@@ -34,7 +34,7 @@ from kondo_lab.studies.lm_rl.runs import (
     SpeedUp,
 )
 from kondo_lab.studies.lm_rl.settings import FULL, SMALL
-from kondo_lab.training.contenders import Contender
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.part import Record
 from tolerances import assert_close
@@ -478,7 +478,7 @@ def test_groups_that_all_agree_are_told():
     ],
 )
 def test_gates_that_no_longer_tell_units_apart_are_told(gate, share, kinds):
-    contender = Contender(name="PG", gate=gate)
+    contender = text_arm(name="PG", gate=gate)
     assert diagnosed(0.5, contenders=[contender], kept_delight_share=share) == kinds
 
 

@@ -11,7 +11,8 @@ from kondo_lab.studies.mnist_dg.settings import SMALL, settings
 from kondo_lab.training import image_bandits
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.losses import CrossEntropy, ExactPG
-from kondo_lab.training.member import Member, Update
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member
 from kondo_lab.training.part import Context
 from lab.studies import toy
 from tolerances import assert_close
@@ -104,7 +105,7 @@ def test_batches_and_widths_are_those_that_were_asked_for(monkeypatch):
     rates = [m for m in caught["learning-rates"][0].members if m.series in ("PG", "DG")]
     assert all(member.learning_rate == member.setting for member in rates)
     etas = [m for m in caught["learning-rates"][0].members if m.series == "DG, eta"]
-    assert all(member.update.gate.eta == member.setting for member in etas)
+    assert all(member.arm.gate.eta == member.setting for member in etas)
     assert {len(rates), len(etas)} == {4, 2}
 
 
@@ -116,7 +117,7 @@ def test_parts_begin_with_what_stands_in_most_figures():
 
 
 def test_cosines_are_means_over_batches_that_differ():
-    one = population([Update()])
+    one = population([Arm()])
     one.step()
     single = [run._cosine_gaps(one, step)[TO_PG] for step in (-3, -4, -5)]
     assert len({float(value) for value in single}) == 3
@@ -127,7 +128,7 @@ def test_an_exact_gradient_points_where_it_should():
     one = population([EXACT["exact PG"], EXACT["cross-entropy"]])
     one.step()
     gaps = cosine_gaps(one)
-    names = [member.update.loss for member in one.members]
+    names = [member.arm.loss for member in one.members]
     exact, labels = names.index(ExactPG()), names.index(CrossEntropy())
     assert abs(float(gaps[TO_PG][exact])) < 1e-6
     assert abs(float(gaps[TO_CE][labels])) < 1e-6
@@ -137,14 +138,14 @@ def test_an_exact_gradient_points_where_it_should():
 def test_many_samples_come_closer_to_the_exact_gradient_than_one():
     gaps = []
     for samples in (1, 400):
-        one = population([Update()], samples=samples)
+        one = population([Arm()], samples=samples)
         gaps.append(float(cosine_gaps(one)[TO_PG][0]))
     assert gaps[1] < 0.5 * gaps[0]
 
 
 def test_looking_aside_puts_the_steps_own_experience_back():
     # Programs recorded later would otherwise read the probe's.
-    one = population([Update()])
+    one = population([Arm()])
     one.step()
     rolled, decisions = one.rolled, [group.decisions for group in one.groups]
     cosine_gaps(one)
@@ -153,7 +154,7 @@ def test_looking_aside_puts_the_steps_own_experience_back():
 
 
 def test_looking_aside_changes_nothing():
-    watched, left_alone = (population([Update(gate=Everything(eta=1.0))]) for _ in "ab")
+    watched, left_alone = (population([Arm(unit="token", gate=Everything(eta=1.0))]) for _ in "ab")
     for _ in range(3):
         watched.step()
         cosine_gaps(watched)

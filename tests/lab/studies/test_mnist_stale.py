@@ -54,7 +54,7 @@ def test_actors_use_the_oldest_parameters_or_any_of_them(monkeypatch, tmp_path):
         members = [member for population in populations for member in population.members]
         assert {member.series for member in members} == set(run.methods(SMALL))
         for member in members:
-            assert member.update == run.methods(SMALL)[member.series]
+            assert member.arm == run.methods(SMALL)[member.series]
             expected = Frictions(delay=int(member.setting), uniform_delay=part == "uniform")
             assert member.frictions == expected
 

@@ -22,7 +22,8 @@ from kondo_lab.studies.reversal_frictions import (
 )
 from kondo_lab.studies.reversal_frictions.compute import Bounded, Cost, Gain
 from kondo_lab.studies.reversal_frictions.settings import SMALL, Settings, settings
-from kondo_lab.training.member import Frictions, Update
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Frictions
 from kondo_lab.training.part import Context, Record
 from lab.studies import toy
 from lab.training import toys
@@ -84,7 +85,7 @@ def test_each_friction_is_met_alone_and_none_by_some(monkeypatch, tmp_path):
         for member in population.members:
             method, friction = member.series.rsplit(", ", 1)
             assert member.frictions == expected[friction]
-            assert member.update == run.methods(SMALL)[method]
+            assert member.arm == run.methods(SMALL)[method]
 
 
 def test_all_frictions_are_met_together_at_every_length(monkeypatch, tmp_path):
@@ -513,14 +514,14 @@ def test_failed_bugs_are_kept_beside_the_best_rows():
 
 def test_gates_that_want_bugs_say_so_where_there_are_none():
     population = toys.population(
-        toys.sequence_program(), [toys.member(Update(gate=bug_rows.TellsBugs(1.0)))]
+        toys.sequence_program(), [toys.member(Arm(unit="token", gate=bug_rows.TellsBugs(1.0)))]
     )
     with pytest.raises(ValueError, match="frictions must have bugs"):
         population.begin_step()
 
 
 def test_the_shares_of_bugs_are_those_of_a_count_by_hand():
-    rules = (Update(), Update(gate=bug_rows.TellsBugs(1.0, failures=0.0)))
+    rules = (Arm(), Arm(unit="token", gate=bug_rows.TellsBugs(1.0, failures=0.0)))
     members = [toys.member(rule, frictions=Frictions(bug=0.5)) for rule in rules]
     population = toys.population(toys.sequence_program(), members)
     population.begin_step()
@@ -534,7 +535,7 @@ def test_the_shares_of_bugs_are_those_of_a_count_by_hand():
             for log_prob in rolled["log_probs"][number, row].tolist():
                 push = good * (1 - math.exp(log_prob))
                 is_bug = bool(rolled["bug"][number, row])
-                if member.update.gate is not None:
+                if member.arm.gate is not None:
                     push *= 0 if is_bug and good < 0 else 1 / (1 + math.exp(good * log_prob))
                 total += abs(push)
                 up += max(push, 0) * is_bug

@@ -6,7 +6,7 @@ import torch
 from kondo_lab.evidence import records, seed_blocks
 from kondo_lab.evidence.study import Estimate, headline, ordering
 from kondo_lab.studies import reversals
-from kondo_lab.training import updates
+from kondo_lab.training import arms
 from kondo_lab.training.member import each_seed
 from kondo_lab.training.part import Context, Record
 from tolerances import assert_close
@@ -44,7 +44,7 @@ def lengths(values):
 
 
 def test_a_population_has_the_width_it_is_given_and_the_settled_one_without(tmp_path):
-    members = each_seed({"PG": updates.PG}, [4, 7], learning_rate=1e-3)
+    members = each_seed({"PG": arms.PG}, [4, 7], learning_rate=1e-3)
     assert [member.seed for member in members] == [4, 7]
     here = context(tmp_path)
     narrow = reversals.population(here, members, length=3, feed_forward=24)
@@ -55,7 +55,7 @@ def test_a_population_has_the_width_it_is_given_and_the_settled_one_without(tmp_
 
 
 def test_a_population_may_be_asked_for_a_variant(tmp_path):
-    members = each_seed({"PG": updates.PG}, 1, learning_rate=1e-3)
+    members = each_seed({"PG": arms.PG}, 1, learning_rate=1e-3)
     copied = reversals.population(
         context(tmp_path), members, length=3, num_tokens=4, reverse=False, increment=True
     )

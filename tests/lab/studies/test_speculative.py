@@ -14,7 +14,7 @@ from kondo_lab.studies.speculative import STUDY, analysis, claims, draft_agreeme
 from kondo_lab.studies.speculative.run import logged
 from kondo_lab.studies.speculative.settings import settings
 from kondo_lab.training.gates import Everything
-from kondo_lab.training.member import Update
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.part import Record
 from lab.studies import toy
 from lab.training import toys
@@ -22,7 +22,7 @@ from tolerances import assert_close
 
 FULL = settings("full", None)
 RATE = 0.25
-EXACT = Update(gate=kondo.Gate(rate=RATE))
+EXACT = Arm(gate=kondo.Gate(rate=RATE))
 
 
 def quick(size, num_seeds):
@@ -71,8 +71,8 @@ def test_the_exact_screen_agrees_with_itself():
 
 
 def test_agreement_is_the_mean_overlap_since_the_last_reading():
-    by_advantage = Update(gate=kondo.Gate(rate=RATE, signal=kondo.signals.advantage))
-    old = Update(gate=kondo.Gate(rate=RATE), screen="stale", draft=50)
+    by_advantage = Arm(gate=kondo.Gate(rate=RATE, signal=kondo.signals.advantage))
+    old = Arm(gate=kondo.Gate(rate=RATE), screen="stale", draft=50)
     population = compared(by_advantage, old)
     for steps in (6, 4):
         by_hand = torch.zeros(4)
@@ -93,7 +93,7 @@ def test_agreement_is_the_mean_overlap_since_the_last_reading():
 
 def test_agreement_survives_a_stop():
     whole, first, second = (
-        compared(Update(gate=kondo.Gate(rate=RATE), logit_noise=2.0)) for _ in "abc"
+        compared(Arm(gate=kondo.Gate(rate=RATE), logit_noise=2.0)) for _ in "abc"
     )
     for _ in range(7):
         whole.step()
@@ -107,8 +107,8 @@ def test_agreement_survives_a_stop():
 
 def test_only_gates_of_one_size_are_compared():
     with pytest.raises(ValueError, match=r"keep a fixed count.*got \['Every.*', 'Gate\(price.*'\]"):
-        compared(EXACT, Update(gate=Everything(eta=1.0)), Update(gate=kondo.Gate(price=0.0)))
-    plain = toys.population(toys.bandit_program(), [toys.member(Update())])
+        compared(EXACT, Arm(unit="token", gate=Everything(eta=1.0)), Arm(gate=kondo.Gate(price=0.0)))
+    plain = toys.population(toys.bandit_program(), [toys.member(Arm())])
     assert draft_agreement.probe(plain) == {}
 
 
@@ -125,11 +125,11 @@ def test_costs_of_the_screens():
 
 def test_every_screen_has_members_at_a_rate():
     members = drafts.gated(FULL, 0.03)
-    found = {member.series: member.update for member in members}
+    found = {member.series: member.arm for member in members}
     assert len(found) == 18
     assert len({(m.series, m.seed) for m in members}) == len(members) == 180
-    assert all(m.setting == 0.03 == m.update.gate.rate and m.update.keeps_a_count for m in members)
-    assert found["exact"] == Update(gate=kondo.Gate(rate=0.03))
+    assert all(m.setting == 0.03 == m.arm.gate.rate and m.arm.keeps_a_count for m in members)
+    assert found["exact"] == Arm(gate=kondo.Gate(rate=0.03))
     assert (found["noise 0.3"].logit_noise, found["noise 0.3"].screened) == (0.3, "both")
     alone = found["noise 0.3, surprisal alone"]
     assert (alone.logit_noise, alone.screened) == (0.3, "surprisal")
@@ -137,7 +137,7 @@ def test_every_screen_has_members_at_a_rate():
     assert (found["3 bits"].screen, found["3 bits"].draft) == ("quantised", 3)
     assert (found["width 32"].screen, found["width 32"].draft) == ("narrow", 32)
     assert found["advantage only"].gate.signal is kondo.signals.advantage
-    assert {(m.series, m.update.kind) for m in drafts.dense(FULL)} == {
+    assert {(m.series, m.arm.kind) for m in drafts.dense(FULL)} == {
         ("PG", "dense"),
         ("DG", "soft"),
     }

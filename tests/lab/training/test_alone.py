@@ -14,11 +14,11 @@ from kondo_lab.models.sampler import sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import contenders, decisions, run, selections, step_seconds, timed_step
 from kondo_lab.training.alone import Learner
-from kondo_lab.training.contenders import Contender
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.decisions import Batch
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
-from kondo_lab.training.language_frictions import Friction
-from kondo_lab.training.language_population import Member, Population, Shape
+from kondo_lab.training.member import Frictions
+from kondo_lab.training.member import Member, Population, Shape
 from kondo_lab.training.part import Context, Stopped
 from kondo_lab.training.run import train
 from kondo_lab.training.step_seconds import seconds_per_step
@@ -32,21 +32,21 @@ GROUP, ROWS = 4, 32
 MARK = "1"
 """One of the tokens that are drawn."""
 EVERY = [
-    *contenders.contenders(rates=(0.1, 0.3), etas=(0.5,)),
+    *contenders.published(rates=(0.1, 0.3), etas=(0.5,)),
     *contenders.unbiased(rates=(0.3,), noises=(1.5,)),
     *selections.crossed(0.3)[2:],
     *selections.variants(0.3, mark=MARK),
-    Contender(name="DG sequences", gate=Everything(2.0)),
-    Contender(name="PODS groups", gate=DrawnVarianceGate(rate=0.5, group=4), **GRPO),
-    Contender(name="GRPO kept", gate=kondo.Gate(rate=0.2), denominator="kept", **GRPO),
-    Contender(name="random tokens", gate=by(signal=signals.uniform), unit="token"),
-    Contender(name="advantage tokens", gate=by(signal=signals.advantage), unit="token"),
-    Contender(name="|advantage|", gate=by(signal=signals.abs_advantage)),
-    Contender(name="budget of rows", gate=BudgetGate(budget=0.2)),
+    text_arm(name="DG sequences", gate=Everything(2.0)),
+    text_arm(name="PODS groups", gate=DrawnVarianceGate(rate=0.5, group=4), **GRPO),
+    text_arm(name="GRPO kept", gate=kondo.Gate(rate=0.2), denominator="kept", **GRPO),
+    text_arm(name="random tokens", gate=by(signal=signals.uniform), unit="token"),
+    text_arm(name="advantage tokens", gate=by(signal=signals.advantage), unit="token"),
+    text_arm(name="|advantage|", gate=by(signal=signals.abs_advantage)),
+    text_arm(name="budget of rows", gate=BudgetGate(budget=0.2)),
 ]
 by_name = partial(pytest.mark.parametrize, "contender", ids=lambda each: each.name)
-DENSE = Contender(name="PG")
-KEPT = Contender(name="DG-K 30%", gate=kondo.Gate(rate=0.3))
+DENSE = text_arm(name="PG")
+KEPT = text_arm(name="DG-K 30%", gate=kondo.Gate(rate=0.3))
 
 
 class Echo:
@@ -279,7 +279,7 @@ def test_records_say_what_was_paid():
 
 def test_a_step_in_which_all_are_paid_the_same_differentiates_nothing():
     one = learner(DENSE)
-    for contender in (KEPT, Contender(name="filter", gate=contenders.FILTER)):
+    for contender in (KEPT, text_arm(name="filter", gate=contenders.FILTER)):
         one.task = type("Free", (Echo,), {"reward": lambda self, p, c: (c[..., 0] < 99).float()})()
         one.contender = contender
         before = [p.clone() for p in one.module.parameters()]
@@ -404,7 +404,7 @@ def test_a_learner_restarts_with_its_own_contender_only():
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({"friction": Friction(refresh=2)}, "no friction"), ({"decay_steps": 3}, "decay_steps=0")],
+    [({"friction": Frictions(refresh=2)}, "no friction"), ({"decay_steps": 3}, "decay_steps=0")],
 )
 def test_what_only_populations_do_is_refused(changes, told):
     own = dataclasses.replace(member(KEPT), **changes)

@@ -7,8 +7,8 @@ import torch
 
 from kondo_lab.training.asynchronous import LAG, TURNS, AsynchronousPopulation, running
 from kondo_lab.training.corrections import corrections
-from kondo_lab.training.language_frictions import NONE, Friction
-from kondo_lab.training.language_population import Member, Population, Shape
+from kondo_lab.training.member import NONE, Frictions
+from kondo_lab.training.member import Member, Population, Shape
 from kondo_lab.training.supervised import warm_start
 from lab.training import language_toys as toys
 
@@ -17,7 +17,7 @@ SHAPE = Shape(num_prompts=3, repeats=4, num_held_out=5)
 
 
 def member(name, queue, **options):
-    friction = Friction(queue=queue) if queue else NONE
+    friction = Frictions(queue=queue) if queue else NONE
     return Member(
         series=name,
         seed=0,

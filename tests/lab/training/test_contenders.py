@@ -12,7 +12,7 @@ from kondo.lm import BudgetGate
 from kondo_lab.models.sampler import Sampled
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import contenders, decisions
-from kondo_lab.training.contenders import Contender
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.decisions import Batch, Chosen, decide, loss
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
 from no_reads import NoReads
@@ -23,7 +23,7 @@ from tolerances import assert_close
 MEMBERS, PROMPTS, ANSWERS, LENGTH, PROMPT_LENGTH = 3, 4, 4, 6, 5
 ROWS = PROMPTS * ANSWERS
 EVERY = [
-    *contenders.contenders(rates=(0.1, 0.3), etas=(0.5,)),
+    *contenders.published(rates=(0.1, 0.3), etas=(0.5,)),
     *contenders.unbiased(rates=(0.3,), noises=(1.5,)),
 ]
 by_name = pytest.mark.parametrize("contender", EVERY, ids=lambda each: each.name)
@@ -115,7 +115,7 @@ def test_kept_tokens_and_counts_are_those_of_plain_python(contender, seed):
 
 @pytest.mark.parametrize("divided", [False, True])
 def test_advantages_are_centred_and_for_grpo_divided_by_the_groups_std(divided):
-    chosen = choose(Contender(name="x", divided=divided))
+    chosen = choose(text_arm(name="x", divided=divided))
     for member, rewards in enumerate(experience()[1].tolist()):
         expected = oracle.advantages(rewards, ANSWERS, divided=divided)
         assert_close(chosen.advantages[member], torch.tensor(expected, dtype=torch.float64))
@@ -125,7 +125,7 @@ def test_advantages_are_centred_and_for_grpo_divided_by_the_groups_std(divided):
 @pytest.mark.parametrize("signal", [kondo.delight, signals.advantage, signals.surprisal])
 @pytest.mark.parametrize("unit", ["sequence", "token"])
 def test_the_kept_set_is_that_of_the_librarys_gate_with_paid_and_unpaid_answers(signal, unit):
-    contender = Contender(name="x", gate=kondo.Gate(rate=0.3, signal=signal), unit=unit)
+    contender = text_arm(name="x", gate=kondo.Gate(rate=0.3, signal=signal), unit=unit)
     log_probs, paid, mask, _ = experience(rewards="binary")
     chosen = choose(contender, rewards="binary")
     for member in range(MEMBERS):
@@ -173,7 +173,7 @@ def test_half_of_what_varies_most_are_successes_as_far_as_there_are_any(successe
 
 
 def test_variance_over_the_batch_takes_the_extremes_of_what_answers_are_worth():
-    contender = Contender(name="PODS", gate=DrawnVarianceGate(rate=0.25))
+    contender = text_arm(name="PODS", gate=DrawnVarianceGate(rate=0.25))
     chosen = choose(contender, rewards="binary")
     good = kondo.advantage.group_mean(experience(rewards="binary")[1], ANSWERS)
     kept = (chosen.weight != 0).any(dim=2)
@@ -189,7 +189,7 @@ def test_variance_over_the_batch_takes_the_extremes_of_what_answers_are_worth():
 @pytest.mark.parametrize("rewards", ["real", "binary"])
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.6])
 def test_variance_over_the_batch_is_the_products_gate_up_to_ties(rewards, rate):
-    contender = Contender(name="PODS", gate=DrawnVarianceGate(rate=rate))
+    contender = text_arm(name="PODS", gate=DrawnVarianceGate(rate=rate))
     chosen = choose(contender, rewards=rewards)
     good = kondo.advantage.group_mean(experience(rewards=rewards)[1], ANSWERS)
     kept = (chosen.weight != 0).any(dim=2)
@@ -202,7 +202,7 @@ def test_variance_over_the_batch_is_the_products_gate_up_to_ties(rewards, rate):
 
 def test_variance_within_groups_is_pods_with_the_mean_and_std_of_what_it_kept():
     gate = DrawnVarianceGate(rate=0.5, group=ANSWERS)
-    contender = Contender(name="PODS", gate=gate, loss=contenders.CLIPPED, divided=True)
+    contender = text_arm(name="PODS", gate=gate, loss=contenders.CLIPPED, divided=True)
     paid = experience(rewards="binary")[1]
     chosen = choose(contender, rewards="binary")
     kept = (chosen.weight != 0).any(dim=2)
@@ -266,7 +266,7 @@ def test_the_mean_gradient_of_unbiased_rows_is_dense_grpos(contender):
         drawn = decide(one, batch(log_probs, paid, mask, draws=Draws([0]), step=step))
         return torch.autograd.grad(loss(one, new, sampled, drawn).sum(), new)[0]
 
-    dense = slope(Contender(name="GRPO", loss=contenders.CLIPPED, divided=True), 0)
+    dense = slope(text_arm(name="GRPO", loss=contenders.CLIPPED, divided=True), 0)
     found = torch.stack([slope(contender, step) for step in range(600)])
     error = found.std(dim=0) / math.sqrt(len(found))
     assert ((found.mean(dim=0) - dense).abs() <= 4.5 * error + 1e-12).all()
@@ -314,7 +314,7 @@ def test_a_members_choice_does_not_depend_on_the_others(contender):
 
 
 def test_random_choices_move_with_the_step_and_the_seed():
-    contender = Contender(name="random", gate=kondo.Gate(rate=0.3, signal=signals.uniform))
+    contender = text_arm(name="random", gate=kondo.Gate(rate=0.3, signal=signals.uniform))
     first, later = choose(contender, step=3), choose(contender, step=torch.tensor(4))
     assert not torch.equal(first.weight, later.weight)
     assert torch.equal(first.weight, choose(contender, step=torch.tensor(3)).weight)
@@ -323,7 +323,7 @@ def test_random_choices_move_with_the_step_and_the_seed():
 
 @pytest.mark.parametrize("unit", ["sequence", "token"])
 def test_dg_weighs_everything_by_the_sigmoid_of_its_delight(unit):
-    contender = Contender(name="DG", gate=Everything(0.5), unit=unit)
+    contender = text_arm(name="DG", gate=Everything(0.5), unit=unit)
     log_probs, paid, mask, _ = experience()
     chosen = choose(contender)
     for member in range(MEMBERS):
@@ -338,7 +338,7 @@ def test_dg_weighs_everything_by_the_sigmoid_of_its_delight(unit):
 @pytest.mark.parametrize("token_loss", [kondo.losses.pg, contenders.CLIPPED])
 def test_the_loss_and_its_gradient_are_those_of_plain_python(token_loss, denominator):
     gate = kondo.Gate(rate=0.4)
-    contender = Contender(
+    contender = text_arm(
         name="x", gate=gate, loss=token_loss, unit="token", denominator=denominator
     )
     name = "pg" if token_loss is kondo.losses.pg else "grpo"
@@ -402,7 +402,7 @@ def test_what_lies_outside_the_mask_leaks_nowhere(contender):
 
 def test_a_batch_in_which_all_are_paid_the_same_keeps_nothing_and_has_no_loss():
     log_probs, paid, mask, _ = experience()
-    contender = Contender(name="DG-K", gate=kondo.Gate(rate=0.3), denominator="kept")
+    contender = text_arm(name="DG-K", gate=kondo.Gate(rate=0.3), denominator="kept")
     chosen = decide(contender, batch(log_probs, paid * 0, mask))
     assert not chosen.weight.any()
     assert chosen.tokens_differentiated.tolist() == [0, 0, 0]
@@ -412,7 +412,7 @@ def test_a_batch_in_which_all_are_paid_the_same_keeps_nothing_and_has_no_loss():
 @pytest.mark.parametrize("unit", ["sequence", "token"])
 @pytest.mark.parametrize("budget", [0.05, 0.2, 0.5, 1.0])
 def test_a_budget_is_never_exceeded_and_buys_nearly_what_the_product_buys(unit, budget):
-    contender = Contender(name="cost", gate=BudgetGate(budget=budget), unit=unit)
+    contender = text_arm(name="cost", gate=BudgetGate(budget=budget), unit=unit)
     for seed in range(10):
         log_probs, paid, mask, _ = experience(seed)
         chosen = choose(contender, seed)
@@ -432,7 +432,7 @@ def test_a_budget_is_never_exceeded_and_buys_nearly_what_the_product_buys(unit, 
 
 
 def test_a_budget_that_buys_all_positive_delight_keeps_just_that():
-    contender = Contender(name="cost", gate=BudgetGate(budget=1.0), unit="token")
+    contender = text_arm(name="cost", gate=BudgetGate(budget=1.0), unit="token")
     log_probs, paid, mask, _ = experience()
     good = kondo.advantage.group_mean(paid, ANSWERS).unsqueeze(2)
     assert torch.equal(choose(contender).weight != 0, mask & (good > 0) & (log_probs < 0))
@@ -446,11 +446,11 @@ def test_the_studys_contenders_have_names_of_their_own():
 
 def test_contenders_that_contradict_themselves_are_refused():
     with pytest.raises(ValueError, match="unit must be 'token' for the signal entropy"):
-        Contender(name="x", gate=kondo.Gate(rate=0.1, signal=contenders.entropy))
+        text_arm(name="x", gate=kondo.Gate(rate=0.1, signal=contenders.entropy))
     with pytest.raises(ValueError, match="unit must be 'sequence' for DrawnVarianceGate"):
-        Contender(name="x", gate=DrawnVarianceGate(rate=0.1), unit="token")
+        text_arm(name="x", gate=DrawnVarianceGate(rate=0.1), unit="token")
     with pytest.raises(ValueError, match="unit must be 'sequence' for UnbiasedGate"):
-        Contender(name="x", gate=kondo.UnbiasedGate(rate=0.1), unit="token")
+        text_arm(name="x", gate=kondo.UnbiasedGate(rate=0.1), unit="token")
     with pytest.raises(ValueError, match="entropy is known to the sampler alone"):
         contenders.entropy(torch.zeros(1), torch.zeros(1))
 
@@ -470,14 +470,14 @@ def test_contenders_that_contradict_themselves_are_refused():
     ],
 )
 def test_contenders_tell_what_they_keep(gate, kind, rate, by_delight):
-    contender = Contender(name="x", gate=gate)
+    contender = text_arm(name="x", gate=gate)
     assert (contender.kind, contender.by_delight) == (kind, by_delight)
     assert contender.rate == pytest.approx(rate, nan_ok=True)
 
 
 def test_inputs_that_cannot_be_right_are_refused():
     log_probs, paid, mask, _ = experience()
-    dense = Contender(name="PG")
+    dense = text_arm(name="PG")
     with pytest.raises(ValueError, match="log_probs and mask must have one shape"):
         decide(dense, batch(log_probs, paid, mask[:, 1:]))
     with pytest.raises(ValueError, match="rewards must have shape"):
@@ -518,7 +518,7 @@ def test_a_graph_on_a_gpu_chooses_what_a_cpu_does(contender):
 
 
 def test_a_contender_can_be_changed_in_one_field_and_told_apart():
-    kept = Contender(name="x", gate=kondo.Gate(rate=0.1))
+    kept = text_arm(name="x", gate=kondo.Gate(rate=0.1))
     assert dataclasses.replace(kept, gate=kondo.Gate(rate=0.2)) != kept
     assert dataclasses.replace(kept, gate=kondo.Gate(rate=0.1)) == kept
     assert len({kept, dataclasses.replace(kept)}) == 1

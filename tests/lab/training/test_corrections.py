@@ -176,7 +176,7 @@ def test_options_that_make_no_sense_are_refused(wrong):
 
 def test_a_price_is_no_filter_and_names_differ():
     assert EVERY["price 0"].kind == "price"
-    assert contenders.Contender(name="f", gate=contenders.FILTER).kind == "filter"
+    assert contenders.arm(name="f", gate=contenders.FILTER).kind == "filter"
     assert len(set(EVERY.values())) == len(EVERY) == 16
     assert dataclasses.replace(EVERY["CISPO"], name="x") != dataclasses.replace(
         EVERY["token ratios, cap 2"], name="x"

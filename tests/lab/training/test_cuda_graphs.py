@@ -5,7 +5,7 @@ import torch
 
 from kondo_lab.training import cuda_graphs
 from kondo_lab.training.cuda_graphs import Captured
-from kondo_lab.training.member import Update
+from kondo_lab.training.arms import Arm
 from lab.training import toys
 from tolerances import assert_close
 
@@ -63,7 +63,7 @@ def test_steps_on_a_device_are_those_on_the_cpu(kind, device):
 
 def test_new_sizes_after_the_recording_train_on_the_newest_rows(device):
     # A price that falls late: sizes never seen before run eagerly beside a replayed rollout.
-    members = [toys.member(Update(gate=toys.MovingPrice()), seed=seed) for seed in range(3)]
+    members = [toys.member(Arm(gate=toys.MovingPrice()), seed=seed) for seed in range(3)]
     here = toys.population(toys.bandit_program(), members)
     there = toys.population(toys.bandit_program(device), members, device=device)
     for name, value in there.parameters.items():

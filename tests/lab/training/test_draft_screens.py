@@ -10,15 +10,15 @@ import kondo
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import draft_screens
 from kondo_lab.training.gates import Everything
-from kondo_lab.training.member import Update
+from kondo_lab.training.arms import Arm
 from lab.training import toys
 from tolerances import TOLERANCES, assert_close
 
 RATE = 0.25
 DRAFTS = {
-    "stale": Update(gate=kondo.Gate(rate=RATE), screen="stale", draft=3),
-    "quantised": Update(gate=kondo.Gate(rate=RATE), screen="quantised", draft=3),
-    "narrow": Update(gate=kondo.Gate(rate=RATE), screen="narrow", draft=2),
+    "stale": Arm(gate=kondo.Gate(rate=RATE), screen="stale", draft=3),
+    "quantised": Arm(gate=kondo.Gate(rate=RATE), screen="quantised", draft=3),
+    "narrow": Arm(gate=kondo.Gate(rate=RATE), screen="narrow", draft=2),
 }
 drafts = pytest.mark.parametrize("kind", DRAFTS)
 
@@ -93,27 +93,27 @@ def test_quantise_leaves_as_many_levels_as_the_bits_have(bits):
 
 
 def test_a_quantised_screen_sees_rounded_parameters_of_now():
-    few, many = (Update(gate=kondo.Gate(rate=RATE), screen="quantised", draft=b) for b in (3, 6))
+    few, many = (Arm(gate=kondo.Gate(rate=RATE), screen="quantised", draft=b) for b in (3, 6))
     population = population_of(few, many)
     seen = seen_by(population)
     for _ in range(4):
         now = frozen(population.parameters)
         population.step()
-        bits = torch.tensor([member.update.draft for member in population.members])
+        bits = torch.tensor([member.arm.draft for member in population.members])
         rounded = {name: draft_screens.quantise(value, bits) for name, value in now.items()}
         assert_close(seen[-1], log_probs_of(population, rounded))
         assert not is_close(seen[-1], log_probs_of(population, now))
 
 
 def test_a_stale_screen_sees_the_parameters_of_its_last_copy():
-    often, seldom = (Update(gate=kondo.Gate(rate=RATE), screen="stale", draft=k) for k in (2, 3))
+    often, seldom = (Arm(gate=kondo.Gate(rate=RATE), screen="stale", draft=k) for k in (2, 3))
     population = population_of(often, seldom, seeds=(0,))
     seen, past = seen_by(population), []
     for step in range(8):  # copies are due before steps 0, 2, 4, 6 and 0, 3, 6
         past.append(frozen(population.parameters))
         population.step()
         for number, member in enumerate(population.members):
-            copied = past[step - step % member.update.draft]
+            copied = past[step - step % member.arm.draft]
             assert_close(seen[-1][number], log_probs_of(population, copied)[number])
     assert (past[0]["0.weight"] != past[-1]["0.weight"]).any()
 
@@ -145,7 +145,7 @@ def test_a_narrow_screen_is_an_mlp_distilled_with_adam():
 
 
 def test_a_draft_gives_the_gate_its_surprisal_and_its_baseline():
-    population = population_of(Update(gate=Everything(eta=1.0), screen="quantised", draft=2))
+    population = population_of(Arm(unit="token", gate=Everything(eta=1.0), screen="quantised", draft=2))
     for _ in range(3):
         now = frozen(population.parameters)
         population.step()
@@ -183,8 +183,8 @@ def test_the_baseline_can_stay_the_policys_own(kind):
 
 
 def test_a_screen_one_step_old_is_the_policy():
-    exact = Update(gate=kondo.Gate(rate=RATE))
-    fresh = Update(gate=kondo.Gate(rate=RATE), screen="stale", draft=1)
+    exact = Arm(gate=kondo.Gate(rate=RATE))
+    fresh = Arm(gate=kondo.Gate(rate=RATE), screen="stale", draft=1)
     population = population_of(exact, fresh, seeds=(3,))
     for _ in range(10):
         population.step()
@@ -212,7 +212,7 @@ def test_a_run_goes_on_from_its_state(kind):
 
 def test_what_has_the_same_shapes_is_screened_together():
     def program(screen, draft):
-        return Update(gate=kondo.Gate(rate=RATE), screen=screen, draft=draft).program
+        return Arm(gate=kondo.Gate(rate=RATE), screen=screen, draft=draft).program
 
     assert program("stale", 10) == program("stale", 100)
     assert program("quantised", 2) == program("quantised", 8)
@@ -224,8 +224,8 @@ def test_what_has_the_same_shapes_is_screened_together():
 def test_a_member_is_the_same_beside_others(kind):
     others = [
         *DRAFTS.values(),
-        Update(gate=kondo.Gate(rate=RATE)),
-        Update(gate=kondo.Gate(rate=RATE), logit_noise=1.0),
+        Arm(gate=kondo.Gate(rate=RATE)),
+        Arm(gate=kondo.Gate(rate=RATE), logit_noise=1.0),
     ]
     alone, among = population_of(DRAFTS[kind], seeds=(1,)), population_of(*others, seeds=(0, 1))
     for _ in range(6):
@@ -237,7 +237,7 @@ def test_a_member_is_the_same_beside_others(kind):
 
 
 def test_noise_on_some_logits_leaves_the_other_members_to_the_bit():
-    plain, noisy = (Update(gate=kondo.Gate(rate=RATE), logit_noise=noise) for noise in (0.0, 1.0))
+    plain, noisy = (Arm(gate=kondo.Gate(rate=RATE), logit_noise=noise) for noise in (0.0, 1.0))
     assert plain.program != noisy.program
     population = population_of(plain, noisy, seeds=(0,))
     population.begin_step()
@@ -302,7 +302,7 @@ def test_sequences_keep_no_distribution_to_distil():
 )
 def test_an_update_refuses_screens_that_make_no_sense(options, message):
     with pytest.raises(ValueError, match=message):
-        Update(gate=kondo.Gate(rate=RATE), **options)
+        Arm(gate=kondo.Gate(rate=RATE), **options)
 
 
 def test_a_draft_that_remembers_cannot_look_aside():

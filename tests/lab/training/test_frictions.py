@@ -17,7 +17,8 @@ from kondo_lab.training import run
 from kondo_lab.training.frictions import KINDS, Snapshots
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.losses import ImportanceWeighted
-from kondo_lab.training.member import Frictions, Update
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Frictions
 from kondo_lab.training.part import Context, Stopped
 from lab.training import toys
 from tolerances import assert_close
@@ -71,7 +72,7 @@ def log_probs_of(population, parameters, number):
 @programs
 def test_a_stale_actor_acts_with_the_parameters_of_its_delay_and_the_learner_judges(kind):
     members = [
-        toys.member(Update(gate=Everything(eta=1.0)), seed=delay, frictions=Frictions(delay=delay))
+        toys.member(Arm(unit="token", gate=Everything(eta=1.0)), seed=delay, frictions=Frictions(delay=delay))
         for delay in (0, 1, 3)
     ]
     population = population_of(kind, members)
@@ -91,8 +92,8 @@ def test_a_stale_actor_acts_with_the_parameters_of_its_delay_and_the_learner_jud
 def test_the_actions_are_drawn_by_the_old_policy_and_paid_for_as_they_are():
     """The same draws as an actor that holds the old parameters itself."""
     delay = 2
-    stale = toys.member(Update(), frictions=Frictions(delay=delay))
-    population, fresh = (population_of("bandit", [m]) for m in (stale, toys.member(Update())))
+    stale = toys.member(Arm(), frictions=Frictions(delay=delay))
+    population, fresh = (population_of("bandit", [m]) for m in (stale, toys.member(Arm())))
     past = []
     for step in range(1, 6):
         past.append(frozen(population))
@@ -107,7 +108,7 @@ def test_the_actions_are_drawn_by_the_old_policy_and_paid_for_as_they_are():
 def test_a_uniform_age_is_anything_up_to_the_delay_as_often():
     delay, steps = 3, 200
     friction = Frictions(delay=delay, uniform_delay=True)
-    members = [toys.member(Update(), seed=seed, frictions=friction) for seed in range(10)]
+    members = [toys.member(Arm(), seed=seed, frictions=friction) for seed in range(10)]
     population = population_of("bandit", members)
     ages, same, pairs = Counter(), 0, 0
     rings = population.actors.past
@@ -130,7 +131,7 @@ def test_a_uniform_age_is_anything_up_to_the_delay_as_often():
 
 
 def test_before_its_delay_has_passed_an_actor_has_what_it_began_with():
-    population = population_of("bandit", [toys.member(Update(), frictions=Frictions(delay=50))])
+    population = population_of("bandit", [toys.member(Arm(), frictions=Frictions(delay=50))])
     start = frozen(population)
     for _ in range(5):
         population.step()
@@ -159,7 +160,7 @@ def test_whatever_the_delays_each_member_reads_its_own_past(delays, uniform, ste
 
 
 def test_a_member_takes_one_slot_more_than_its_delay():
-    members = [toys.member(Update(), seed=d, frictions=Frictions(delay=d)) for d in (0, 7, 2)]
+    members = [toys.member(Arm(), seed=d, frictions=Frictions(delay=d)) for d in (0, 7, 2)]
     population = population_of("bandit", members)
     for name, ring in population.actors.past.rings.items():
         assert ring.shape == (1 + 8 + 3, *population.parameters[name].shape[1:])
@@ -234,7 +235,7 @@ def test_losses_take_what_the_actor_reported_and_gates_what_the_learner_thinks(k
             advantages = centred.flatten().unsqueeze(1).expand_as(log_probs)
         old = rolled["behaviour"]
         ratio = (log_probs - old).exp()
-        update = member.update
+        update = member.arm
         if update.loss is toys.PPO:
             clip, beta = (toys.PPO.keywords[name] for name in ("clip", "beta"))
             clipped = ratio.clamp(1 - clip, 1 + clip)
@@ -259,7 +260,7 @@ def test_rows_are_replaced_in_the_order_of_their_kinds(kind):
     for kinds in ((k for k, on in zip(KINDS, bits, strict=True) if on) for bits in _bits(3)):
         chosen = list(kinds)
         friction = Frictions(**dict.fromkeys(chosen, 1.0), reported=0.5)
-        population = population_of(kind, [toys.member(Update(), frictions=friction)])
+        population = population_of(kind, [toys.member(Arm(), frictions=friction)])
         population.begin_step()
         rolled = population.rolled
         actions, right = (population.program.actions(rolled), population.program.right(rolled))
@@ -289,7 +290,7 @@ def test_a_replaced_row_reports_what_it_is_told_to_or_what_its_actor_would_have_
         Frictions(delay=delay, bug=0.4, discovery=0.2, reported=reported)
         for reported in (1.0, 0.25, None)
     ]
-    members = [toys.member(Update(), seed=n, frictions=f) for n, f in enumerate(frictions)]
+    members = [toys.member(Arm(), seed=n, frictions=f) for n, f in enumerate(frictions)]
     population = population_of(kind, members)
     past = []
     for step in range(5):
@@ -314,7 +315,7 @@ def test_a_replaced_row_reports_what_it_is_told_to_or_what_its_actor_would_have_
 def test_rows_of_bugs_are_those_that_nothing_before_it_in_the_order_replaced():
     friction = Frictions(bug=1.0, discovery=0.3)
     population = population_of(
-        "sequences", [toys.member(Update(), frictions=friction)], num_prompts=50
+        "sequences", [toys.member(Arm(), frictions=friction)], num_prompts=50
     )
     population.begin_step()
     rolled, program = population.rolled, population.program
@@ -334,7 +335,7 @@ def test_kinds_come_as_often_as_they_should_and_the_others_are_as_they_were(kind
     size = {"batch": 3000} if kind == "bandit" else {"num_prompts": 300, "num_answers": 10}
     friction = Frictions(discovery=0.2, random=0.25, bug=0.3)
     clean, rough = (
-        population_of(kind, [toys.member(Update(), frictions=f)], **size)
+        population_of(kind, [toys.member(Arm(), frictions=f)], **size)
         for f in (Frictions(), friction)
     )
     for population in (clean, rough):
@@ -356,7 +357,7 @@ def test_kinds_come_as_often_as_they_should_and_the_others_are_as_they_were(kind
 def test_a_corrupt_reward_is_a_fair_coin_and_the_others_are_as_they_were(kind):
     size = {"batch": 3000} if kind == "bandit" else {"num_prompts": 300, "num_answers": 10}
     clean, always, some = (
-        population_of(kind, [toys.member(Update(), frictions=Frictions(corruption=p))], **size)
+        population_of(kind, [toys.member(Arm(), frictions=Frictions(corruption=p))], **size)
         for p in (0.0, 1.0, 0.3)
     )
     for population in (clean, always, some):
@@ -417,7 +418,7 @@ def test_a_run_that_is_stopped_with_stale_actors_goes_on_as_if_it_had_not(
 
 
 def test_loading_a_state_rewinds_stale_actors_too(device):
-    members = [m for m in members_of("stale", "all") if m.update.kind != "quantile"]
+    members = [m for m in members_of("stale", "all") if m.arm.kind != "quantile"]
     population = toys.population(toys.bandit_program(device), members, device=device)
     for _ in range(6):
         population.step()
@@ -469,6 +470,6 @@ def test_stale_actors_remember_and_cannot_look_aside():
 def test_equal_frictions_do_not_split_a_rule():
     """What differs between members are numbers; the kernels are shared."""
     frictions = [dataclasses.replace(ALL, delay=delay) for delay in (1, 2, 3)]
-    members = [toys.member(Update(), frictions=friction) for friction in frictions]
+    members = [toys.member(Arm(), frictions=friction) for friction in frictions]
     (group,) = population_of("bandit", members).groups
     assert len(group.rules) == 1

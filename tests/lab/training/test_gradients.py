@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import kondo
-from kondo_lab.training import updates
+from kondo_lab.training import arms
 from kondo_lab.training.losses import CrossEntropy, ExactPG, PreferenceOptimisation
-from kondo_lab.training.member import Update
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.programs import BanditProgram
 from lab.training import toys
 from tolerances import assert_close
@@ -124,9 +124,9 @@ def test_gated_gradients_are_the_engines(kind, name):
 @pytest.mark.parametrize(
     ("update", "gate"),
     [
-        (Update(gate=kondo.Gate(rate=0.3)), partial(kondo.Gate, rate=0.3)),
-        (Update(gate=kondo.Gate(price=0.0)), partial(kondo.Gate, price=0.0)),
-        (Update(gate=kondo.Gate(price=0.25)), partial(kondo.Gate, price=0.25)),
+        (Arm(gate=kondo.Gate(rate=0.3)), partial(kondo.Gate, rate=0.3)),
+        (Arm(gate=kondo.Gate(price=0.0)), partial(kondo.Gate, price=0.0)),
+        (Arm(gate=kondo.Gate(price=0.25)), partial(kondo.Gate, price=0.25)),
     ],
     ids=["top", "price 0", "price 0.25"],
 )
@@ -241,13 +241,13 @@ def test_several_actions_per_image_are_averaged_and_gated_together(name):
 @pytest.mark.parametrize("loss", [ExactPG(), CrossEntropy()], ids=repr)
 @pytest.mark.parametrize("gate", [None, kondo.Gate(rate=0.25)], ids=repr)
 def test_exact_gradients_are_of_the_labels_also_for_another_rule(loss, gate):
-    rule = Update(gate=gate)
+    rule = Arm(gate=gate)
     members = [toys.member(rule, seed=seed) for seed in SEEDS]
     population = toys.population(toys.bandit_program(), members)
     population.step()
     population.begin_step()
     (group,) = population.groups
-    exact = group.gradients(population, population.program.num_rows, loss_of=Update(loss=loss))
+    exact = group.gradients(population, population.program.num_rows, loss_of=Arm(loss=loss))
     found = dict(zip(group.leaves, exact, strict=True))
     for number in range(len(SEEDS)):
         twin = toys.single(population.program, population.parameters, number)
@@ -274,7 +274,7 @@ def test_padding_adds_nothing(kind, name):
 @programs
 def test_where_nothing_is_kept_the_gradient_is_zero(kind):
     # Beside a member that keeps rows, so that the other's are padding.
-    members = [toys.member(Update(gate=kondo.Gate(price=price))) for price in (0.0, 1e6)]
+    members = [toys.member(Arm(gate=kondo.Gate(price=price))) for price in (0.0, 1e6)]
     population = toys.population(PROGRAMS[kind](), members)
     population.begin_step()
     nothing = toys.place(population, members[1])
@@ -288,7 +288,7 @@ def test_where_nothing_is_kept_the_gradient_is_zero(kind):
 
 @pytest.mark.parametrize("baseline", ["expected", "zero", "constant", "oracle"])
 def test_bandit_advantages_are_reward_minus_the_baseline(baseline):
-    update = Update(baseline=baseline)
+    update = Arm(baseline=baseline)
     population = toys.population(toys.bandit_program(samples=2), [toys.member(update)])
     population.begin_step()
     rolled = {key: value[0] for key, value in population.rolled.items()}
@@ -312,7 +312,7 @@ def test_sequence_advantages_are_centred_by_prompt_and_equal_rewards_leave_nothi
     rewards = torch.tensor([[[0.6] * 10, [1.0] * 5 + [0.0] * 5]])
     assert rewards[0, 0].mean() != rewards[0, 0, 0]  # the mean of ten times 0.6 is rounded
     rolled = {"rewards": rewards, "log_probs": torch.zeros(1, 20, 3)}
-    advantages = program.advantages(Update(), rolled)
+    advantages = program.advantages(Arm(), rolled)
     expected = torch.tensor([0.0] * 10 + [0.5] * 5 + [-0.5] * 5)
     assert torch.equal(advantages, expected.view(1, 20, 1).expand(1, 20, 3))
 
@@ -321,7 +321,7 @@ def test_sequence_advantages_are_centred_by_prompt_and_equal_rewards_leave_nothi
 def test_ppo_without_a_kl_term_is_pg_on_its_own_samples(kind):
     """Ratios are 1 up to rounding, hence never clipped, and their gradient is the log-probs'."""
     found = []
-    for update in (updates.PG, updates.PPO):
+    for update in (arms.PG, arms.PPO):
         members = [toys.member(update, seed=seed) for seed in SEEDS]
         population = toys.population(PROGRAMS[kind](), members)
         for _ in range(6):

@@ -9,8 +9,8 @@ from kondo_lab.training import decisions
 from kondo_lab.training import language_frictions as frictions
 from kondo_lab.training.alone import Learner
 from kondo_lab.training.corrections import corrections
-from kondo_lab.training.language_frictions import NONE, Friction, Frictions
-from kondo_lab.training.language_population import Member, Population, Shape, effective_share
+from kondo_lab.training.member import NONE, Frictions, Frictions
+from kondo_lab.training.member import Member, Population, Shape, effective_share
 from kondo_lab.training.supervised import warm_start
 from lab.training import language_toys as toys
 from lab.training.toys import HostIsBlind
@@ -18,7 +18,7 @@ from tolerances import assert_close
 
 EVERY = {each.name: each for each in corrections()}
 PPO, PLAIN = EVERY["PPO clip 0.2"], EVERY["GRPO uncorrected"]
-ALL = Friction(
+ALL = Frictions(
     name="all",
     refresh=3,
     temperature=1.3,
@@ -31,19 +31,19 @@ ALL = Friction(
     noise=0.5,
 )
 SINGLE = [
-    Friction(refresh=3),
-    Friction(lag=2),
-    Friction(lag=3, uniform=True),
-    Friction(temperature=1.5),
-    Friction(bits=3),
-    Friction(broken=0.5),
-    Friction(discovered=0.5),
-    Friction(coin=0.5),
-    Friction(flipped=0.5),
-    Friction(biased=0.5),
-    Friction(reported="noisy", noise=0.5),
-    Friction(reported="one"),
-    Friction(reported="missing"),
+    Frictions(refresh=3),
+    Frictions(lag=2),
+    Frictions(lag=3, uniform=True),
+    Frictions(temperature=1.5),
+    Frictions(bits=3),
+    Frictions(broken=0.5),
+    Frictions(discovered=0.5),
+    Frictions(coin=0.5),
+    Frictions(flipped=0.5),
+    Frictions(biased=0.5),
+    Frictions(reported="noisy", noise=0.5),
+    Frictions(reported="one"),
+    Frictions(reported="missing"),
 ]
 STEP = torch.tensor(1)
 
@@ -130,9 +130,9 @@ def test_the_host_is_not_asked_by_a_step(start):
 @pytest.mark.parametrize("contender", EVERY.values(), ids=lambda each: each.name)
 def test_a_rule_without_the_actors_log_probs_does_not_look_at_them(start, contender):
     reports = (
-        Friction(refresh=2),
-        Friction(refresh=2, reported="one"),
-        Friction(refresh=2, reported="noisy", noise=1.0),
+        Frictions(refresh=2),
+        Frictions(refresh=2, reported="one"),
+        Frictions(refresh=2, reported="noisy", noise=1.0),
     )
     several = [member(contender, friction) for friction in reports]
     population = trained(start, several)
@@ -153,7 +153,7 @@ NEEDING = {
 
 
 def test_everyone_learns_without_friction_and_with_a_little_of_all(start):
-    little = Friction(
+    little = Frictions(
         name="little", refresh=2, temperature=1.1, bits=8, broken=0.05, coin=0.05, biased=0.05
     )
     several = [member(each, cell) for each in EVERY.values() for cell in (NONE, little)]
@@ -166,7 +166,7 @@ def test_everyone_learns_without_friction_and_with_a_little_of_all(start):
 
 def test_actors_get_fresh_weights_every_so_many_steps():
     parameters = {"head": torch.zeros(2, 1, 1)}
-    own = Frictions([NONE, Friction(refresh=3)], parameters, Draws([0, 1]))
+    own = Frictions([NONE, Frictions(refresh=3)], parameters, Draws([0, 1]))
     seen = []
     for step in range(1, 8):
         seen.append(own.actors(parameters, torch.tensor(step))["head"].flatten().tolist())
@@ -176,7 +176,7 @@ def test_actors_get_fresh_weights_every_so_many_steps():
 
 def test_actors_lag_by_as_many_steps_as_they_are_told():
     parameters = {"head": torch.zeros(4, 1, 1)}
-    kinds = [Friction(lag=3), NONE, Friction(lag=1), Friction(lag=3, uniform=True)]
+    kinds = [Frictions(lag=3), NONE, Frictions(lag=1), Frictions(lag=3, uniform=True)]
     own = Frictions(kinds, parameters, Draws([0, 1, 2, 3]))
     seen = []
     for step in range(1, 200):
@@ -193,9 +193,9 @@ def test_actors_lag_by_as_many_steps_as_they_are_told():
 def test_a_lag_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setattr(frictions, "RING_BYTES", 4 * 10 * 3)
     weights = {"head": torch.zeros(2, 5, 2)}
-    Frictions([NONE, Friction(lag=2)], weights, Draws([0, 1]))
+    Frictions([NONE, Frictions(lag=2)], weights, Draws([0, 1]))
     with pytest.raises(ValueError, match="lag must be so short that 4 versions"):
-        Frictions([NONE, Friction(lag=3)], weights, Draws([0, 1]))
+        Frictions([NONE, Frictions(lag=3)], weights, Draws([0, 1]))
 
 
 def test_a_resumed_population_has_the_actors_it_had(start):
@@ -280,7 +280,7 @@ def test_an_empty_answer_breaks_into_itself(kind):
 
 def test_a_share_of_the_answers_is_broken_and_keeps_the_log_probs_of_what_was_drawn():
     sampled, draws = drawn(rows=400)
-    own = Frictions([Friction(broken=0.25), NONE], toys.parameters(toys.model()), draws)
+    own = Frictions([Frictions(broken=0.25), NONE], toys.parameters(toys.model()), draws)
     found = own.hand_over(sampled, STEP, 2, never)
     changed = (found.tokens != sampled.tokens).any(2) | (found.mask != sampled.mask).any(2)
     assert 0.1 < changed[0].float().mean() <= 0.35
@@ -294,10 +294,10 @@ def test_a_share_of_the_answers_is_broken_and_keeps_the_log_probs_of_what_was_dr
 @pytest.mark.parametrize(
     ("friction", "of_zero", "of_one"),
     [
-        (Friction(coin=0.4), 0.2, 0.8),
-        (Friction(flipped=0.3), 0.3, 0.7),
-        (Friction(biased=0.2), 0.2, 1.0),
-        (Friction(coin=1.0), 0.5, 0.5),
+        (Frictions(coin=0.4), 0.2, 0.8),
+        (Frictions(flipped=0.3), 0.3, 0.7),
+        (Frictions(biased=0.2), 0.2, 1.0),
+        (Frictions(coin=1.0), 0.5, 0.5),
     ],
     ids=str,
 )
@@ -314,7 +314,7 @@ def test_a_share_of_the_rewards_is_corrupt(friction, of_zero, of_one):
 def test_discoveries_are_right_and_certain():
     task = toys.Echo()
     sampled, draws = drawn(rows=400)
-    own = Frictions([Friction(discovered=0.25), NONE], toys.parameters(toys.model()), draws)
+    own = Frictions([Frictions(discovered=0.25), NONE], toys.parameters(toys.model()), draws)
     found = own.hand_over(sampled, STEP, 2, task.demonstrations)
     assert torch.equal(found.tokens[1], sampled.tokens[1])
     assert torch.equal(found.prompts, sampled.prompts)
@@ -330,7 +330,7 @@ def test_discoveries_are_right_and_certain():
 
 def test_reports_are_noisy_or_one_on_what_counts_alone():
     sampled, draws = drawn(rows=200, seeds=(0, 1, 2))
-    kinds = [NONE, Friction(reported="noisy", noise=0.5), Friction(reported="one")]
+    kinds = [NONE, Frictions(reported="noisy", noise=0.5), Frictions(reported="one")]
     own = Frictions(kinds, toys.parameters(toys.model(), (0, 1, 2)), draws)
     found = own.hand_over(sampled, STEP, 2, never)
     assert torch.equal(found.log_probs[0], sampled.log_probs[0])
@@ -361,7 +361,7 @@ def test_reports_are_noisy_or_one_on_what_counts_alone():
 )
 def test_strengths_that_make_no_sense_are_refused(options, named):
     with pytest.raises(ValueError, match=f"{named} must"):
-        Friction(**options)
+        Frictions(**options)
 
 
 def test_the_timed_learner_knows_no_frictions(start):

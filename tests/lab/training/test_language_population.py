@@ -15,7 +15,7 @@ from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text import NUM_TOKENS, make
 from kondo_lab.training import contenders, decisions, run
 from kondo_lab.training import language_population as population
-from kondo_lab.training.contenders import Contender
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.decisions import Batch
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
 from kondo_lab.training.language_population import MEANS, TOTALS, Member, Population, Shape
@@ -28,21 +28,21 @@ from tolerances import assert_close
 
 GRPO = {"loss": contenders.CLIPPED, "divided": True}
 by = functools.partial(kondo.Gate, rate=0.25)
-PG = Contender(name="PG")
-KEPT = Contender(name="DG-K", gate=kondo.Gate(rate=0.25))
-RANDOM = Contender(name="random", gate=by(signal=signals.uniform), denominator="kept")
+PG = text_arm(name="PG")
+KEPT = text_arm(name="DG-K", gate=kondo.Gate(rate=0.25))
+RANDOM = text_arm(name="random", gate=by(signal=signals.uniform), denominator="kept")
 EVERY = [
     PG,
     KEPT,
-    Contender(name="GRPO", **GRPO),
-    Contender(name="DG", gate=Everything(0.5), unit="token"),
-    Contender(name="DG-K exact", gate=kondo.Gate(rate=0.25), screen="exact"),
-    Contender(name="DG-K tokens", gate=kondo.Gate(rate=0.25), unit="token"),
+    text_arm(name="GRPO", **GRPO),
+    text_arm(name="DG", gate=Everything(0.5), unit="token"),
+    text_arm(name="DG-K exact", gate=kondo.Gate(rate=0.25), screen="exact"),
+    text_arm(name="DG-K tokens", gate=kondo.Gate(rate=0.25), unit="token"),
     RANDOM,
-    Contender(name="entropy", gate=by(signal=contenders.entropy), unit="token"),
-    Contender(name="PODS", gate=DrawnVarianceGate(rate=0.25), **GRPO),
-    Contender(name="filter", gate=contenders.FILTER, **GRPO),
-    Contender(name="budget", gate=BudgetGate(budget=0.25)),
+    text_arm(name="entropy", gate=by(signal=contenders.entropy), unit="token"),
+    text_arm(name="PODS", gate=DrawnVarianceGate(rate=0.25), **GRPO),
+    text_arm(name="filter", gate=contenders.FILTER, **GRPO),
+    text_arm(name="budget", gate=BudgetGate(budget=0.25)),
 ]
 SHAPE = {"num_prompts": 6, "repeats": 4, "num_held_out": 20}
 

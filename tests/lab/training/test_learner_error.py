@@ -7,7 +7,8 @@ import torch
 
 from kondo_lab.training import learner_error
 from kondo_lab.training.losses import ImportanceWeighted
-from kondo_lab.training.member import Frictions, Update
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Frictions
 from lab.training import toys
 from tolerances import assert_close
 
@@ -15,7 +16,7 @@ ROUGH = Frictions(delay=5, bug=0.5, corruption=1.0)
 
 
 def population(program, **options):
-    members = [toys.member(Update(), seed=seed, frictions=ROUGH, **options) for seed in (0, 1)]
+    members = [toys.member(Arm(), seed=seed, frictions=ROUGH, **options) for seed in (0, 1)]
     found = toys.population(program, members)
     for _ in range(4):
         found.step()
@@ -93,4 +94,4 @@ def test_importance_weighted_pg_is_named_by_its_cap():
     assert learner_error.capped(math.inf) == "IS-PG"
     assert learner_error.capped(10.0) == "IS-PG cap 10"
     assert learner_error.importance_weighted().loss.max_weight == math.inf
-    assert learner_error.importance_weighted(10.0) == Update(loss=ImportanceWeighted(10.0))
+    assert learner_error.importance_weighted(10.0) == Arm(loss=ImportanceWeighted(10.0))

@@ -6,7 +6,8 @@ import pytest
 import kondo
 from kondo_lab.training.gates import Everything, QuantileGate
 from kondo_lab.training.losses import CrossEntropy, ExactPG, ImportanceWeighted
-from kondo_lab.training.member import Frictions, Update
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Frictions
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from kondo_lab.training.member import Frictions, Update
 )
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        Update(**options)
+        Arm(**options)
 
 
 @pytest.mark.parametrize("weight", [0.0, float("nan")])
@@ -57,14 +58,14 @@ PPO = partial(kondo.losses.ppo, clip=0.1)
     ],
 )
 def test_members_with_equal_updates_share_a_program(one, other, shared):
-    assert (Update(**one).program == Update(**other).program) is shared
-    assert (Update(**one) == Update(**other)) is shared
-    assert not shared or hash(Update(**one)) == hash(Update(**other))
+    assert (Arm(**one).program == Arm(**other).program) is shared
+    assert (Arm(**one) == Arm(**other)) is shared
+    assert not shared or hash(Arm(**one)) == hash(Arm(**other))
 
 
 def test_updates_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Update().baseline = "zero"
+        Arm().baseline = "zero"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 import kondo
 from kondo.run_files import save_state
 from kondo_lab.training.gates import Everything, QuantileGate
-from kondo_lab.training.member import Update
+from kondo_lab.training.arms import Arm
 from lab.training import toys
 from tolerances import assert_close
 
@@ -98,12 +98,12 @@ def test_backward_passes_are_the_kept_rows(kind):
     paid = population.read_backward()
     for member, count in zip(population.members, paid, strict=True):
         assert count == sum(kept for kept, _ in seen[member])
-        if member.update.trains_all_rows:
+        if member.arm.trains_all_rows:
             assert count == STEPS * rows
         else:
             assert 0 < count <= STEPS * rows
-        if member.update.keeps_a_count:
-            assert count <= STEPS * round(member.update.gate.rate * rows)
+        if member.arm.keeps_a_count:
+            assert count <= STEPS * round(member.arm.gate.rate * rows)
 
 
 @programs
@@ -151,7 +151,7 @@ def test_only_kept_rows_go_through_the_training_forward(kind, name, monkeypatch)
 
 def test_rows_are_padded_to_powers_of_two_and_never_beyond_the_batch():
     population = toys.population(
-        toys.bandit_program(batch=12), [toys.member(Update(gate=kondo.Gate(price=0.0)))]
+        toys.bandit_program(batch=12), [toys.member(Arm(gate=kondo.Gate(price=0.0)))]
     )
     (group,) = population.groups
     assert [group.num_rows(kept, 12) for kept in (0, 1, 2, 3, 5, 8, 9, 12)] == [
@@ -161,10 +161,10 @@ def test_rows_are_padded_to_powers_of_two_and_never_beyond_the_batch():
 
 def test_a_gate_of_rate_one_trains_beside_dense_members():
     members = [
-        toys.member(Update()),
-        toys.member(Update(gate=QuantileGate(rate=1.0))),
-        toys.member(Update(gate=kondo.Gate(rate=1.0))),
-        toys.member(Update(gate=Everything(eta=1.0))),
+        toys.member(Arm()),
+        toys.member(Arm(gate=QuantileGate(rate=1.0))),
+        toys.member(Arm(gate=kondo.Gate(rate=1.0))),
+        toys.member(Arm(unit="token", gate=Everything(eta=1.0))),
     ]
     population, _ = trained("bandit", members)
     dense, *gated = (toys.place(population, member) for member in members[:3])
@@ -174,7 +174,7 @@ def test_a_gate_of_rate_one_trains_beside_dense_members():
 
 
 def test_adam_moves_on_where_nothing_is_kept():
-    update = Update(gate=toys.MovingPrice())
+    update = Arm(gate=toys.MovingPrice())
     population = toys.population(toys.bandit_program(), [toys.member(update)])
     population.step()
     population.groups[0].rules[0].gate.price.fill_(1e6)
@@ -186,7 +186,7 @@ def test_adam_moves_on_where_nothing_is_kept():
 
 def test_adam_is_torchs_own_with_each_members_rate():
     rates = [0.01, 0.003, 0.01]
-    members = [toys.member(Update(), seed=s, learning_rate=r) for s, r in enumerate(rates)]
+    members = [toys.member(Arm(), seed=s, learning_rate=r) for s, r in enumerate(rates)]
     population = toys.population(toys.bandit_program(), members)
     clones = {n: v.clone() for n, v in population.parameters.items()}
     singles = []
@@ -271,7 +271,7 @@ def test_a_population_is_not_empty():
 
 
 def test_sequences_refuse_noise_on_logits_they_do_not_keep():
-    update = Update(gate=kondo.Gate(rate=0.5), logit_noise=0.1)
+    update = Arm(gate=kondo.Gate(rate=0.5), logit_noise=0.1)
     population = toys.population(toys.sequence_program(), [toys.member(update)])
     with pytest.raises(ValueError, match="logit_noise must be 0 for sequences"):
         population.step()

@@ -8,7 +8,7 @@ import torch
 
 import kondo
 from kondo_lab.training.gates import Everything
-from kondo_lab.training.member import Update
+from kondo_lab.training.arms import Arm
 from lab.training import toys
 from tolerances import assert_close
 
@@ -35,7 +35,7 @@ def begun(update, program=None):
     ],
 )
 def test_gates_look_at_their_signal(signal):
-    population = begun(Update(gate=kondo.Gate(rate=0.2, signal=signal)))
+    population = begun(Arm(gate=kondo.Gate(rate=0.2, signal=signal)))
     for number in range(len(SEEDS)):
         advantages, weight, order, kept = toys.decision_of(population, number)
         log_probs = population.rolled["log_probs"][number, :, 0]
@@ -46,7 +46,7 @@ def test_gates_look_at_their_signal(signal):
 
 def test_a_sequences_delight_is_the_sum_of_its_tokens():
     program = toys.sequence_program(num_prompts=10)
-    population = begun(Update(gate=kondo.Gate(rate=0.25)), program)
+    population = begun(Arm(gate=kondo.Gate(rate=0.25)), program)
     for number in range(len(SEEDS)):
         advantages, weight, _, _ = toys.decision_of(population, number)
         chi = (-population.rolled["log_probs"][number] * advantages).sum(dim=1)
@@ -54,8 +54,8 @@ def test_a_sequences_delight_is_the_sum_of_its_tokens():
 
 
 def test_what_costs_just_the_price_is_not_bought():
-    right = Update(gate=kondo.Gate(price=1.0, signal=kondo.signals.advantage), baseline="zero")
-    cheaper = Update(gate=kondo.Gate(price=0.5, signal=kondo.signals.advantage), baseline="zero")
+    right = Arm(gate=kondo.Gate(price=1.0, signal=kondo.signals.advantage), baseline="zero")
+    cheaper = Arm(gate=kondo.Gate(price=0.5, signal=kondo.signals.advantage), baseline="zero")
     assert begun(right).groups[0].decisions[0].kept.tolist() == [0, 0, 0]
     population = begun(cheaper)
     rewards = population.rolled["rewards"].flatten(1).sum(dim=1)
@@ -64,7 +64,7 @@ def test_what_costs_just_the_price_is_not_bought():
 
 
 def test_a_uniform_priority_keeps_every_row_as_often():
-    population = begun(Update(gate=kondo.Gate(rate=0.2, signal=kondo.signals.uniform)))
+    population = begun(Arm(gate=kondo.Gate(rate=0.2, signal=kondo.signals.uniform)))
     counts = torch.zeros(len(SEEDS), 30)
     for _ in range(100):
         population.begin_step()
@@ -81,8 +81,8 @@ def soft_input(population, number):
 
 def test_delight_noise_is_a_multiple_of_the_batchs_own_deviation():
     program = toys.bandit_program(batch=2000)
-    clean = begun(Update(gate=Everything(eta=1.0)), program)
-    noisy = begun(Update(gate=Everything(eta=1.0), delight_noise=0.5), program)
+    clean = begun(Arm(unit="token", gate=Everything(eta=1.0)), program)
+    noisy = begun(Arm(unit="token", gate=Everything(eta=1.0), delight_noise=0.5), program)
     for number in range(len(SEEDS)):
         chi = soft_input(clean, number)
         noise = soft_input(noisy, number) - chi
@@ -95,8 +95,8 @@ def test_delight_noise_is_a_multiple_of_the_batchs_own_deviation():
 
 @pytest.mark.parametrize("screened", ["both", "surprisal"])
 def test_logit_noise_reaches_the_gates_surprisal_and_baseline_or_the_surprisal_alone(screened):
-    clean = begun(Update(gate=Everything(eta=1.0)))
-    noisy = begun(Update(gate=Everything(eta=1.0), logit_noise=0.5, screened=screened))
+    clean = begun(Arm(unit="token", gate=Everything(eta=1.0)))
+    noisy = begun(Arm(unit="token", gate=Everything(eta=1.0), logit_noise=0.5, screened=screened))
     drawn = noisy.draws.normal("logit noise", 1, 30, 4)
     for number in range(len(SEEDS)):
         advantages = toys.decision_of(noisy, number)[0]
@@ -116,7 +116,8 @@ def test_noise_reaches_the_label_of_the_oracle_baseline_and_no_constant():
     for baseline, noise_free in (("oracle", False), ("constant", True), ("zero", True)):
         weights = [
             begun(
-                Update(
+                Arm(
+                    unit="token",
                     gate=Everything(eta=1.0), logit_noise=0.5, baseline=baseline, screened=screened
                 )
             )
@@ -129,7 +130,7 @@ def test_noise_reaches_the_label_of_the_oracle_baseline_and_no_constant():
 def test_members_without_noise_are_untouched_by_noisy_neighbours():
     levels = (0.0, 0.5)
     members = [
-        toys.member(Update(gate=Everything(eta=1.0), delight_noise=level)) for level in levels
+        toys.member(Arm(unit="token", gate=Everything(eta=1.0), delight_noise=level)) for level in levels
     ]
     population = toys.population(toys.bandit_program(), members)
     alone = toys.population(toys.bandit_program(), members[:1])
@@ -144,7 +145,7 @@ def test_members_without_noise_are_untouched_by_noisy_neighbours():
 
 def test_held_out_images_are_counted_in_parts():
     program = toys.bandit_program()
-    population = toys.population(program, [toys.member(Update(), seed=seed) for seed in SEEDS])
+    population = toys.population(program, [toys.member(Arm(), seed=seed) for seed in SEEDS])
     # More than a part of a thousand, and not a multiple of it.
     data = program.task.data
     program.task.data = data._replace(
@@ -187,9 +188,9 @@ def test_equal_rewards_leave_nothing_or_what_float32_leaves_of_them():
         0.7: 5.9604645e-08,
     }
     rewards = torch.tensor(list(left)).unsqueeze(1).repeat(1, 10)
-    exact = advantages_of(Update(), rewards)
+    exact = advantages_of(Arm(), rewards)
     assert torch.equal(exact, torch.zeros_like(exact))
-    rounded = advantages_of(Update(equal_rewards="rounded"), rewards)
+    rounded = advantages_of(Arm(equal_rewards="rounded"), rewards)
     for row, (reward, literal) in zip(rounded, left.items(), strict=True):
         assert row.dtype == torch.float32
         assert torch.equal(row, torch.full_like(row, float(float32_left_over(reward))))
@@ -199,15 +200,15 @@ def test_equal_rewards_leave_nothing_or_what_float32_leaves_of_them():
 def test_rewards_that_differ_have_their_mean_taken_off_either_way():
     rewards = torch.rand(4, 10, generator=torch.Generator().manual_seed(0))
     expected = rewards.double() - rewards.double().mean(dim=1, keepdim=True)
-    for update in (Update(), Update(equal_rewards="rounded")):
+    for update in (Arm(), Arm(equal_rewards="rounded")):
         found = advantages_of(update, rewards)
         assert_close(found, expected.unsqueeze(2).expand(4, 10, 3))
 
 
 def test_what_equal_rewards_leave_is_part_of_an_update():
-    exact, rounded = Update(), Update(equal_rewards="rounded")
+    exact, rounded = Arm(), Arm(equal_rewards="rounded")
     assert exact != rounded
-    assert rounded == Update(equal_rewards="rounded")
+    assert rounded == Arm(equal_rewards="rounded")
     members = [
         toys.member(update, seed=seed, learning_rate=rate)
         for rate in (0.1, 0.2)
@@ -216,4 +217,4 @@ def test_what_equal_rewards_leave_is_part_of_an_update():
     ]
     population = toys.population(toys.sequence_program(), members)
     (group,) = population.groups
-    assert [rule.update.equal_rewards for rule in group.rules] == ["rounded", "zero"]
+    assert [rule.arm.equal_rewards for rule in group.rules] == ["rounded", "zero"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kondo_lab.training import run
-from kondo_lab.training.member import Update
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.part import Context, DamagedCheckpointError, Stopped
 from lab.training import toys
 from tolerances import assert_close
@@ -77,7 +77,7 @@ def test_records_say_who_when_and_at_what_cost(tmp_path):
         assert (record.series, record.seed) == (member.series, member.seed)
         assert record.setting == member.seed / 2
         assert record.forward == record.step * 12
-        if member.update.trains_all_rows:
+        if member.arm.trains_all_rows:
             assert record.backward == record.forward
     last = records[-len(population.members) :]
     assert [r.backward for r in last] == population.read_backward()
@@ -226,7 +226,7 @@ def test_log_spaced_steps_go_from_the_first_to_the_last():
 
 
 def test_a_single_population_is_a_list_of_one(tmp_path):
-    members = [toys.member(Update())]
+    members = [toys.member(Arm())]
     options = {"part": "p", "num_steps": 2, "log_steps": [1]}
     one = toys.population(toys.bandit_program(), members)
     listed = toys.population(toys.bandit_program(), members)

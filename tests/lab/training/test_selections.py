@@ -9,7 +9,7 @@ from kondo_lab.models.sampler import Sampled
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text.alphabet import encode
 from kondo_lab.training import selections
-from kondo_lab.training.contenders import Contender, PartialDelight
+from kondo_lab.training.language_arms import Arm, PartialDelight
 from kondo_lab.training.decisions import Batch, decide, fixed_rows, loss
 from kondo_lab.training.gates import WeightedGate
 from no_reads import NoReads
@@ -66,7 +66,7 @@ def places(own, member, row, part):
 @pytest.mark.parametrize("mean", [False, True])
 def test_delight_of_a_part_is_that_of_its_tokens(part, mean):
     own, signal = batch(), PartialDelight(part=part, mark=">", mean=mean)
-    contender = Contender(name="x", gate=kondo.Gate(rate=0.25, signal=signal))
+    contender = text_arm(name="x", gate=kondo.Gate(rate=0.25, signal=signal))
     kept = decide(contender, own).weight.any(dim=2)
     for member in range(MEMBERS):
         values = {
@@ -99,7 +99,7 @@ def test_bad_parts_are_refused():
     with pytest.raises(ValueError, match="let `decide` look at a batch"):
         PartialDelight()(torch.zeros(1), torch.zeros(1))
     with pytest.raises(ValueError, match="unit must be 'sequence' for PartialDelight"):
-        Contender(name="x", gate=kondo.Gate(rate=0.1, signal=PartialDelight()), unit="token")
+        text_arm(name="x", gate=kondo.Gate(rate=0.1, signal=PartialDelight()), unit="token")
 
 
 @every

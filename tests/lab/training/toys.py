@@ -19,7 +19,8 @@ from kondo_lab.training.losses import (
     ImportanceWeighted,
     PreferenceOptimisation,
 )
-from kondo_lab.training.member import Frictions, Member, Update
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Frictions, Member
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram, SequenceProgram
 
@@ -30,39 +31,39 @@ PPO = partial(kondo.losses.ppo, clip=0.125, beta=0.25)
 PMPO = PreferenceOptimisation(alpha=0.75, beta=0.25)
 MIX = partial(kondo.signals.additive, alpha=0.25)
 UPDATES = {
-    "PG": Update(),
-    "IS": Update(loss=ImportanceWeighted()),
-    "IS capped": Update(loss=ImportanceWeighted(1.1)),
-    "PPO": Update(loss=PPO),
-    "PMPO": Update(loss=PMPO),
-    "DG": Update(gate=Everything(eta=1.0)),
-    "DG cool": Update(gate=Everything(eta=0.25)),
-    "quantile": Update(gate=QuantileGate(rate=0.3)),
-    "quantile 1": Update(gate=QuantileGate(rate=1.0)),
-    "top": Update(gate=kondo.Gate(rate=0.3)),
-    "top additive": Update(
+    "PG": Arm(),
+    "IS": Arm(loss=ImportanceWeighted()),
+    "IS capped": Arm(loss=ImportanceWeighted(1.1)),
+    "PPO": Arm(loss=PPO),
+    "PMPO": Arm(loss=PMPO),
+    "DG": Arm(unit="token", gate=Everything(eta=1.0)),
+    "DG cool": Arm(unit="token", gate=Everything(eta=0.25)),
+    "quantile": Arm(gate=QuantileGate(rate=0.3)),
+    "quantile 1": Arm(gate=QuantileGate(rate=1.0)),
+    "top": Arm(gate=kondo.Gate(rate=0.3)),
+    "top additive": Arm(
         gate=kondo.Gate(rate=0.3, signal=partial(kondo.signals.additive, alpha=0.25))
     ),
-    "top noisy": Update(gate=kondo.Gate(rate=0.3), delight_noise=0.5),
-    "price 0": Update(gate=kondo.Gate(price=0.0)),
-    "price 0.25": Update(gate=kondo.Gate(price=0.25)),
-    "draw": Update(gate=kondo.Gate(rate=0.3, temperature=0.5)),
-    "rolling": Update(gate=kondo.Gate(rate=0.3, window=4)),
-    "gated PPO": Update(
+    "top noisy": Arm(gate=kondo.Gate(rate=0.3), delight_noise=0.5),
+    "price 0": Arm(gate=kondo.Gate(price=0.0)),
+    "price 0.25": Arm(gate=kondo.Gate(price=0.25)),
+    "draw": Arm(gate=kondo.Gate(rate=0.3, temperature=0.5)),
+    "rolling": Arm(gate=kondo.Gate(rate=0.3, window=4)),
+    "gated PPO": Arm(
         gate=kondo.Gate(rate=0.5), loss=partial(kondo.losses.ppo, clip=0.125, beta=0.25)
     ),
-    "gated PMPO": Update(
+    "gated PMPO": Arm(
         gate=kondo.Gate(price=0.0), loss=PreferenceOptimisation(alpha=0.75, beta=0.25)
     ),
 }
 """One of each kind."""
 
 BANDIT_UPDATES = {
-    "exact PG": Update(loss=ExactPG()),
-    "cross-entropy": Update(loss=CrossEntropy()),
-    "zero baseline": Update(gate=Everything(eta=1.0), baseline="zero"),
-    "oracle baseline": Update(gate=kondo.Gate(price=0.0), baseline="oracle"),
-    "logit noise": Update(gate=QuantileGate(rate=0.3), logit_noise=0.5),
+    "exact PG": Arm(loss=ExactPG()),
+    "cross-entropy": Arm(loss=CrossEntropy()),
+    "zero baseline": Arm(unit="token", gate=Everything(eta=1.0), baseline="zero"),
+    "oracle baseline": Arm(gate=kondo.Gate(price=0.0), baseline="oracle"),
+    "logit noise": Arm(gate=QuantileGate(rate=0.3), logit_noise=0.5),
 }
 
 

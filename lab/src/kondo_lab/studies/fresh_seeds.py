@@ -31,8 +31,9 @@ from kondo_lab.studies.mnist_stale.settings import Settings as Stale
 from kondo_lab.studies.reversal_frictions import run as frictions
 from kondo_lab.studies.reversal_frictions.settings import Settings
 from kondo_lab.tasks.draws import HAS_TRITON
-from kondo_lab.training import image_bandits, learner_error, run, updates
-from kondo_lab.training.member import Frictions, Member, Update, each_seed
+from kondo_lab.training import arms, image_bandits, learner_error, run
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Frictions, Member, each_seed
 from kondo_lab.training.part import Context, Record
 from kondo_lab.training.population import Population
 
@@ -40,7 +41,7 @@ REVERSAL = Settings()
 STALE = Stale()
 RATE = REVERSAL.learning_rate
 LENGTHS, VOCABULARIES, DELAYS = (18, 24, 30), (2, 4, 8), (30, 100, 300, 1000)
-DG_K = {updates.percent(0.03): updates.kondo(0.03)}
+DG_K = {arms.dg_k(0.03): arms.kondo(0.03)}
 PACE = 38_000
 """Steps of a member, times H / 10, that an H200 makes in a second."""
 
@@ -72,7 +73,7 @@ class Job(NamedTuple):
         return tens * self.num_steps / PACE
 
 
-def _members(compared: dict[str, Update], seeds: range, **options: Any) -> list[Member]:
+def _members(compared: dict[str, Arm], seeds: range, **options: Any) -> list[Member]:
     return each_seed(compared, seeds, learning_rate=options.pop("learning_rate", RATE), **options)
 
 
@@ -93,15 +94,15 @@ def _friction(name: str, arms: Sequence[str], steps: int, seeds: range) -> Job:
 
 def _own(steps: int, seeds: range) -> Job:
     """All frictions, where replaced rows report the acting policy's own probabilities."""
-    met = dataclasses.replace(REVERSAL.together, reported=None)
-    arms = frictions.corrected(REVERSAL) | {"DG": updates.DG}
+    met = dataclasses.replace(REVERSAL.together, replaced=None)
+    compared = frictions.corrected(REVERSAL) | {"DG": arms.DG}
     lengths = sorted({*REVERSAL.lengths, *REVERSAL.long_lengths}, reverse=True)
-    shapes = [Shape(_members(arms, seeds, setting=h, frictions=met), h) for h in lengths]
+    shapes = [Shape(_members(compared, seeds, setting=h, frictions=met), h) for h in lengths]
     looks = run.log_and_regular(steps, log_points=40, regular_points=40)
     return Job("reversal-frictions", "H", shapes, steps, looks)
 
 
-def _lengths(arms: Sequence[dict[str, Update]], steps: int, seeds: range) -> Job:
+def _lengths(arms: Sequence[dict[str, Arm]], steps: int, seeds: range) -> Job:
     """Longer sequences; rules that keep a changing number of rows come last."""
     shapes = [Shape(_members(arm, seeds, setting=h), h) for arm in arms for h in LENGTHS[::-1]]
     every = max(1, min(steps, 10_000) // 100)
@@ -110,9 +111,11 @@ def _lengths(arms: Sequence[dict[str, Update]], steps: int, seeds: range) -> Job
 
 
 def _vocabularies(steps: int, seeds: range) -> Job:
-    arms: list[dict[str, Update]] = [{"PG": updates.PG, "DG": updates.DG}, DG_K]
+    compared: list[dict[str, Arm]] = [{"PG": arms.PG, "DG": arms.DG}, DG_K]
     shapes = [
-        Shape(_members(arm, seeds, setting=m), num_tokens=m) for arm in arms for m in VOCABULARIES
+        Shape(_members(own, seeds, setting=m), num_tokens=m)
+        for own in compared
+        for m in VOCABULARIES
     ]
     every = max(1, steps // 100)
     looks = range(every, steps + 1, every)
@@ -141,8 +144,8 @@ def job(name: str, seeds: range, share: float = 1.0) -> Job:
         "staleness": (partial(_friction, "staleness", dense), 10_000),
         "corruption": (partial(_friction, "corruption", distinct), 10_000),
         "own": (_own, 10_000),
-        "lengths": (partial(_lengths, [{"DG": updates.DG}, DG_K]), 10_000),
-        "lengths-pg": (partial(_lengths, [{"PG": updates.PG}]), 30_000),
+        "lengths": (partial(_lengths, [{"DG": arms.DG}, DG_K]), 10_000),
+        "lengths-pg": (partial(_lengths, [{"PG": arms.PG}]), 30_000),
         "vocabularies": (_vocabularies, 5_000),
         "stale": (_stale, 10_000),
     }

@@ -16,15 +16,12 @@ import torch
 from torch import Tensor
 
 from kondo import lm
-from kondo_lab.models.language_model import StackedLM
 from kondo_lab.models.networks import Parameters
-from kondo_lab.models.sampler import Sampled, sample
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.tasks.text import TextTask
+from kondo_lab.training import diagnostics
 from kondo_lab.training.cuda_graphs import Captured
-from kondo_lab.training.decisions import Batch
-from kondo_lab.training.language_population import Member, Shape, experience
-from kondo_lab.training.supervised import HeldOut
+from kondo_lab.training.member import Member
+from kondo_lab.training.programs import Rolled, TextProgram
 from kondo_lab.training.timed_step import (
     LEARNER,
     LOOP,
@@ -56,20 +53,18 @@ class Step(NamedTuple):
 
 
 class Learner:
-    """One model, its sampler, its contender and its optimiser.
+    """One model, its sampler, its arm and its optimiser.
 
     Where nothing was kept Adam steps with a gradient of 0, as a population's member does: its
     moments decay and move on.
 
     Args:
-        task: prompts and rewards.
-        model: shapes and products.
+        program: task, model, and how much is sampled.
         parameters: of one member, [1, ...]; trained in place.
         member: whose run it is. A learning rate of 0 does all the work and changes nothing, to
             measure seconds.
-        shape: how much is sampled, and how an update is made.
-        path: by `updates.product_backward` or `updates.plain_backward`; it and the contender may be
-            exchanged between steps.
+        path: by `timed_step.product_backward` or `plain_backward`; it and the arm may be exchanged
+            between steps.
         compiled: compile the layers in place.
     """
 
@@ -78,12 +73,10 @@ class Learner:
 
     def __init__(
         self,
-        task: TextTask,
-        model: StackedLM,
+        program: TextProgram,
         parameters: Parameters,
         member: Member,
         *,
-        shape: Shape,
         path: Path = "product",
         compiled: bool = False,
     ):
@@ -91,14 +84,14 @@ class Learner:
         if given != 1:
             raise ValueError(
                 f"parameters must be those of one member, [1, ...], got {given} members; "
-                f"kondo_lab.training.language_population trains several."
+                f"kondo_lab.training.population trains several."
             )
         _check_member(member)
-        self.task, self.shape, self.members = task, shape, [member]
-        self.contender, self.path = member.contender, path
+        self.program, self.members = program, [member]
+        self.arm, self.path = member.arm, path
         self.device = parameters["head"].device
         self.draws = Draws([member.seed], self.device)
-        self.module = model.as_module(parameters, 0)
+        self.module = program.network.as_module(parameters, 0)
         if compiled:
             for layer in self.module.backbone.layers:
                 layer.compile(dynamic=True)
@@ -106,7 +99,7 @@ class Learner:
         self.policy = lm.CausalLM(
             self.module.backbone,
             head=self.module.head,
-            max_tokens=shape.max_tokens,
+            max_tokens=program.shape.max_tokens,
             attention="varlen" if on_gpu else "auto",
             graph_tokens=GRAPH_TOKENS if on_gpu else 0,
         )
@@ -117,38 +110,27 @@ class Learner:
         self.totals: dict[str, float] = {}
         """Of all steps, by metric."""
         self._recent: list[dict[str, float]] = []
-        self._model, self._parameters = model, parameters
+        self._parameters = parameters
         self._step = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._sampled: Sampled | None = None
-        self._rewards = torch.zeros(1, shape.num_rows, device=self.device)
+        self._rolled: Rolled = {}
         self._generate = Captured(self._sample, self.device)
         self._pay = Captured(self._reward, self.device)
-        self._held_out = HeldOut(
-            model, parameters, task, self.draws, shape.num_held_out, greedy=shape.greedy
-        )
+        self._held_out = program.evaluator(parameters, self.draws)
 
     @property
     def num_rows(self) -> int:
         """N, completions of a step."""
-        return self.shape.num_rows
+        return self.program.num_rows
 
     def _sample(self) -> None:
         """Draw what a population's member of this seed would draw."""
-        self._sampled = sample(
-            self._model,
-            self._parameters,
-            self.task.prompts(self.draws, "prompts", self._step, self.shape.num_prompts),
-            repeats=self.shape.repeats,
-            draws=self.draws,
-            step=self._step,
-        )
+        self._rolled = self.program.act(self._parameters, self.draws, self._step)
 
     def _reward(self) -> None:
-        assert self._sampled is not None
-        self._rewards = self.task.reward(self._sampled.prompts, self._sampled.completions)
+        self._rolled["rewards"] = self.program.pay(self._rolled)
 
     def restart(self, parameters: Parameters, member: Member) -> None:
-        """Begin another run of the same contender: other weights, seed or learning rate.
+        """Begin another run of the same arm: other weights, seed or learning rate.
 
         All of it is written in place, so that what was recorded for the first run serves this one.
 
@@ -156,10 +138,10 @@ class Learner:
             parameters: of one member, [1, ...], where the run starts.
             member: whose run it is.
         """
-        if member.contender != self.contender:
+        if member.arm != self.arm:
             raise ValueError(
-                f"member must have the learner's contender, {self.contender.name!r}, got "
-                f"{member.contender.name!r}; make another Learner."
+                f"member must have the learner's arm, {self.arm.name!r}, got "
+                f"{member.arm.name!r}; make another Learner."
             )
         _check_member(member)
         for name, value in self._parameters.items():
@@ -214,31 +196,23 @@ class Learner:
 
     def _backward(self) -> Learned:
         self.optimiser.zero_grad()
-        assert self._sampled is not None
-        step, group = self.num_steps + 1, self.shape.repeats
-        batch = Batch(self._sampled, self._rewards, self.draws, step, group)
+        inputs = self.program, self._rolled, self.draws, self.num_steps + 1
         if self.path == "product":
-            return product_backward(self.contender, self.policy, batch)
-        return plain_backward(
-            self.contender,
-            self.module,
-            batch,
-            max_tokens=self.shape.max_tokens,
-            filtered=self.path == "filtered",
-        )
+            return product_backward(self.arm, self.policy, *inputs)
+        most, filtered = self.program.shape.max_tokens, self.path == "filtered"
+        return plain_backward(self.arm, self.module, *inputs, max_tokens=most, filtered=filtered)
 
     def _update(self, learned: Learned) -> float:
         """Clip and step; return the norm before."""
         if not learned.kept:
             for parameter in self.module.parameters():
                 parameter.grad = torch.zeros_like(parameter)
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.shape.max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.program.max_norm)
         self.optimiser.step()
         return float(norm)
 
     def _means(self, learned: Learned, norm: float) -> dict[str, float]:
-        assert self._sampled is not None
-        numbers = experience(self._sampled, self._rewards, self.shape.repeats)
+        numbers = diagnostics.of_experience(self._rolled, self.program.group)
         read = torch.cat([number.double() for number in numbers.values()]).tolist()
         return dict(zip(numbers, read, strict=True)) | {
             "kept rows": learned.rows,
@@ -291,13 +265,13 @@ class Learner:
 
 def _check_member(member: Member) -> None:
     """Raise a ValueError for what only populations do."""
-    if not member.friction.is_none:
+    if not member.frictions.is_none:
         raise ValueError(
-            f"member must have no friction, got {member.friction}; "
-            f"kondo_lab.training.language_population trains with frictions."
+            f"member must have no friction, got {member.frictions}; "
+            f"kondo_lab.training.population trains with frictions."
         )
     if member.decay_steps:
         raise ValueError(
             f"member must have decay_steps=0, got {member.decay_steps}; "
-            f"kondo_lab.training.language_population decays learning rates."
+            f"kondo_lab.training.population decays learning rates."
         )

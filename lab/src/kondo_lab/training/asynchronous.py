@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from kondo_lab.models.networks import Parameters
-from kondo_lab.models.sampler import Sampled
 from kondo_lab.training.cuda_graphs import EAGER_CALLS, Captured, new_stream
-from kondo_lab.training.language_population import Member, Population
+from kondo_lab.training.member import Member
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import Rolled
 
 LAG = "lag"
 """Metric of every logged step: updates between drawing a batch and training on it, mean of the
@@ -38,11 +38,7 @@ _PATIENCE = 0.1
 class _Batch(NamedTuple):
     """What actors hand over."""
 
-    sampled: Sampled
-    rewards: Tensor
-    """[P, N]."""
-    entropy: Tensor
-    """[P], of the actors."""
+    rolled: Rolled
     version: int
     """Updates of the weights that it was drawn with."""
 
@@ -56,35 +52,36 @@ class AsynchronousPopulation(Population):
     on with the prompts after it.
     """
 
-    overlaps = True
-    """The learner has a stream of its own, that its graph is recorded on."""
-
     def __init__(self, *inputs: Any, **options: Any):
         super().__init__(*inputs, **options)
-        self._size = self.members[0].friction.queue
+        self._size = self.members[0].frictions.queue
         self._stream = new_stream(self.device) if self.device.type == "cuda" else None
-        self._actors = _copies(self.parameters)
+        self._sampling = _copies(self.parameters)
         self._published = _copies(self.parameters)
         self._version = 0
         self._exchange = threading.Lock()
-        self._act_step = torch.zeros_like(self._step)
-        self._drawn: _Batch | None = None
-        self._entropy = torch.zeros(len(self.members), device=self.device)
+        self._act_step = torch.zeros_like(self.step_number)
+        self._drawn: Rolled = {}
         self._draw_batch = Captured(self._do_act, self.device)
         self._train_batch = Captured(self._do_learn, self.device)
         self._lags: list[int] = []
         self._turns_left = TURNS
         self._workers: _Actors | None = None
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether it gets a stream of its own: the learner's graph is recorded on it."""
+        return True
+
     def _check_queues(self, members: Sequence[Member]) -> None:
-        sizes = {member.friction.queue for member in members}
+        sizes = {member.frictions.queue for member in members}
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(
                 f"members must have one queue of at least 1 batch, got {sorted(sizes)}; queues of "
                 f"different sizes go into populations of their own."
             )
 
-    def step(self) -> None:
+    def begin_step(self) -> None:
         """Take the oldest batch and make one update of every member with it."""
         if self._workers is None:
             self._prepare()
@@ -94,8 +91,6 @@ class AsynchronousPopulation(Population):
         self._wait()
         self._publish()
         self._lags.append(self._version - 1 - batch.version)
-        self.num_steps += 1
-        self.since_log += 1
 
     def _prepare(self) -> None:
         """Count the turns that are left; let the actors go after the last one."""
@@ -112,36 +107,31 @@ class AsynchronousPopulation(Population):
         with self._on_stream():
             with self._exchange:
                 version = self._version
-                for name, value in self._actors.items():
+                for name, value in self._sampling.items():
                     value.copy_(self._published[name])
                 # Before the learner may publish again.
                 self._wait()
             self._draw_batch()
-            assert self._drawn is not None
-            sampled, rewards, entropy, _ = self._drawn
-            drawn = Sampled(*(part.clone() for part in sampled))
-            found = _Batch(drawn, rewards.clone(), entropy.clone(), version)
+            found = _Batch({name: value.clone() for name, value in self._drawn.items()}, version)
             self._wait()
         return found
 
     def _do_act(self) -> None:
         self._act_step.add_(1)
-        actors = self.frictions.actors(self._actors, self._act_step)
-        sampled, rewards, entropy = self.act(actors, self._act_step)
-        self._drawn = _Batch(sampled, rewards, entropy, 0)
+        self._drawn = self.experience(self._sampling, self._act_step)
 
     def _do_learn(self) -> None:
-        self._step.add_(1)
-        self._learn(self._entropy)
+        self.step_number.add_(1)
+        for group in self.groups:
+            group.decide(self.program, self.rolled, self.step_number)
+        self.learn()
 
     def _load(self, batch: _Batch) -> None:
         """Put a batch where the learner's graph reads it."""
-        if self.sampled is None:
-            self.sampled = Sampled(*(part.clone() for part in batch.sampled))
-        for own, given in zip(self.sampled, batch.sampled, strict=True):
-            own.copy_(given)
-        self.rewards.copy_(batch.rewards)
-        self._entropy.copy_(batch.entropy)
+        if not self.rolled:
+            self.rolled = {name: value.clone() for name, value in batch.rolled.items()}
+        for name, own in self.rolled.items():
+            own.copy_(batch.rolled[name])
 
     def _publish(self) -> None:
         with self._exchange:
@@ -183,6 +173,8 @@ class AsynchronousPopulation(Population):
         """Restore what `state_dict` returned; the queue is empty."""
         self.close()
         super().load_state_dict(state)
+        self._train_batch = Captured(self._do_learn, self.device)
+        self._turns_left = TURNS
         self._act_step.copy_(state["act_step"])
         self._version, self._lags = state["version"], list(state["lags"])
         for name, value in self._published.items():

@@ -2,7 +2,7 @@
 
     L = 1/D * sum over tokens of  -weight * U * log pi(token)        weight: not differentiated
 
-| contender               | weight, r = pi / mu of a token, chi = U l its delight          | mu |
+| arm                     | weight, r = pi / mu of a token, chi = U l its delight          | mu |
 |-------------------------|----------------------------------------------------------------|----|
 | GRPO uncorrected        | 1                                                              |    |
 | PPO clip 0.2            | r where min(r U, clip(r) U) has a gradient, else 0             | x  |
@@ -32,8 +32,9 @@ import torch
 from torch import Tensor
 
 from kondo import Gate, delight, losses
-from kondo_lab.training.contenders import CLIPPED, Contender, percent
+from kondo_lab.training.arms import Arm, percent
 from kondo_lab.training.gates import unchecked
+from kondo_lab.training.language_arms import CLIPPED, text_arm
 from kondo_lab.training.losses import Loss
 
 _TINY = 1e-30
@@ -110,7 +111,7 @@ class Driftless:
     ) -> Tensor:
         """Return the terms, [n, T]; members' rows [n / members] stand one after the other."""
         chi, unlikely = _delight(log_probs, advantages), -log_probs.detach()
-        squares = advantages.square().unsqueeze(1).expand_as(log_probs)
+        squares = advantages.square().expand_as(log_probs)
         bonus = _mean(squares, mask, members) * unlikely / (4 * self.eta)
         return torch.sigmoid(chi / self.eta) * losses.pg(log_probs, advantages) + bonus * log_probs
 
@@ -174,22 +175,20 @@ def _mean(values: Tensor, mask: Tensor, members: int) -> Tensor:
     return means.repeat_interleave(len(mask) // members).unsqueeze(1)
 
 
-def needs_behaviour(contender: Contender) -> bool:
-    """Return whether a contender's loss takes the log-probs of whoever acted.
+def needs_behaviour(arm: Arm) -> bool:
+    """Return whether an arm's loss takes the log-probs of whoever acted.
 
     Example:
         >>> from kondo_lab.training.corrections import corrections, needs_behaviour
         >>> [each.name for each in corrections() if needs_behaviour(each)][:2]
         ['PPO clip 0.2', 'token ratios, cap 2']
     """
-    taken = inspect.signature(contender.loss).parameters
+    taken = inspect.signature(arm.loss).parameters
     return bool({"old_log_probs", "behaviour_log_probs"} & set(taken))
 
 
-def corrections(
-    *, etas: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0), rate: float = 0.1
-) -> list[Contender]:
-    """Return the contenders of the table above. Gates screen with the learner's own log-probs.
+def corrections(*, etas: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0), rate: float = 0.1) -> list[Arm]:
+    """Return the arms of the table above. Gates screen with the learner's own log-probs.
 
     Example:
         >>> from kondo_lab.training.corrections import corrections
@@ -211,8 +210,8 @@ def corrections(
         "DG x PPO clip": DelightfulClip(),
     }
     return [
-        *(Contender(name=name, loss=loss, divided=True) for name, loss in ratios.items()),
-        *(Contender(name=name, loss=loss) for name, loss in delights.items()),
-        Contender(name="price 0", gate=Gate(price=0.0), screen="exact"),
-        Contender(name=f"DG-K {percent(rate)}", gate=Gate(rate=rate), screen="exact"),
+        *(text_arm(name=name, loss=loss, divided=True) for name, loss in ratios.items()),
+        *(text_arm(name=name, loss=loss) for name, loss in delights.items()),
+        Arm(name="price 0", gate=Gate(price=0.0)),
+        Arm(name=f"DG-K {percent(rate)}", gate=Gate(rate=rate)),
     ]

@@ -1,228 +1,150 @@
-"""What a contender trains on: decisions of P members at once, and their losses.
+"""What an arm trains on, and the loss of it: P members at once, through `kondo.select`.
 
-N = G prompts x A answers rows, T completion tokens. Nothing is read back from the device, so that a
-step can be captured in a CUDA graph.
+    rewards -> advantages U -> value per unit -> gate -> keep, weight -> loss of the kept rows
 
-    rewards -> advantages U -> value per unit -> gate -> weight per token -> loss
+    L = 1/D * sum over actions of  weight * loss(log pi(action), U)     D: all actions, or the kept
 
-    L = 1/D * sum over tokens of  weight * loss(log pi(token), U),  D: tokens of the batch, or kept
-
-`loop` makes the same choices with the same gates through the product.
+N rows, T actions or tokens of each. Nothing is read back from the device where it is a GPU, so that
+a step can be captured in a CUDA graph.
 """
 
-import math
+import copy
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kondo import BaseGate, Choice, Gate, UnbiasedGate, adapters, advantage, sampling, signals
+import kondo
+from kondo import BaseGate, Gate, UnbiasedGate, adapters, signals
 from kondo.lm import BudgetGate
-from kondo_lab.models.sampler import Sampled
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training.contenders import Contender, PartialDelight, entropy
-from kondo_lab.training.gates import DrawnVarianceGate, kept_first, unchecked
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.gates import kept_first
 from kondo_lab.training.losses import inputs_of
+from kondo_lab.training.programs import Program, Rolled, take_rows
+from kondo_lab.training.text_signals import PartialDelight, entropy
 
-STD_EPSILON = 1e-4
-"""Added to the standard deviation of a group's rewards; TRL's."""
+Screen = Callable[[Rolled, Tensor], Rolled]
+"""(experience, step) -> what another policy says of it, to decide by instead of the reported:
+log_probs [p, N, T] of what was done, and of bandits the distribution [p, N, K]."""
 
 
-class Batch(NamedTuple):
-    """What P members decide and train on: N rows, T completion tokens."""
+class Decision(NamedTuple):
+    """What was decided for p members."""
 
-    sampled: Sampled
-    rewards: Tensor
-    """[P, N] float, the answers to one prompt side by side."""
-    draws: Draws
-    """Of these members, for random choices and for ties between equal rewards."""
-    step: int | Tensor
-    """Of the draws."""
-    group: int
-    """A, answers per prompt."""
+    advantages: Tensor
+    """[p, N, T] or [p, N, 1], U of the loss."""
+    weight: Tensor | None
+    """[p, N, T] or [p, N, 1], factor of the loss; None where all of it is 1."""
+    keep: Tensor | None
+    """bool like the weight: kept; None where all is."""
+    rows: Tensor | None
+    """[p, N] rows, those with something kept first; None where all rows are trained."""
+    kept: Tensor
+    """[p] int64, rows a backward pass is paid for."""
+
+
+def decide(
+    program: Program,
+    arm: Arm,
+    gate: BaseGate | None,
+    rolled: Rolled,
+    draws: Draws,
+    step: Tensor | int,
+    *,
+    screen: Screen | None = None,
+) -> Decision:
+    """Return the decision of the members that share `arm`, whose experience `rolled` is.
+
+    Nothing is differentiated. A member whose log-probs are NaN keeps nothing: it has diverged, and
+    the others go on.
+
+    Args:
+        program: of the members.
+        arm: the rule.
+        gate: the members' own copy of the arm's, with what it remembers.
+        rolled: experience.
+        draws: random sources of these members.
+        step: of the draws.
+        screen: another policy to decide by; None decides by the log-probs of `rolled`.
+    """
+    centred = program.advantages(arm, rolled)
+    members, num_rows, _ = rolled["log_probs"].shape
+    if gate is None:
+        everything = torch.full(
+            (members,), num_rows, dtype=torch.int64, device=rolled["log_probs"].device
+        )
+        trained = program.trained_advantages(arm, rolled, centred, None)
+        return Decision(trained, None, None, None, everything)
+    seen = rolled
+    if arm.logit_noise:
+        assert isinstance(step, Tensor)
+        seen = rolled | program.with_noise(rolled, arm.logit_noise, draws, step)
+    if screen is not None:
+        assert isinstance(step, Tensor)
+        seen = rolled | screen(rolled, step)
+    estimated = centred
+    if arm.screened == "both" and (arm.logit_noise or arm.draft):
+        # For the gate alone: kept rows are trained with the policy's own advantages.
+        estimated = program.advantages(arm, seen)
+    choice = select(program, arm, gate, seen, estimated, draws, step)
+    keep, weight = choice.keep, choice.weight
+    if arm.unit == "sequence":
+        keep, weight = keep.unsqueeze(2), weight.unsqueeze(2)
+    if arm.trains_all_rows:
+        everything = torch.full_like(keep[:, 0, 0], num_rows, dtype=torch.int64)
+        trained = program.trained_advantages(arm, rolled, centred, None)
+        return Decision(trained, weight, keep, None, everything)
+    some = keep.any(dim=2)
+    trained = program.trained_advantages(arm, rolled, centred, some)
+    return Decision(trained, weight, keep, kept_first(some), some.sum(dim=1))
 
 
 class Chosen(NamedTuple):
-    """What a contender trains on. P members, N rows, T completion tokens."""
+    """A gate's choice: [p, N] for rows, [p, N, T] for tokens."""
 
-    advantages: Tensor
-    """[P, N], U of the loss."""
+    keep: Tensor
     weight: Tensor
-    """[P, N, T], factor of each token's loss; 0 where it is not trained."""
-    rows: Tensor | None
-    """[P, K] int64, the kept rows first, where their number is fixed by the rate: at most K are
-    kept, and the others among them have weight 0. None where it is not, or all rows are trained."""
-    tokens_kept: Tensor
-    """[P] int64, tokens with a loss."""
-    tokens_differentiated: Tensor
-    """[P] int64, tokens that must enter a training forward: of each row with a kept token those up
-    to its last one, its prompt included, padding not."""
-    rows_kept: Tensor
-    """[P] int64, rows with a kept token."""
 
 
-def decide(contender: Contender, batch: Batch, log_probs: Tensor | None = None) -> Chosen:
-    """Return what every member trains on, all of them by the same contender's rule.
-
-    Nothing is differentiated, and no number is asked of the device. A kept row drags its prompt
-    into the forward: prompts are counted in tokens_differentiated and in the costs of a budget.
-
-    Args:
-        contender: the rule.
-        batch: of P members.
-        log_probs: [P, N, T] float to decide by, of an exact forward; by default the sampler's.
-    """
-    sampled, rewards, _, _, group = batch
-    log_probs = sampled.log_probs if log_probs is None else log_probs
-    _check_inputs(log_probs, batch)
-    gate, mask, prompt_length = contender.gate, sampled.mask, sampled.prompts.shape[-1]
-    advantages = loss_advantages(contender, rewards, group)
-    if gate is None:
-        return _chosen(advantages, mask, mask.to(log_probs.dtype), None, prompt_length)
-    values = values_of(contender, gate, batch, log_probs)
-    if contender.unit == "sequence":
-        choice = choose_rows(gate, values, batch)
-        keep, weight = choice.keep.unsqueeze(2) & mask, choice.weight.unsqueeze(2) * mask
-        if isinstance(gate, DrawnVarianceGate) and gate.group is not None:
-            advantages = loss_advantages(contender, rewards, group, among=choice.keep)
-    else:
-        keep, weight = _choose_tokens(gate, values, mask, prompt_length)
-    count = fixed_rows(contender, rewards.shape[1], group)
-    rows = None if count is None else kept_first(keep.any(dim=2))[:, :count]
-    return _chosen(advantages, keep, weight, rows, prompt_length)
-
-
-def loss(
-    contender: Contender,
-    new_log_probs: Tensor,
-    sampled: Sampled,
-    chosen: Chosen,
-    *,
-    rows: Tensor | None = None,
-    unknown: Tensor | None = None,
-) -> Tensor:
-    """Return each member's loss, [P], differentiable with respect to new_log_probs alone.
-
-    A loss gets what it names among its parameters: old_log_probs or behaviour_log_probs, [n, T] of
-    whoever sampled; mask, bool [n, T], what is trained; and members, P, whose rows stand one after
-    the other. A row is one answer; outside the mask both kinds of log-probs are 0, so ratios are 1.
-
-    Args:
-        contender: the rule.
-        new_log_probs: [P, N, T] float, or [P, C, T] of some rows.
-        sampled: with the log-probs of the policy that sampled; PG does not look at them.
-        chosen: by `decide`.
-        rows: [P, C] int64, the rows that new_log_probs stand for, e.g. chosen.rows; None for all.
-            They must hold every row with a kept token.
-        unknown: bool [P], for whom sampled log-probs are not known: the new ones stand in.
-    """
-    weight, advantages, old = chosen.weight, chosen.advantages, sampled.log_probs
-    if rows is not None:
-        weight, advantages, old = (take_rows(part, rows) for part in (weight, advantages, old))
-    if new_log_probs.shape != weight.shape:
-        raise ValueError(
-            f"new_log_probs must have shape {list(weight.shape)}, got {list(new_log_probs.shape)}; "
-            f"give rows= if they are those of some rows."
-        )
-    # What lies outside may be anything, and must not leak.
-    trained = weight != 0
-    new = torch.where(trained, new_log_probs, 0.0).flatten(0, 1)
-    if unknown is not None:
-        old = torch.where(unknown[:, None, None], new_log_probs.detach(), old)
-    inputs = inputs_of(
-        contender.loss,
-        dict.fromkeys(
-            ("old_log_probs", "behaviour_log_probs"),
-            lambda: torch.where(trained, old, 0.0).flatten(0, 1),
-        )
-        | {
-            "mask": lambda: trained.flatten(0, 1),
-            "members": lambda: len(weight),
-        },
+def select(
+    program: Program,
+    arm: Arm,
+    gate: BaseGate,
+    seen: Rolled,
+    centred: Tensor,
+    draws: Draws,
+    step: Tensor | int,
+) -> Chosen:
+    """Return what a gate keeps of experience with these advantages, by `kondo.select`."""
+    log_probs = seen["log_probs"].detach()
+    counts = ~log_probs.isnan()
+    if "mask" in seen:
+        counts = counts & seen["mask"]
+    if (own := known_values(program, arm, gate, seen, centred, draws, step)) is not None:
+        gate = copy.copy(gate)  # its state, if it has one, is shared
+        gate.signal = own
+    known = adapters.adapter_of(gate)
+    if (facts := known.row_facts(seen)) is not None:
+        gate = known.bind(facts)
+    before = 0
+    if arm.unit == "token":
+        # Ties depend on a token's place in the batch, which in the product has prompts.
+        before = program.prompt_length
+        log_probs, counts = (pad(part, (before, 0)) for part in (log_probs, counts))
+    if isinstance(gate, BudgetGate):
+        gate = gate.for_rows(_with_prompts(program, seen["mask"]))
+    uniform = draws_of(gate, draws, step, program.num_rows) if known.draws else None
+    if centred.shape[2] == 1 != log_probs.shape[2]:
+        centred = centred.squeeze(2)
+    found = kondo.select(
+        log_probs, centred, gate=gate, mask=counts, unit=arm.unit, generator=uniform
     )
-    terms = contender.loss(new, advantages.flatten(), **inputs)
-    full = contender.denominator == "full"
-    counted = sampled.mask.sum(dim=(1, 2)) if full else chosen.tokens_kept
-    return (weight * terms.view_as(weight)).sum(dim=(1, 2)) / counted.clamp(min=1)
-
-
-def take_rows(values: Tensor, rows: Tensor) -> Tensor:
-    """Return values [P, C, ...] of the rows [P, C] in values [P, N, ...]."""
-    index = rows.view(*rows.shape, *[1] * (values.dim() - 2))
-    return values.gather(1, index.expand(*rows.shape, *values.shape[2:]))
-
-
-def fixed_rows(contender: Contender, num_rows: int, group: int) -> int | None:
-    """Return how many rows suffice for a training forward; None where only all of them do."""
-    gate = contender.gate
-    if isinstance(gate, DrawnVarianceGate) and gate.group is not None:
-        return num_rows // group * sampling.count_for(gate.rate, group)
-    if contender.kind not in ("top", "variance", "unbiased") or contender.unit == "token":
-        return None
-    if isinstance(gate, Gate) and adapters.adapter_of(gate).draws:  # each row by a draw of its own
-        return None
-    return None if math.isnan(contender.rate) else sampling.count_for(contender.rate, num_rows)
-
-
-def loss_advantages(
-    contender: Contender, rewards: Tensor, group: int, *, among: Tensor | None = None
-) -> Tensor:
-    """Return U of the contender's loss, [P, N]: centred, and for GRPO divided by the group's std.
-
-    Args:
-        contender: the rule.
-        rewards: [P, N].
-        group: A.
-        among: [P, N] bool, take mean and std of these rows alone; U is 0 elsewhere.
-    """
-    if among is None:
-        centred = advantage.group_mean(rewards, group)
-        if not contender.divided:
-            return centred
-        centred = centred.reshape(len(rewards), -1, group)
-        return (centred / (centred.std(dim=2, keepdim=True) + STD_EPSILON)).flatten(1)
-    by_prompt, kept = (values.reshape(len(rewards), -1, group) for values in (rewards, among))
-    number = kept.sum(dim=2, keepdim=True)
-    mean = torch.where(kept, by_prompt, 0.0).sum(dim=2, keepdim=True) / number.clamp(min=1)
-    centred = torch.where(kept, by_prompt - mean, 0.0)
-    if contender.divided:
-        variance = centred.square().sum(dim=2, keepdim=True) / (number - 1).clamp(min=1)
-        centred = centred / (variance.sqrt() + STD_EPSILON)
-    return centred.flatten(1)
-
-
-def choose_rows(gate: BaseGate, values: Tensor, batch: Batch) -> Choice:
-    """Return the choice of a gate among whole rows, by what they are worth, [P, N]."""
-    sampled, _, draws, step, _ = batch
-    if isinstance(gate, BudgetGate):
-        gate = gate.for_rows(_with_prompts(sampled.mask, sampled.prompts.shape[-1]))
-    drawn = None
-    if adapters.adapter_of(gate).draws:
-        drawn = draws_of(gate, draws, step, values.shape[1])
-    return gate.choose(values, sampled.mask.any(dim=2), drawn)
-
-
-def draws_of(gate: BaseGate, draws: Draws, step: int | Tensor, num_rows: int) -> Tensor:
-    """Return what a gate that draws among rows draws with, [P, N]: one stream per kind of gate."""
-    streams = {UnbiasedGate: "unbiased", Gate: "bernoulli"}
-    found = (stream for kind, stream in streams.items() if isinstance(gate, kind))
-    return draws.uniform(next(found, "variance"), step, num_rows)
-
-
-def _choose_tokens(
-    gate: BaseGate, values: Tensor, mask: Tensor, prompt_length: int
-) -> tuple[Tensor, Tensor]:
-    """Return keep and weight of tokens, [P, N, T] both, as of rows with their prompts.
-
-    Ties depend on a token's place in the batch, which in the product has prompts.
-    """
-    whole, inside = (pad(part, (prompt_length, 0)) for part in (values, mask))
-    if isinstance(gate, BudgetGate):
-        choice = gate.for_rows(_with_prompts(mask, prompt_length)).choose(whole, inside)
-    else:
-        choice = gate.choose(whole.flatten(1), inside.flatten(1)).reshape(whole.shape)
-    return choice.keep[..., prompt_length:], choice.weight[..., prompt_length:]
+    if arm.unit == "token":
+        return Chosen(found.keep[..., before:], found.weight[..., before:])
+    return Chosen(found.keep, found.weight)
 
 
 class _Masks(NamedTuple):
@@ -230,65 +152,151 @@ class _Masks(NamedTuple):
     completion_mask: Tensor
 
 
-def _with_prompts(mask: Tensor, prompt_length: int) -> _Masks:
+def _with_prompts(program: Program, mask: Tensor) -> _Masks:
     """Return the masks of rows, [P, N, S], that have their prompts before them."""
-    real = pad(mask, (prompt_length, 0), value=True)
-    return _Masks(real, pad(mask, (prompt_length, 0)))
+    before = (program.prompt_length, 0)
+    return _Masks(pad(mask, before, value=True), pad(mask, before))
 
 
-def values_of(contender: Contender, gate: BaseGate, batch: Batch, log_probs: Tensor) -> Tensor:
-    """Return what units are worth: [P, N], or [P, N, T] for tokens."""
-    signal, by_row, mask = gate.signal, contender.unit == "sequence", batch.sampled.mask
+def draws_of(gate: BaseGate, draws: Draws, step: Tensor | int, num_rows: int) -> Tensor:
+    """Return what a gate that draws among rows draws with, [P, N]: one stream per kind of gate."""
+    streams = {UnbiasedGate: "unbiased", Gate: "gate"}
+    found = (stream for kind, stream in streams.items() if isinstance(gate, kind))
+    return draws.uniform(next(found, "variance"), step, num_rows)
+
+
+def known_values(
+    program: Program,
+    arm: Arm,
+    gate: BaseGate,
+    seen: Rolled,
+    centred: Tensor,
+    draws: Draws,
+    step: Tensor | int,
+) -> signals.Signal | None:
+    """Return a signal that stands for what log-probs alone do not say; None where they suffice.
+
+    Random values, entropies and parts of an answer are known to the experience; noise is drawn.
+    """
+    signal, by_row = gate.signal, arm.unit == "sequence"
+    values: Tensor | None = None
     if signal is entropy:
-        return torch.where(mask, batch.sampled.entropies, 0.0)
-    centred = advantage.group_mean(batch.rewards, batch.group)
-    if isinstance(signal, PartialDelight):
-        return signal.values(log_probs, centred, signal.counts(batch.sampled.completions, mask))
-    if signal is signals.uniform:
-        shape = (centred if by_row else mask).shape[1:]
-        return batch.draws.uniform("priority", batch.step, *shape)
-    if by_row and not signals.needs_log_probs(signal):  # a sum over tokens would favour length
-        return signal(centred, centred)
-    of_rows = signals.known_of(signal).of_sequences if by_row else None
-    if of_rows is not None:
-        rows = log_probs.detach().flatten(0, 1), centred.flatten()  # members side by side
-        of_each: Tensor = of_rows(*rows, mask=mask.flatten(0, 1))
-        return of_each.view_as(centred)
-    spread = centred.unsqueeze(2).expand_as(log_probs)
-    values = unchecked(signal)(log_probs.detach(), spread, mask=mask)
-    return values.sum(dim=2) if by_row else values
+        values = torch.where(seen["mask"], seen["entropies"], 0.0)
+    elif signal is signals.uniform:
+        values = draws.uniform("priority", step, *seen["log_probs"].shape[1 : 2 if by_row else 3])
+    elif isinstance(signal, PartialDelight):
+        counted = signal.counts(program.actions(seen), seen["mask"])
+        values = signal.values(seen["log_probs"], centred.squeeze(2), counted)
+
+    def given(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+        assert values is not None
+        return values if by_row else pad(values, (program.prompt_length, 0)).where(mask, 0.0)
+
+    def noisy(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
+        exact = given if values is not None else _unit_signal(signal, by_row)
+        found = exact(log_probs, advantages, mask=mask)
+        found = found.sum(dim=2) if by_row and found.dim() == 3 else found
+        flat = found.flatten(1)  # in standard deviations of the member's own values
+        drawn = draws.normal("delight noise", step, flat.shape[1])
+        noise = arm.delight_noise * flat.std(dim=1, keepdim=True) * drawn
+        return (flat + noise).view(found.shape)
+
+    if arm.delight_noise:
+        return noisy
+    return None if values is None else given
 
 
-def _chosen(
-    advantages: Tensor, keep: Tensor, weight: Tensor, rows: Tensor | None, prompt_length: int
-) -> Chosen:
-    place = torch.arange(1, keep.shape[2] + 1, device=keep.device)
-    last = torch.where(keep, place, 0).amax(dim=2)
-    dragged = last + prompt_length * (last > 0)
-    return Chosen(
-        advantages=advantages,
-        weight=weight,
-        rows=rows,
-        tokens_kept=keep.sum(dim=(1, 2)),
-        tokens_differentiated=dragged.sum(dim=1),
-        rows_kept=(last > 0).sum(dim=1),
+def _unit_signal(signal: signals.Signal, by_row: bool) -> signals.Signal:
+    """Return a signal that reads nothing from the device, by row where it has a rule for rows."""
+    known = signals.known_of(signal)
+    return (by_row and known.of_sequences) or known.unchecked or signal
+
+
+def loss(
+    program: Program,
+    arm: Arm,
+    log_probs: Tensor,
+    rolled: Rolled,
+    decision: Decision,
+    rows: Tensor | None,
+    *,
+    missing: Tensor | None = None,
+) -> Tensor:
+    """Return each member's loss, [P], differentiable with respect to log_probs alone.
+
+    A loss gets what it names among its parameters: old_log_probs or behaviour_log_probs, [n, T] of
+    whoever acted; mask, bool [n, T], what is trained; members, P, whose rows stand one after the
+    other; positive_share, [n, 1], of the whole batch; and whole_rows. A row is one answer or image;
+    outside the mask both kinds of log-probs are 0, so ratios are 1.
+
+    Args:
+        program: of the members.
+        arm: the rule.
+        log_probs: [P, N, T], or [P, C, T] of some rows.
+        rolled: experience, with the log-probs of the policy that acted.
+        decision: by `decide`.
+        rows: [P, C] int64, the rows that log_probs stand for; None for all. They must hold every
+            row with something kept.
+        missing: bool [P], for whom nobody reported log-probs: the new ones stand in.
+    """
+    if arm.of_labels:  # nothing was sampled, so nothing was decided
+        return arm.loss(log_probs).sum(dim=(1, 2)) / program.num_rows
+    members, whole = len(log_probs), rolled["log_probs"]
+    old, mask = rolled.get("behaviour", whole), rolled.get("mask")
+    advantages, weight = decision.advantages, decision.weight
+    if rows is not None:
+        old, advantages = take_rows(old, rows), take_rows(advantages, rows)
+        weight = None if weight is None else take_rows(weight, rows)
+        mask = None if mask is None else take_rows(mask, rows)
+    if log_probs.shape[:2] != old.shape[:2]:
+        raise ValueError(
+            f"log_probs must have rows {list(old.shape[:2])}, got {list(log_probs.shape[:2])}; "
+            f"give rows= if they are those of some rows."
+        )
+    if mask is not None:
+        weight = mask.to(log_probs.dtype) if weight is None else weight * mask
+    trained = None
+    if weight is not None:
+        # What lies outside may be anything, and must not leak.
+        trained = (weight != 0).expand_as(log_probs)
+        log_probs = torch.where(trained, log_probs, 0.0)
+    if missing is not None:
+        old = torch.where(missing[:, None, None], log_probs.detach(), old)
+
+    def old_log_probs() -> Tensor:
+        return (old if trained is None else torch.where(trained, old, 0.0)).flatten(0, 1)
+
+    def what_is_trained() -> Tensor:
+        some = torch.ones_like(log_probs, dtype=torch.bool) if trained is None else trained
+        return some.flatten(0, 1)
+
+    def positive_share() -> Tensor:
+        share = (decision.advantages > 0).double().mean(dim=(1, 2)).to(log_probs.dtype)
+        return share.repeat_interleave(log_probs.shape[1]).unsqueeze(1)
+
+    inputs = inputs_of(
+        arm.loss,
+        {
+            "old_log_probs": old_log_probs,
+            "behaviour_log_probs": old_log_probs,
+            "mask": what_is_trained,
+            "members": lambda: members,
+            "positive_share": positive_share,
+            "whole_rows": lambda: program.whole_rows,
+        },
     )
+    good = advantages.expand_as(log_probs).flatten(0, 1)
+    terms = arm.loss(log_probs.flatten(0, 1), good, **inputs).view_as(log_probs)
+    total = (terms if weight is None else weight * terms).sum(dim=(1, 2))
+    return total / _denominator(arm, rolled, decision, terms.shape[2])
 
 
-def _check_inputs(log_probs: Tensor, batch: Batch) -> None:
-    mask, rewards, group = batch.sampled.mask, batch.rewards, batch.group
-    if log_probs.dim() != 3 or mask.shape != log_probs.shape or mask.dtype != torch.bool:
-        raise ValueError(
-            f"log_probs and mask must have one shape [P, N, T], mask bool, got "
-            f"{list(log_probs.shape)} and {mask.dtype} {list(mask.shape)}."
-        )
-    if rewards.shape != log_probs.shape[:2]:
-        raise ValueError(
-            f"rewards must have shape {list(log_probs.shape[:2])}, one per answer, got "
-            f"{list(rewards.shape)}."
-        )
-    if group < 2 or rewards.shape[1] % group:
-        raise ValueError(
-            f"group must be at least 2 and divide the {rewards.shape[1]} rows, got {group}; it is "
-            f"the number of answers to a prompt."
-        )
+def _denominator(arm: Arm, rolled: Rolled, decision: Decision, width: int) -> float | Tensor:
+    """Return D of each member, [P], or one number for all: real actions, all or the kept ones."""
+    mask, keep = rolled.get("mask"), decision.keep
+    if arm.denominator == "full" or keep is None:
+        if mask is None:
+            return float(rolled["log_probs"].shape[1] * width)
+        return mask.sum(dim=(1, 2)).clamp(min=1)
+    kept = keep.expand(*keep.shape[:2], width) if mask is None else keep & mask
+    return kept.sum(dim=(1, 2)).clamp(min=1)

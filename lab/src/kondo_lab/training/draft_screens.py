@@ -4,8 +4,9 @@
     quantised   its parameters of now, rounded to a few bits
     narrow      a narrower network that learns the policy's action probabilities as it goes
 
-A draft gives the gate its surprisal, and of bandits the baseline sum_a pi(a)^2 (`Update.screened`
-says whether it counts). Kept rows are trained by the policy itself, with its own advantages, so a
+A draft gives the gate its surprisal, and of bandits the baseline sum_a pi(a)^2 (`Arm.screened` says
+whether it counts). Beside them stands the exact screen of text: a forward of the learners, which
+its samplers do not save. Kept rows are trained by the policy itself, with its own advantages, so a
 bad draft costs good rows, never a wrong gradient.
 
 All that changes lives in tensors that stay where they are, and no value is read back, so that a
@@ -31,16 +32,25 @@ DRAFT_SEED = 1_000_003
 
 def make(
     program: Program, members: Sequence[Member], parameters: Parameters
-) -> "Stale | Quantised | Narrow | None":
-    """Return the draft of members that share an update program; None where the policy screens.
+) -> "Exact | Stale | Quantised | Narrow | None":
+    """Return the screen of members that share an arm's program; None where log-probs are there.
 
-    A draft is a `programs.Screen`: it gives the log-probs of what the policy sampled, and learns
-    if the draft does. `parameters` are views that follow the policy.
+    It is a `decisions.Screen`: it gives the log-probs of what the policy sampled, and learns if the
+    draft does. `parameters` are views that follow the policy.
     """
-    update = members[0].update
-    numbers = [member.update.draft for member in members]
-    match update.screen:
+    arm = members[0].arm
+    numbers = [member.arm.draft for member in members]
+    match arm.screen:
+        case "exact" | "free" if arm.gate is None:
+            return None
         case "exact":
+            return None if program.judges else Exact(program, parameters)
+        case "free":
+            if program.judges:
+                raise ValueError(
+                    f"screen must be exact for {type(program).__name__}, whose log-probs are the "
+                    f"learner's, got free."
+                )
             return None
         case "stale":
             return Stale(program, parameters, periods=numbers)
@@ -48,7 +58,25 @@ def make(
             return Quantised(program, parameters, bits=numbers)
         case "narrow":
             seeds = [member.seed for member in members]
-            return Narrow(program, parameters, width=update.draft, seeds=seeds)
+            return Narrow(program, parameters, width=arm.draft, seeds=seeds)
+
+
+class Exact:
+    """The policy itself, in a forward of its own."""
+
+    def __init__(self, program: Program, parameters: Parameters):
+        self._program, self._parameters = program, parameters
+
+    def __call__(self, rolled: Rolled, step: Tensor) -> Rolled:
+        """Return what the policy says now."""
+        return self._program.judge(self._parameters, rolled)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: it remembers nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore nothing."""
 
 
 class Stale:

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.losses import ImportanceWeighted
-from kondo_lab.training.member import Update
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram, SequenceProgram
 
@@ -21,9 +21,9 @@ DIVERGED = "diverged"
 IMAGES_AT_ONCE = 1000
 
 
-def importance_weighted(cap: float = math.inf) -> Update:
+def importance_weighted(cap: float = math.inf) -> Arm:
     """Return PG with weights pi / mu, exact or capped; they are not differentiated."""
-    return Update(loss=ImportanceWeighted(cap))
+    return Arm(loss=ImportanceWeighted(cap))
 
 
 def capped(cap: float) -> str:

@@ -1,14 +1,16 @@
 """The loop: all members step together; what can share kernels does.
 
-    begin step   draw, act, pay, decide           all members, one captured program
-    end step     gather kept rows, loss, Adam     one captured program per group and number of rows
+    experience   draw, act, pay; through actors with frictions     all members at once
+    decide       per rule: values, gate, kept rows                  `decisions.decide`
+    train        gather kept rows, loss, gradient, clip, Adam       per group and number of rows
 
-    rule         neighbours with the same update: one gate, one loss
+    rule         neighbours with the same arm: one gate, one loss
     group        rules whose rows have the same size: one forward, one backward, one Adam
 
 A gate may keep a different number of rows for each member and step. The rows of a group are padded
 to the next size in a short list (weight 0, so the gradient is exact), and only that many go through
-forward and backward.
+forward and backward. Text members do not ask the device for a number: where a rate does not fix it,
+all rows go through, with weight 0 for what is not kept, and the whole step is one CUDA graph.
 
 As in the author's code, Adam steps also where nothing was kept: its moments decay and move on.
 """
@@ -25,54 +27,57 @@ from torch import Tensor
 from kondo import adapters, sampling
 from kondo_lab.models.networks import Parameters
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training import draft_screens, frictions
+from kondo_lab.training import diagnostics, draft_screens, frictions
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.cuda_graphs import Captured
-from kondo_lab.training.member import Member, Update
-from kondo_lab.training.programs import Decision, Program, Rolled, decide
+from kondo_lab.training.decisions import Decision, decide, loss
+from kondo_lab.training.member import Member
+from kondo_lab.training.optimiser import StackedAdam, equal_neighbours
+from kondo_lab.training.programs import Program, Rolled, TextProgram
+from kondo_lab.training.supervised import Start
 
 
 class _Rule:
-    """Neighbouring members with the same update program."""
+    """Neighbouring members with the same arm."""
 
     def __init__(self, population: "Population", members: slice):
         own = population.members[members]
-        self.members, self.update = members, own[0].update
-        self.gate = copy.deepcopy(self.update.gate)
+        self.members, self.arm = members, own[0].arm
+        self.gate = copy.deepcopy(self.arm.gate)
         self.draws = population.draws.part(members)
-        self.screen = draft_screens.make(
-            population.program,
-            own,
-            {name: value[members] for name, value in population.parameters.items()},
-        )
+        # Views that follow the population.
+        parameters = {name: value[members] for name, value in population.parameters.items()}
+        self.screen = draft_screens.make(population.program, own, parameters)
 
     def decide(self, program: Program, rolled: Rolled, step: Tensor) -> Decision:
         """Choose the members' rows."""
         mine = {name: value[self.members] for name, value in rolled.items()}
-        return decide(program, self.update, self.gate, mine, self.draws, step, screen=self.screen)
+        return decide(program, self.arm, self.gate, mine, self.draws, step, screen=self.screen)
 
 
 class _Group:
     """Rules whose rows have the same size."""
 
     def __init__(self, population: "Population", rules: list[_Rule]):
-        self.rules = rules
+        self.rules, program = rules, population.program
         self.members = slice(rules[0].members.start, rules[-1].members.stop)
-        self.size, _ = row_shape(rules[0].update, population.program.num_rows)
+        self.size, _ = row_shape(rules[0].arm, program)
         # Leaves that share the population's memory: the sampler reads what Adam writes.
         self.leaves = {
             name: value[self.members].detach().requires_grad_()
             for name, value in population.parameters.items()
         }
-        rates = [member.learning_rate for member in population.members[self.members]]
-        self._equal_rates = list(_equal_neighbours(rates))
-        self.optimiser = torch.optim.Adam(
-            [
-                {"params": [leaf.detach()[members] for leaf in self.leaves.values()], "lr": rate}
-                for members, rate in self._equal_rates
-            ],
-            fused=True,
-            capturable=population.device.type == "cuda",
+        own = population.members[self.members]
+        self.optimiser = StackedAdam(
+            self.leaves,
+            [member.learning_rate for member in own],
+            decay_steps=[member.decay_steps for member in own],
+            max_norm=program.max_norm,
         )
+        fixed = [rule.arm.fixed_rows(program.num_rows, program.group) for rule in rules]
+        self.varies = None in fixed and not program.is_text
+        """Whether the number of kept rows must be asked for."""
+        self.chooses = not rules[0].arm.trains_all_rows and (self.varies or None not in fixed)
         self.decisions: list[Decision] = []
         self.order: Tensor | None = None
         self._programs: dict[int, Captured] = {}
@@ -80,15 +85,17 @@ class _Group:
     def decide(self, program: Program, rolled: Rolled, step: Tensor) -> None:
         """Choose the rows of every rule."""
         self.decisions = [rule.decide(program, rolled, step) for rule in self.rules]
-        orders = [decision.order for decision in self.decisions if decision.order is not None]
-        self.order = torch.cat(orders) if orders else None
+        orders = [decision.rows for decision in self.decisions if decision.rows is not None]
+        self.order = torch.cat(orders) if self.chooses else None
 
     def train(self, population: "Population", num_rows: int) -> None:
         """Update on the first `num_rows` rows of every member, by a program of that size."""
         if num_rows not in self._programs:
-            self._programs[num_rows] = Captured(
-                lambda: self._train(population, num_rows), population.device
-            )
+
+            def update() -> None:
+                self.update(population, num_rows)
+
+            self._programs[num_rows] = Captured(update, population.device)
         self._programs[num_rows]()
 
     def forget_programs(self) -> None:
@@ -96,39 +103,53 @@ class _Group:
         self._programs.clear()
 
     def gradients(
-        self, population: "Population", num_rows: int, *, loss_of: Update | None = None
+        self, population: "Population", num_rows: int, *, arm: Arm | None = None
     ) -> tuple[Tensor, ...]:
-        """Return the gradient of the summed losses, one tensor [p, ...] per parameter.
+        """Return the gradient of the summed losses: one tensor [p, ...] per parameter.
 
-        `loss_of` replaces the rules' own updates, e.g. by the exact gradient, on the same rows.
+        `arm` replaces the rules' own, e.g. by the exact gradient, on the same rows.
         """
-        program, rolled = population.program, population.rolled
-        mine = {name: value[self.members] for name, value in rolled.items()}
+        _, losses = self._losses(population, num_rows, arm)
+        return torch.autograd.grad(losses.sum(), list(self.leaves.values()))
+
+    def _losses(
+        self, population: "Population", num_rows: int, arm: Arm | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the group's rows, with their graph, and each member's loss."""
+        program, missing = population.program, population.missing
+        mine = {name: value[self.members] for name, value in population.rolled.items()}
         rows = None if self.order is None else self.order[:, :num_rows]
         outputs = program.outputs(self.leaves, mine, rows)
-        losses = []
+        found = []
         for rule, decision in zip(self.rules, self.decisions, strict=True):
             start = rule.members.start - self.members.start
             own = slice(start, start + rule.members.stop - rule.members.start)
             experience = {name: value[own] for name, value in mine.items()}
-            of_rule = None if rows is None else rows[own]
-            update = loss_of or rule.update
-            losses.append(program.loss(update, outputs[own], experience, decision, of_rule))
-        return torch.autograd.grad(torch.stack(losses).sum(), list(self.leaves.values()))
+            of_rule, used = None if rows is None else rows[own], arm or rule.arm
+            log_probs = program.taken(used, outputs[own], experience, of_rule)
+            unknown = None if missing is None else missing[rule.members]
+            found.append(
+                loss(program, used, log_probs, experience, decision, of_rule, missing=unknown)
+            )
+        return outputs, torch.cat(found)
 
-    def _train(self, population: "Population", num_rows: int) -> None:
-        gradients = self.gradients(population, num_rows)
-        for (members, _), entry in zip(self._equal_rates, self.optimiser.param_groups, strict=True):
-            for parameter, gradient in zip(entry["params"], gradients, strict=True):
-                parameter.grad = gradient[members]
-        self.optimiser.step()
-
-    @property
-    def varies(self) -> bool:
-        """Whether the number of kept rows must be asked for."""
-        return not all(
-            rule.update.trains_all_rows or rule.update.keeps_a_count for rule in self.rules
-        )
+    def update(self, population: "Population", num_rows: int) -> dict[str, Tensor]:
+        """Move the members; return metric -> [p] of what was trained, where it is measured."""
+        outputs, losses = self._losses(population, num_rows)
+        leaves = list(self.leaves.values())
+        program, step = population.program, population.step_number
+        if not program.is_text:
+            found = torch.autograd.grad(losses.sum(), leaves)
+            self.optimiser.step(dict(zip(self.leaves, found, strict=True)), step)
+            return {}
+        by_token, *each = torch.autograd.grad(losses.sum(), [outputs, *leaves])
+        norms = self.optimiser.step(dict(zip(self.leaves, each, strict=True)), step)
+        assert norms is not None
+        (decision,), mine = self.decisions, population.rolled
+        rolled = {name: value[self.members] for name, value in mine.items()}
+        rows = None if self.order is None else self.order[:, :num_rows]
+        measured = diagnostics.of_decision(program, rolled, decision, by_token, rows)
+        return measured | {"gradient norm": norms}
 
     def num_rows(self, busiest: int, all_rows: int) -> int:
         """Return the size to pad to when the busiest member keeps `busiest` rows."""
@@ -145,26 +166,22 @@ class Population:
         members: any number, in any order; no member's result depends on the others.
         device: where all of it lives.
         dtype: of the parameters; float64 for tests.
+        start: weights of every member's seed; fresh ones by default.
 
     Example:
         >>> import torch
-        >>> from kondo_lab.training.member import Member, Update
-        >>> from kondo_lab.training.programs import BanditProgram
-        >>> from kondo_lab.training.population import Population
         >>> from kondo_lab.tasks.bandits import ImageBandit
-        >>> members = [
-        ...     Member(series="PG", seed=seed, learning_rate=1e-3, update=Update())
-        ...     for seed in range(3)
-        ... ]
+        >>> from kondo_lab.training import arms
+        >>> from kondo_lab.training.member import each_seed
+        >>> from kondo_lab.training.population import Population
+        >>> from kondo_lab.training.programs import BanditProgram
+        >>> members = each_seed({"PG": arms.PG, "DG": arms.DG}, seeds=3, learning_rate=1e-3)
         >>> program = BanditProgram(ImageBandit.digits(), width=16, batch=10)
         >>> population = Population(program, members, device=torch.device("cpu"))
         >>> population.step()
         >>> population.num_steps
         1
     """
-
-    shown = "online error"
-    overlaps = True
 
     def __init__(
         self,
@@ -173,40 +190,80 @@ class Population:
         *,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        start: Start | None = None,
     ):
         if not members:
             raise ValueError("members must not be empty; a population trains at least one.")
+        self._check_queues(members)
+        if isinstance(program, TextProgram):
+            program.check_rows(len(members), device)
         self.program, self.device = program, device
         self.members = sorted(
             members,
             key=lambda member: (
-                row_shape(member.update, program.num_rows),
-                repr(member.update.order),
+                row_shape(member.arm, program),
+                repr(member.arm.order),
                 member.learning_rate,
             ),
         )
-        self.draws = Draws([member.seed for member in self.members], device)
-        fresh = program.network.initialise(self.draws)
+        seeds = [member.seed for member in self.members]
+        self.draws = Draws(seeds, device)
+        fresh = program.network.initialise(self.draws) if start is None else start.of(seeds)
         self.parameters: Parameters = {
-            name: value.to(dtype).contiguous() for name, value in fresh.items()
+            name: value.to(device, dtype).contiguous() for name, value in fresh.items()
         }
-        self.groups = self._make_groups()
         self.actors = frictions.make(program, self.members, self.parameters)
-        self.num_steps = 0
-        self.since_log = 0
+        self.missing = None if self.actors is None else self.actors.missing
+        self.groups = self._make_groups()
+        self.num_steps = self.since_log = 0
         self.rolled: Rolled = {}
-        size = len(self.members)
-        self._step = torch.zeros((), dtype=torch.int64, device=device)
-        self._error = torch.zeros(size, dtype=torch.float64, device=device)
-        self._backward = torch.zeros(size, dtype=torch.int64, device=device)
+        self.step_number = torch.zeros((), dtype=torch.int64, device=device)
+        """Of the step under way, counted from 1."""
+        self._sums: dict[str, Tensor] = {}
+        self._backward = torch.zeros(len(seeds), dtype=torch.int64, device=device)
         self._busiest = torch.zeros(len(self.groups), dtype=torch.int64, device=device)
+        self._varies = any(group.varies for group in self.groups)
         self._begin = Captured(self._begin_step, device)
+        self._evaluate = program.evaluator(self.parameters, self.draws)
+
+    def _check_queues(self, members: Sequence[Member]) -> None:
+        if any(member.frictions.queue for member in members):
+            raise ValueError(
+                "members must have no queue: actors and learner take turns here; "
+                "kondo_lab.training.asynchronous trains with one."
+            )
 
     def _make_groups(self) -> list[_Group]:
-        programs = [member.update.program for member in self.members]
-        rules = [_Rule(self, members) for members, _ in _equal_neighbours(programs)]
-        shapes = [row_shape(rule.update, self.program.num_rows) for rule in rules]
-        return [_Group(self, rules[some]) for some, _ in _equal_neighbours(shapes)]
+        programs = [member.arm.program for member in self.members]
+        rules: list[_Rule] = []
+        for members, _ in equal_neighbours(programs):
+            most = self.program.most_members(
+                row_shape(self.members[members.start].arm, self.program)[0]
+            )
+            size = members.stop - members.start if most is None else most
+            rules += [
+                _Rule(self, slice(first, min(first + size, members.stop)))
+                for first in range(members.start, members.stop, size)
+            ]
+        if self.program.is_text:  # as many as fit into one forward: a group each
+            return [_Group(self, [rule]) for rule in rules]
+        shapes = [row_shape(rule.arm, self.program) for rule in rules]
+        return [_Group(self, rules[some]) for some, _ in equal_neighbours(shapes)]
+
+    @property
+    def shown(self) -> str:
+        """Metric that progress shows."""
+        return self.program.shown
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it gets a stream of its own on a GPU; a step of text fills the device."""
+        return not self.program.is_text
+
+    @property
+    def num_rows(self) -> int:
+        """Samples of a step and member."""
+        return self.program.num_rows
 
     def step(self) -> None:
         """Make one update of every member."""
@@ -214,36 +271,68 @@ class Population:
         self.end_step()
 
     def begin_step(self) -> None:
-        """Draw, act, pay and decide; on a GPU this only queues the work."""
+        """Do what needs no answer from the device: on a GPU this only queues the work."""
         self._begin()
 
     def end_step(self) -> None:
-        """Update on the kept rows."""
-        asked = any(group.varies for group in self.groups)
-        busiest = self._busiest.tolist() if asked else [0] * len(self.groups)
-        for group, kept in zip(self.groups, busiest, strict=True):
-            group.train(self, group.num_rows(kept, self.program.num_rows))
+        """Update on the kept rows, where their number had to be asked for."""
+        if self._varies:
+            busiest = self._busiest.tolist()
+            for group, kept in zip(self.groups, busiest, strict=True):
+                group.train(self, group.num_rows(kept, self.program.num_rows))
         self.num_steps += 1
         self.since_log += 1
 
     def _begin_step(self) -> None:
-        self._step.add_(1)
-        self.roll(self._step)
-        self._error.add_(1 - self.rolled["rewards"].flatten(1).double().mean(dim=1))
-        for number, group in enumerate(self.groups):
-            kept = torch.cat([decision.kept for decision in group.decisions])
-            self._backward[group.members].add_(kept)
-            self._busiest[number].copy_(kept.max())
+        self.step_number.add_(1)
+        self.roll(self.step_number)
+        if self._varies:
+            self._count({"online error": self._error()}, [])
+            for number, group in enumerate(self.groups):
+                kept = torch.cat([decision.kept for decision in group.decisions])
+                self._busiest[number].copy_(kept.max())
+        else:
+            self.learn()
+
+    def experience(self, parameters: Parameters, step: Tensor) -> Rolled:
+        """Return the experience of `step`, of actors who get these parameters."""
+        if self.actors is not None:
+            return self.actors(parameters, self.draws, step)
+        rolled = self.program.act(parameters, self.draws, step)
+        return rolled | {"rewards": self.program.pay(rolled)}
 
     def roll(self, step: Tensor) -> None:
         """Draw the experience of `step` and let every group decide on it."""
-        if self.actors is None:
-            self.rolled = self.program.act(self.parameters, self.draws, step)
-            self.rolled["rewards"] = self.program.pay(self.rolled)
-        else:
-            self.rolled = self.actors(self.parameters, self.draws, step)
+        self.rolled = self.experience(self.parameters, step)
         for group in self.groups:
             group.decide(self.program, self.rolled, step)
+
+    def learn(self) -> None:
+        """Update every member on what was decided."""
+        of_groups = [group.update(self, group.size) for group in self.groups]
+        if not self.program.is_text:
+            self._count({"online error": self._error()}, of_groups)
+            return
+        group = self.program.group
+        found = diagnostics.of_experience(self.rolled, group)
+        found |= diagnostics.of_delight(self.rolled, group)
+        found["tokens generated"] = self.rolled["mask"].sum(dim=(1, 2))
+        self._count(found, of_groups)
+
+    def _error(self) -> Tensor:
+        return 1 - self.rolled["rewards"].flatten(1).double().mean(dim=1)
+
+    def _count(self, found: dict[str, Tensor], of_groups: list[dict[str, Tensor]]) -> None:
+        """Add to the sums of all metrics, and the rows that were paid for."""
+        for name in of_groups[0] if of_groups else ():
+            found[name] = torch.cat([own[name] for own in of_groups])
+        for name, value in found.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(value, dtype=torch.float64)
+            self._sums[name].add_(value)
+        for group in self.groups:
+            kept = torch.cat([decision.kept for decision in group.decisions])
+            self._backward[group.members].add_(kept)
 
     @contextmanager
     def aside(self, step: Tensor) -> Iterator[None]:
@@ -255,10 +344,11 @@ class Population:
         gates = [rule.gate for rule in self._rules if rule.gate is not None]
         rolling = any(adapters.adapter_of(gate).remembers for gate in gates)
         drafted = any(rule.screen is not None for rule in self._rules)
+        stale = self.actors is not None and self.actors.past is not None
         for has_it, what, who in (
             (rolling, "a rolling gate", "it remembers"),
             (drafted, "a draft screen", "it remembers"),
-            (self._past is not None, "stale actors", "they remember"),
+            (stale, "stale actors", "they remember"),
         ):
             if has_it:
                 raise ValueError(f"a population with {what} cannot look aside; {who}.")
@@ -272,21 +362,21 @@ class Population:
             for group, (decisions, order) in zip(self.groups, decided, strict=True):
                 group.decisions, group.order = decisions, order
 
-    @property
-    def num_rows(self) -> int:
-        """Samples of a step and member."""
-        return self.program.num_rows
-
     def read(self) -> dict[str, list[float]]:
-        """Return each member's online error: the mean of 1 - reward since the last call."""
-        error: list[float] = (self._error / self.since_log).tolist()
-        self._error.zero_()
+        """Return metric -> one number per member: means since the last call, and totals."""
+        values = {}
+        for name, total in self._sums.items():
+            if name in diagnostics.TOTALS:
+                values[name] = total.tolist()
+            else:
+                values[name] = (total / self.since_log).tolist()
+                total.zero_()
         self.since_log = 0
-        return {self.shown: error}
+        return values
 
     def evaluate(self) -> dict[str, Tensor]:
-        """Return the held-out errors of the members, by metric."""
-        return self.program.evaluate(self.parameters)
+        """Return held-out metric -> [P]."""
+        return self._evaluate()
 
     def read_backward(self) -> list[int]:
         """Return the rows each member has paid a backward pass for."""
@@ -299,11 +389,12 @@ class Population:
             "num_steps": self.num_steps,
             "since_log": self.since_log,
             "parameters": self.parameters,
-            "counters": [self._step, self._error, self._backward],
+            "counters": [self.step_number, self._backward],
+            "sums": self._sums,
             "optimisers": [group.optimiser.state_dict() for group in self.groups],
             "gates": [rule.gate.state_dict() if rule.gate else {} for rule in self._rules],
             "screens": [rule.screen.state_dict() if rule.screen else None for rule in self._rules],
-            "past": None if self._past is None else self._past.rings,
+            "actors": None if self.actors is None else self.actors.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -311,9 +402,9 @@ class Population:
         self.num_steps, self.since_log = state["num_steps"], state["since_log"]
         for name, value in self.parameters.items():
             value.copy_(state["parameters"][name])
-        counters = (self._step, self._error, self._backward)
-        for own, saved in zip(counters, state["counters"], strict=True):
+        for own, saved in zip((self.step_number, self._backward), state["counters"], strict=True):
             own.copy_(saved)
+        self._sums = {name: value.clone() for name, value in state["sums"].items()}
         for group, adam in zip(self.groups, state["optimisers"], strict=True):
             group.optimiser.load_state_dict(adam)
             group.forget_programs()
@@ -323,35 +414,24 @@ class Population:
                 rule.gate.load_state_dict(gate)
             if rule.screen is not None:
                 rule.screen.load_state_dict(screen)
-        if self._past is not None:
-            for name, ring in self._past.rings.items():
-                ring.copy_(state["past"][name])
+        if self.actors is not None:
+            self.actors.load_state_dict(state["actors"])
 
     @property
     def _rules(self) -> list[_Rule]:
         return [rule for group in self.groups for rule in group.rules]
 
-    @property
-    def _past(self) -> frictions.Snapshots | None:
-        """Parameters that stale actors still act with."""
-        return None if self.actors is None else self.actors.past
 
-
-def row_shape(update: Update, num_rows: int) -> tuple[int, bool]:
-    """Return how many rows an update trains on at least, and whether it chooses them.
+def row_shape(arm: Arm, program: Program) -> tuple[int, bool]:
+    """Return how many rows an arm trains on at least, and whether it chooses them.
 
     Groups are made by it. A gate with rate 1 trains on all rows too, but in an order of its own.
     """
-    if update.trains_all_rows:
+    num_rows = program.num_rows
+    if arm.trains_all_rows:
         return num_rows, False
-    rate = getattr(update.gate, "rate", None)
+    fixed = arm.fixed_rows(num_rows, program.group)
+    if fixed is not None or program.is_text:
+        return (num_rows if fixed is None else fixed), fixed is not None
+    rate = getattr(arm.gate, "rate", None)
     return (1 if rate is None else sampling.count_for(rate, num_rows)), True
-
-
-def _equal_neighbours(keys: Sequence[Any]) -> Iterator[tuple[slice, Any]]:
-    """Yield the slices of equal neighbours."""
-    start = 0
-    for stop in range(1, len(keys) + 1):
-        if stop == len(keys) or keys[stop] != keys[start]:
-            yield slice(start, stop), keys[start]
-            start = stop

@@ -32,12 +32,16 @@ Enough = Callable[[Sequence[dict[str, Any]]], bool]
 class Trainable(Protocol):
     """What the loop needs from a population."""
 
-    shown: str
-    """Metric of `read` that progress shows."""
-    overlaps: bool
-    """Whether it gets a stream of its own on a GPU."""
     num_steps: int
     """Made so far."""
+
+    @property
+    def shown(self) -> str:
+        """Metric of `read` that progress shows."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it gets a stream of its own on a GPU."""
 
     @property
     def members(self) -> Sequence[Any]:
@@ -84,7 +88,7 @@ def side_by_side(
     """
     by_shape: dict[tuple[int, bool], list[Member]] = {}
     for member in members:
-        shape = row_shape(member.update, program.num_rows)
+        shape = row_shape(member.arm, program)
         by_shape.setdefault(shape, []).append(member)
     return [Population(program, some, device=device) for some in by_shape.values()]
 

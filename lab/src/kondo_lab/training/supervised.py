@@ -2,16 +2,15 @@
 
     loss = - mean over completion tokens of log pi(demonstrated token)
 
-Members differ by seed: of their weights and of their prompts. All contenders of a seed start from
+Members differ by seed: of their weights and of their prompts. All arms of a seed start from
 the same weights, which can be saved and loaded.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,65 +22,10 @@ from kondo_lab.models.sampler import completion_mask, sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text.base import TextTask
 from kondo_lab.training.cuda_graphs import Captured
+from kondo_lab.training.optimiser import StackedAdam
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 WARMUP = 0.1
 """Share of the supervised steps in which the learning rate rises."""
-CLIP_EPSILON = 1e-6
-"""Added to a norm before it divides, as by `torch.nn.utils.clip_grad_norm_`."""
-
-
-class StackedAdam:
-    """Adam of P members, each with a learning rate and a gradient norm of its own.
-
-        m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
-        theta <- theta - rate * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
-
-    t is counted on the device, so that a step can be replayed from a CUDA graph.
-
-    Args:
-        parameters: [P, ...] each; written in place.
-        max_norm: a member's gradient is scaled down to this global norm; infinite leaves it.
-    """
-
-    def __init__(self, parameters: Parameters, *, max_norm: float = math.inf):
-        if not max_norm > 0:
-            raise ValueError(f"max_norm must be > 0, got {max_norm}; infinite means no clipping.")
-        self.parameters, self.max_norm = parameters, max_norm
-        self.first = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        self.second = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        some = next(iter(parameters.values()))
-        self.num_steps = torch.zeros((), dtype=torch.float64, device=some.device)
-
-    @torch.no_grad()
-    def step(self, gradients: Parameters, rates: Tensor) -> Tensor:
-        """Move members by rates [P]; return their gradients' global norms [P] before clipping."""
-        norm = partial(torch.linalg.vector_norm, dim=1)
-        norms: Tensor = norm(
-            torch.stack([norm(each.flatten(1)) for each in gradients.values()], dim=1)
-        )
-        shrink = (self.max_norm / (norms + CLIP_EPSILON)).clamp(max=1.0)
-        self.num_steps.add_(1)
-        left_1, left_2 = (1 - beta**self.num_steps for beta in (BETA_1, BETA_2))
-        for name, value in self.parameters.items():
-            gradient = gradients[name] * _beside(shrink, value)
-            first, second = self.first[name], self.second[name]
-            first.lerp_(gradient, 1 - BETA_1)
-            second.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
-            size = (second / left_2.to(value.dtype)).sqrt_().add_(EPSILON)
-            value.sub_(first / size * _beside(rates / left_1, value))
-        return norms
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on, but the parameters."""
-        return {"first": self.first, "second": self.second, "num_steps": self.num_steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore, in place, what `state_dict` returned."""
-        for name in self.parameters:
-            self.first[name].copy_(state["first"][name])
-            self.second[name].copy_(state["second"][name])
-        self.num_steps.copy_(state["num_steps"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +109,9 @@ def warm_start(
     draws = Draws(seeds, device)
     parameters = {name: value.contiguous() for name, value in model.initialise(draws).items()}
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    adam = StackedAdam(parameters, max_norm=1.0)
+    adam = StackedAdam(parameters, [learning_rate] * len(seeds), max_norm=1.0)
+    rate = torch.tensor(learning_rate, device=device)
+    adam.set_rate(rate)
     step = torch.zeros((), dtype=torch.int64, device=device)
     loss = torch.zeros(len(seeds), device=device)
 
@@ -173,8 +119,8 @@ def warm_start(
         step.add_(1)
         losses = demonstration_loss(model, leaves, task, draws, step, batch)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        rate = learning_rate_at(step, num_steps, highest=learning_rate, warmup=WARMUP)
-        adam.step(dict(zip(leaves, gradients, strict=True)), rate.expand(len(seeds)))
+        rate.copy_(learning_rate_at(step, num_steps, highest=learning_rate, warmup=WARMUP))
+        adam.step(dict(zip(leaves, gradients, strict=True)))
         loss.copy_(losses.detach())
 
     program, points = Captured(update, device), []

@@ -4,7 +4,7 @@
     select     signal -> gate -> kept tokens, and packs of what they need
     train      forward and backward of the packs
 
-Every contender goes through `kondo.backward`, and so has the same packing and head; a dense one has
+Every arm goes through `kondo.backward`, and so has the same packing and head; a dense one has
 no gate. The plain way pads all rows to one length: a second witness of what dense costs.
 """
 
@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import kondo
-from kondo import BaseGate, Choice, adapters, advantage, lm, signals
+from kondo import BaseGate, Choice, adapters, lm
 from kondo.lm import BudgetGate
-from kondo_lab.training import contenders, decisions
-from kondo_lab.training.contenders import Contender
-from kondo_lab.training.decisions import Batch
+from kondo_lab.tasks.draws import Draws
+from kondo_lab.training import decisions
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import DrawnVarianceGate, WithDraws
 from kondo_lab.training.losses import inputs_of
+from kondo_lab.training.programs import Program, Rolled
 
 STAGES = ("generate", "reward", "screen", "select", "train", "optimiser")
 LEARNER, LOOP = "learner", "loop"
@@ -49,42 +50,46 @@ class Learned(NamedTuple):
     """Of screen, select and train."""
 
 
-def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) -> Learned:
-    """Add to `.grad` the gradient of the contender's loss, through `kondo.backward`.
+def product_backward(
+    arm: Arm,
+    policy: lm.CausalLM,
+    program: Program,
+    rolled: Rolled,
+    draws: Draws,
+    step: int,
+) -> Learned:
+    """Add to `.grad` the gradient of the arm's loss, through `kondo.backward`.
 
-    The choices are those of `decisions.decide`; the batch is that of one member.
+    The choices are those of `decisions.decide`; the experience is that of one member.
     """
-    tokens, log_probs, _, mask = (part[0] for part in batch.sampled)
-    prompt_length = tokens.shape[1] - mask.shape[1]
-    on_rows = partial(pad, pad=(prompt_length, 0))  # [N, La] -> [N, Lp + La]
+    tokens, log_probs, mask = (rolled[name][0] for name in ("tokens", "log_probs", "mask"))
+    on_rows = partial(pad, pad=(program.prompt_length, 0))  # [N, La] -> [N, Lp + La]
     rows = lm.TokenRows(
         input_ids=tokens,
         attention_mask=on_rows(mask, value=True),
         completion_mask=on_rows(mask),
     )
-    old = on_rows(log_probs)
+    old, centred = on_rows(log_probs), program.advantages(arm, rolled)
     clock = Clock(tokens.device)
     with clock.stage("select"):  # some choose here, before the engine asks
-        gate, advantages = _gate(contender, rows, batch)
-        if isinstance(gate, BaseGate):
-            gate.signal = _signal(contender, gate, batch)
+        gate, advantages = _gate(arm, program, rows, rolled, draws, step)
     kept: Counter[str] = Counter()
 
     def loss(log_probs: Tensor, _: Tensor, *, own: Tensor, old: Tensor) -> Tensor:
         kept["tokens"] += log_probs.numel()  # a pack holds kept tokens alone
-        inputs = inputs_of(contender.loss, {"old_log_probs": lambda: old})
-        return contender.loss(log_probs, own, **inputs)
+        inputs = inputs_of(arm.loss, {"old_log_probs": lambda: old})
+        return arm.loss(log_probs, own, **inputs)
 
     report = kondo.backward(
         policy,
         rows,
-        advantage.group_mean(batch.rewards[0], batch.group),
+        centred.flatten(),
         gate=gate,
-        unit=contender.unit,
-        screen=old if contender.screen == "free" else None,
+        unit=arm.unit,
+        screen=old if arm.screen == "free" else None,
         loss=loss,
         loss_inputs={"own": advantages, "old": old},
-        options=kondo.Options(denominator=contender.denominator),
+        options=kondo.Options(denominator=arm.denominator),
     )
     spent = report.seconds
     return Learned(
@@ -101,43 +106,38 @@ def product_backward(contender: Contender, policy: lm.CausalLM, batch: Batch) ->
 
 
 def _gate(
-    contender: Contender, rows: lm.TokenRows, batch: Batch
+    arm: Arm, program: Program, rows: lm.TokenRows, rolled: Rolled, draws: Draws, step: int
 ) -> tuple[BaseGate | Choice | None, Tensor]:
-    """Return a copy of the contender's gate for these rows, and the advantages [N] of its loss."""
-    gate, (_, rewards, _, _, group) = copy.copy(contender.gate), batch
-    advantages = decisions.loss_advantages(contender, rewards, group)
+    """Return a copy of the arm's gate for these rows, and the advantages [N] of its loss."""
+    gate, centred = copy.copy(arm.gate), program.advantages(arm, rolled)
+    advantages = program.trained_advantages(arm, rolled, centred, None)
+    if gate is None:
+        return None, advantages.flatten()
+    if isinstance(gate, DrawnVarianceGate):
+        keep = decisions.select(program, arm, gate, rolled, centred, draws, step).keep
+        advantages = program.trained_advantages(arm, rolled, centred, keep)
+        return Choice.of(keep[0]), advantages.flatten()
+    known = decisions.known_values(program, arm, gate, rolled, centred, draws, step)
+    if known is not None:  # of one member
+        of_members = known
+        gate.signal = lambda log_probs, advantages, *, mask: of_members(
+            log_probs, advantages, mask=mask
+        )[0]
     if isinstance(gate, BudgetGate):
         gate = gate.for_rows(rows)
-    if isinstance(gate, DrawnVarianceGate):
-        keep = decisions.choose_rows(gate, advantage.group_mean(rewards, group), batch).keep
-        if gate.group is not None:
-            advantages = decisions.loss_advantages(contender, rewards, group, among=keep)
-        return Choice.of(keep[0]), advantages[0]
-    if gate is not None and adapters.adapter_of(gate).draws:
-        draws = decisions.draws_of(gate, batch.draws, batch.step, rewards.shape[1])
-        gate = WithDraws(gate, draws[0])
-    return gate, advantages[0]
-
-
-def _signal(contender: Contender, gate: BaseGate, batch: Batch) -> signals.Signal:
-    """Return what the gate looks at, with the sampler's entropies and texts and its own draws."""
-    by_row, prompt_length = contender.unit == "sequence", batch.sampled.prompts.shape[-1]
-    given = gate.signal in (contenders.entropy, signals.uniform)
-    given |= isinstance(gate.signal, contenders.PartialDelight)
-    if not given and (signals.needs_log_probs(gate.signal) or not by_row):
-        return gate.signal
-    (values,) = decisions.values_of(contender, gate, batch, batch.sampled.log_probs)
-
-    def known(log_probs: Tensor, advantages: Tensor, *, mask: Tensor) -> Tensor:
-        return values if by_row else pad(values, (prompt_length, 0)).where(mask, 0.0)
-
-    return known
+    elif adapters.adapter_of(gate).draws:
+        drawn = decisions.draws_of(gate, draws, step, program.num_rows)
+        gate = WithDraws(gate, drawn[0])
+    return gate, advantages.flatten()
 
 
 def plain_backward(
-    contender: Contender,
+    arm: Arm,
     module: torch.nn.Module,
-    batch: Batch,
+    program: Program,
+    rolled: Rolled,
+    draws: Draws,
+    step: int,
     *,
     max_tokens: int,
     filtered: bool = False,
@@ -145,36 +145,41 @@ def plain_backward(
     """Add the same gradient to `.grad` by a loop without kondo: all rows, weighted afterwards.
 
     Args:
-        contender: the rule; of a gate, the choice is only a mask and saves nothing.
+        arm: the rule; of a gate, the choice is only a mask and saves nothing.
         module: token ids [B, T] -> logits [B, T, V].
-        batch: of one member.
+        program: task and shapes.
+        rolled: experience of one member.
+        draws: its random sources.
+        step: of the draws.
         max_tokens: most tokens of a forward.
         filtered: leave out rows of weight or advantage 0, whose gradient is 0.
     """
-    tokens, prompt_length = batch.sampled.tokens[0], batch.sampled.prompts.shape[-1]
-    clock, total = Clock(tokens.device), batch.rewards.new_zeros(())
+    tokens, first = rolled["tokens"][0], program.prompt_length
+    clock, total = Clock(tokens.device), torch.zeros((), device=tokens.device)
     num_rows, num_columns = tokens.shape
     with clock.stage("select"):
-        chosen = decisions.decide(contender, batch)
+        decision = decisions.decide(program, arm, arm.gate, rolled, draws, step)
         rows = torch.arange(num_rows, device=tokens.device)
         if filtered:
-            rows = rows[chosen.weight[0].any(dim=1) & (chosen.advantages[0] != 0)]
+            able = decision.advantages[0, :, 0] != 0
+            if decision.keep is not None:
+                able = able & decision.keep[0].any(dim=1)
+            rows = rows[able]
     with clock.stage("train"):
         size = max(1, max_tokens // num_columns)
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
-            logits = module(tokens[some, :-1])[:, prompt_length - 1 :]
-            of_tokens = tokens[some, prompt_length:].unsqueeze(2)
+            logits = module(tokens[some, :-1])[:, first - 1 :]
+            of_tokens = tokens[some, first:].unsqueeze(2)
             new = logits.log_softmax(dim=2).gather(2, of_tokens).squeeze(2).unsqueeze(0)
-            part = decisions.loss(
-                contender, new, batch.sampled, chosen, rows=some.unsqueeze(0)
-            ).sum()
+            part = decisions.loss(program, arm, new, rolled, decision, some.unsqueeze(0)).sum()
             part.backward()  # type: ignore[no-untyped-call]
             total = total + part.detach()
+    kept = rolled["mask"] if decision.keep is None else decision.keep & rolled["mask"]
     return Learned(
         rows=len(rows),
         tokens=len(rows) * num_columns,
-        kept=int(chosen.tokens_kept) if len(rows) else 0,
+        kept=int(kept.sum()) if len(rows) else 0,
         loss=float(total),
         seconds={stage: clock.seconds[stage] for stage in ("screen", "select", "train")},
     )

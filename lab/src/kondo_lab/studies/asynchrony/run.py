@@ -23,10 +23,11 @@ from kondo.actors.setup import Setup
 from kondo_lab.models.policies import MLP
 from kondo_lab.studies.asynchrony.settings import Crew, Settings
 from kondo_lab.tasks.digits import DigitsBandit
-from kondo_lab.training import image_bandits, learner_error, updates
+from kondo_lab.training import arms, image_bandits, learner_error
 from kondo_lab.training.actors import digits, slowed
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.learner_error import LEARNER_ERROR
-from kondo_lab.training.member import Frictions, Member, Update
+from kondo_lab.training.member import Frictions, Member
 from kondo_lab.training.part import Context, Part, Record, Stopped
 from kondo_lab.training.run import train
 
@@ -49,7 +50,7 @@ class Method(NamedTuple):
 
     on_actors: Mapping[str, Any]
     """Fields of the actors' settings."""
-    update: Update
+    arm: Arm
 
 
 _EVERYTHING = {"gate": "price:-inf", "at_source": False}
@@ -59,11 +60,11 @@ def methods(settings: Settings) -> dict[str, Method]:
     """Return the compared rules by name."""
     weighted = {"loss": losses.is_pg, "behaviour_input": "behaviour_log_probs"}
     return {
-        "PG": Method(_EVERYTHING, updates.PG),
+        "PG": Method(_EVERYTHING, arms.PG),
         "IS-PG": Method(_EVERYTHING | weighted, learner_error.importance_weighted()),
-        "DG": Method(_EVERYTHING | {"loss": losses.dg}, updates.DG),
-        updates.percent(settings.rate): Method(
-            {"gate": f"delight:{settings.rate}"}, updates.kondo_count(settings.rate)
+        "DG": Method(_EVERYTHING | {"loss": losses.dg}, arms.DG),
+        arms.dg_k(settings.rate): Method(
+            {"gate": f"delight:{settings.rate}"}, arms.kondo_count(settings.rate)
         ),
     }
 
@@ -210,7 +211,7 @@ def _simulated(
             seed=seed,
             learning_rate=settings.learning_rate,
             setting=math.nan,
-            update=method.update,
+            arm=method.arm,
             frictions=delay,
         )
         for how, delay in delays.items()

@@ -61,7 +61,7 @@ def rows(records: pd.DataFrame, settings: Settings, task: str) -> list[Row]:
         found.append(
             Row(
                 method=name,
-                dense=method.dense,
+                dense=method.trains_all_rows,
                 steps=int(last["step"]),
                 samples=float(last["forward"]),
                 backward_passes=float(last["backward"]),

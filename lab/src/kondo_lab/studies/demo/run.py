@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from kondo import Gate, losses
 from kondo_lab.models.policies import MLP, Transformer
 from kondo_lab.studies.demo.settings import DigitsSettings, ReversalSettings, Settings
 from kondo_lab.studies.demo.training import (
@@ -21,8 +22,8 @@ from kondo_lab.studies.demo.training import (
 )
 from kondo_lab.tasks import digits, reversal, seeds
 from kondo_lab.tasks.rollout import Task
-from kondo_lab.training import methods, worker_pool
-from kondo_lab.training.methods import Method
+from kondo_lab.training import worker_pool
+from kondo_lab.training.arms import Arm, percent
 from kondo_lab.training.part import Context, Part, Record, Stopped
 
 ONLINE, TEST = "online error", "test error"
@@ -31,12 +32,13 @@ NUM_POINTS = 100
 """Of a run's curve."""
 
 
-def compared(settings: Settings) -> list[Method]:
-    """Return the demo's methods, the baseline first."""
-    return [methods.PG, methods.DG, methods.dg_k(settings.rate)]
+def compared(settings: Settings) -> list[Arm]:
+    """Return the demo's arms, the baseline first."""
+    gated = Arm(name=f"DG-K ({percent(settings.rate)})", gate=Gate(rate=settings.rate))
+    return [Arm(name="PG"), Arm(name="DG", loss=losses.dg), gated]
 
 
-def make_run(settings: Settings, task: str, method: Method, seed: int) -> TrainingRun:
+def make_run(settings: Settings, task: str, arm: Arm, seed: int) -> TrainingRun:
     """Return a fresh run on a task."""
     chosen: DigitsSettings | ReversalSettings
     policy: MLP | Transformer
@@ -61,7 +63,7 @@ def make_run(settings: Settings, task: str, method: Method, seed: int) -> Traini
     return TrainingRun(
         source,
         policy,
-        method=method,
+        arm=arm,
         seed=seed,
         num_steps=chosen.num_steps,
         learning_rate=chosen.learning_rate,
@@ -128,19 +130,19 @@ def train_seeds(
 ) -> list[RunResult]:
     """Train every method for these seeds, side by side; the job of a worker."""
     makers = [
-        partial(make_run, settings, task, method, seed)
+        partial(make_run, settings, task, arm, seed)
         for seed in seed_list
-        for method in compared(settings)
+        for arm in compared(settings)
     ]
     warm_up(makers)
     runs = [make() for make in makers]
     for done in interleave(runs, rounds=settings.rounds, stopped=stopped):
         # Of the last seed here: the note only shows how training goes.
-        errors = {run.method.name: mean_error(run.records, window(run.num_steps)) for run in runs}
+        errors = {run.arm.name: mean_error(run.records, window(run.num_steps)) for run in runs}
         send((done / settings.rounds, errors))
     return [
         RunResult(
-            method=run.method.name,
+            method=run.arm.name,
             seed=run.seed,
             steps=run.records,
             finished=len(run.records) == run.num_steps,

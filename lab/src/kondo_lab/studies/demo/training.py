@@ -8,6 +8,7 @@ and costs no forward. Dense methods get the same tensor and so are charged no sc
 either; choosing units is not charged to them at all (see `StepRecord.gate`).
 """
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ import torch
 import kondo
 from kondo_lab.models.policies import MLP, Transformer
 from kondo_lab.tasks.rollout import Task
-from kondo_lab.training.methods import Method
+from kondo_lab.training.arms import Arm
 
 # Errors are means over this share of a run's steps.
 WINDOW_SHARE = 0.05
@@ -43,22 +44,22 @@ class StepRecord(NamedTuple):
 
 
 class TrainingRun:
-    """One policy, trained in place on one task by one method with Adam; `seed` names the run."""
+    """One policy, trained in place on one task by one arm with Adam; `seed` names the run."""
 
     def __init__(
         self,
         task: Task,
         policy: MLP | Transformer,
         *,
-        method: Method,
+        arm: Arm,
         seed: int,
         num_steps: int,
         learning_rate: float,
     ):
-        self.method, self.seed, self.num_steps = method, seed, num_steps
+        self.arm, self.seed, self.num_steps = arm, seed, num_steps
         self.records: list[StepRecord] = []
         self._task, self._policy = task, policy
-        self._gate = method.make_gate()
+        self._gate = copy.deepcopy(arm.gate)  # a gate may remember past batches
         self._optimiser = torch.optim.Adam(policy.parameters(), lr=learning_rate)
 
     def step(self) -> None:
@@ -72,7 +73,7 @@ class TrainingRun:
             rollout.rows,
             rollout.advantages,
             gate=self._gate,
-            loss=self.method.loss,
+            loss=self.arm.loss,
             screen=rollout.log_probs,
             unit=self._task.unit,
         )
@@ -83,7 +84,11 @@ class TrainingRun:
         spent = report.seconds
         # A dense loop chooses nothing. The engine's bookkeeping would be a cost that only our
         # baseline pays, and would flatter the gate.
-        chosen = 0.0 if self.method.dense else spent["screen"] + spent["select"] + spent["compact"]
+        chosen = (
+            0.0
+            if self.arm.trains_all_rows
+            else spent["screen"] + spent["select"] + spent["compact"]
+        )
         self.records.append(
             StepRecord(
                 error=1 - float(rollout.rewards.mean()),

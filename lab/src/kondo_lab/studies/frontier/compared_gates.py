@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from kondo import Gate, signals
 from kondo_lab.studies.frontier.settings import Settings
-from kondo_lab.training import updates
-from kondo_lab.training.member import Member, Update, each_seed
+from kondo_lab.training import arms
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member, each_seed
 
 DG_K = "DG-K"
 """The papers' gate: everything from the batch's quantile upwards, ties included."""
@@ -20,7 +21,7 @@ class Line(NamedTuple):
     """Lines of one family differ in their rate or price alone."""
     rate: float
     """Share of rows kept: 1 where all are, NaN where a price decides."""
-    update: Update
+    arm: Arm
 
     @property
     def setting(self) -> float:
@@ -30,7 +31,7 @@ class Line(NamedTuple):
     @property
     def price(self) -> float:
         """The price, where one decides."""
-        gate = self.update.gate
+        gate = self.arm.gate
         assert isinstance(gate, Gate)
         assert gate.price is not None
         return gate.price
@@ -38,23 +39,23 @@ class Line(NamedTuple):
 
 def lines(settings: Settings) -> list[Line]:
     """Return every gate of the study."""
-    found = [Line("PG", "PG", 1.0, updates.PG), Line("DG", "DG", 1.0, updates.DG)]
+    found = [Line("PG", "PG", 1.0, arms.PG), Line("DG", "DG", 1.0, arms.DG)]
     for rate in settings.rates:
         found += [
-            _rated(DG_K, rate, updates.kondo(rate)),
-            _rated("top", rate, updates.kondo_count(rate)),
-            _rated("rolling", rate, Update(gate=Gate(rate=rate, window=settings.window))),
+            _rated(DG_K, rate, arms.kondo(rate)),
+            _rated("top", rate, arms.kondo_count(rate)),
+            _rated("rolling", rate, Arm(gate=Gate(rate=rate, window=settings.window))),
         ]
         found += [
-            _rated(f"draw, eta {eta:g},", rate, Update(gate=Gate(rate=rate, temperature=eta)))
+            _rated(f"draw, eta {eta:g},", rate, Arm(gate=Gate(rate=rate, temperature=eta)))
             for eta in settings.temperatures
         ]
     found += [
-        Line(f"price {price:g}", "price", math.nan, Update(gate=Gate(price=price)))
+        Line(f"price {price:g}", "price", math.nan, Arm(gate=Gate(price=price)))
         for price in settings.prices
     ]
     found += [
-        _rated("random", rate, Update(gate=Gate(rate=rate, signal=signals.uniform)))
+        _rated("random", rate, Arm(gate=Gate(rate=rate, signal=signals.uniform)))
         for rate in settings.random_rates
     ]
     return found
@@ -65,9 +66,9 @@ def members(settings: Settings, *, learning_rate: float) -> list[Member]:
     found = []
     for line in lines(settings):
         options = {"learning_rate": learning_rate, "setting": line.setting}
-        found += each_seed({line.series: line.update}, settings.num_seeds, **options)
+        found += each_seed({line.series: line.arm}, settings.num_seeds, **options)
     return found
 
 
-def _rated(family: str, rate: float, update: Update) -> Line:
-    return Line(f"{family} {100 * rate:g}%", family.rstrip(","), rate, update)
+def _rated(family: str, rate: float, arm: Arm) -> Line:
+    return Line(f"{family} {100 * rate:g}%", family.rstrip(","), rate, arm)

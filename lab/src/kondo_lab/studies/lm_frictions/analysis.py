@@ -111,7 +111,7 @@ def _without_behaviour(tuned: pd.DataFrame, settings: Settings) -> dict[str, flo
 
 
 def reference(found: Outcomes, cell: str) -> tuple[str, str] | None:
-    """Return where the best contender with correct log-probs stands: (friction, contender)."""
+    """Return where the best arm with correct log-probs stands: (friction, arm)."""
     friction = next(own for own in found.cells if own.name == cell)
     base = base_of(friction, found.cells)
     if base is None:

@@ -1,6 +1,6 @@
 """Who trains with which friction, what their series and parts are called, and at which rates.
 
-series = contender + " under " + friction        setting = learning rate
+series = arm + " under " + friction        setting = learning rate
 """
 
 import dataclasses
@@ -13,36 +13,35 @@ from kondo_lab.studies.lm_frictions.settings import Settings, Sweep
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.assignments import member, named_pieces, slug
 from kondo_lab.studies.lm_rl.settings import Field
-from kondo_lab.training.contenders import Contender
-from kondo_lab.training.language_frictions import Friction
-from kondo_lab.training.language_population import Member
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Frictions, Member
 from kondo_lab.training.part import Context
 
 UNDER = " under "
 DECAYED = " with decay"
 """Ending of a series' name whose learning rate falls to 0."""
-Rates = Callable[[Contender], float]
+Rates = Callable[[Arm], float]
 
 
-def with_friction(own: Member, cell: Friction) -> Member:
+def with_friction(own: Member, cell: Frictions) -> Member:
     """Return a member that trains with a friction."""
-    return dataclasses.replace(own, series=f"{own.series}{UNDER}{cell.name}", friction=cell)
+    return dataclasses.replace(own, series=f"{own.series}{UNDER}{cell.name}", frictions=cell)
 
 
 def split(series: str) -> tuple[str, str]:
-    """Return the names of contender and friction.
+    """Return the names of arm and friction.
 
     Example:
         >>> from kondo_lab.studies.lm_frictions.assignments import split
         >>> split("DG, eta 1 under refresh 64")
         ('DG, eta 1', 'refresh 64')
     """
-    contender, _, cell = series.partition(UNDER)
-    return contender, cell
+    arm, _, cell = series.partition(UNDER)
+    return arm, cell
 
 
 def tune_members(settings: Settings) -> list[Member]:
-    """Return every contender at every learning rate, with every friction that tunes."""
+    """Return every arm at every learning rate, with every friction that tunes."""
     return [
         with_friction(member(each, rate, seed), cell)
         for cell in settings.tuned_under
@@ -63,11 +62,11 @@ def further_name(settings: Settings) -> str:
 
 
 def beyond_members(settings: Settings, means: Mapping[str, Mapping[float, float]]) -> list[Member]:
-    """Return contenders whose best rate is the lowest or highest, at rates beyond it.
+    """Return arms whose best rate is the lowest or highest, at rates beyond it.
 
     Args:
         settings: of the study.
-        means: contender -> learning rate -> mean reward of tuning.
+        means: arm -> learning rate -> mean reward of tuning.
     """
     found = []
     for each in settings.of(settings.main):
@@ -98,7 +97,7 @@ def rates_beyond(rewards: Mapping[float, float], count: int) -> list[float]:
 
 
 def decay_members(settings: Settings, rates: Rates) -> list[Member]:
-    """Return contenders whose learning rate falls linearly to 0, from multiples of their best."""
+    """Return arms whose learning rate falls linearly to 0, from multiples of their best."""
     field = settings.main
     return [
         dataclasses.replace(
@@ -136,18 +135,18 @@ def names(settings: Settings, field: Field) -> list[str]:
 
 
 def tuned_rewards(records: pd.DataFrame) -> dict[str, dict[str, dict[float, float]]]:
-    """Return contender -> friction -> learning rate -> reward at the end, of tuning parts."""
+    """Return arm -> friction -> learning rate -> reward at the end, of tuning parts."""
     found: dict[str, dict[str, dict[float, float]]] = {}
     for series, rewards in tuning.rewards_by_rate(records).items():
-        contender, cell = split(series)
-        found.setdefault(contender, {})[cell] = rewards
+        arm, cell = split(series)
+        found.setdefault(arm, {})[cell] = rewards
     return found
 
 
 def mean_rewards(records: pd.DataFrame) -> dict[str, dict[float, float]]:
-    """Return contender -> learning rate -> mean reward over the frictions that tune."""
+    """Return arm -> learning rate -> mean reward over the frictions that tune."""
     tuned = tuned_rewards(records).items()
-    return {contender: mean_by_rate(by_cell) for contender, by_cell in tuned}
+    return {arm: mean_by_rate(by_cell) for arm, by_cell in tuned}
 
 
 def mean_by_rate(by_cell: Mapping[str, Mapping[float, float]]) -> dict[float, float]:
@@ -160,7 +159,7 @@ def mean_by_rate(by_cell: Mapping[str, Mapping[float, float]]) -> dict[float, fl
 
 
 def chosen_rates(records: pd.DataFrame) -> dict[str, float]:
-    """Return contender -> its learning rate: that of the highest mean reward over frictions."""
+    """Return arm -> its learning rate: that of the highest mean reward over frictions."""
     means = mean_rewards(records).items()
     return {name: tuning.best_rate(rewards) for name, rewards in means}
 
@@ -173,7 +172,7 @@ def tuned_means(settings: Settings, context: Context) -> dict[str, dict[float, f
 def rates_in(settings: Settings, context: Context) -> Rates:
     """Return who has which learning rate, as finished tuning parts of the same run say."""
     means = tuned_means(settings, context)
-    return lambda contender: tuning.best_rate(means[contender.name])
+    return lambda arm: tuning.best_rate(means[arm.name])
 
 
 def pieces(
@@ -181,7 +180,7 @@ def pieces(
 ) -> Iterator[tuple[str, slice, list[Member]]]:
     """Yield, part by part, its name, its place among a seed's members, and them."""
     everyone = members(settings, sweep, seed)
-    lagging = any(cell.lag for cell in sweep.cells)
+    lagging = any(cell.delay for cell in sweep.cells)
     most = settings.lag_rows if lagging else settings.most_rows
     limited = dataclasses.replace(settings, most_rows=most)
     kind = f"{sweep.kind} {seed}"

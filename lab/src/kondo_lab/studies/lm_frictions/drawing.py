@@ -17,18 +17,18 @@ from kondo_lab.studies.lm_frictions.verdicts import SWEPT, sweep
 from kondo_lab.studies.lm_rl.tuning import QUALITY
 
 DASHES = {"DG, eta 10": "--"}
-"""Of contenders that share their method's colour with another one that is drawn."""
+"""Of arms that share their method's colour with another one that is drawn."""
 
 
 def look(name: str) -> tuple[str, Any]:
-    """Return the colour and dash of a contender that the claims are about, grey for others."""
+    """Return the colour and dash of an arm that the claims are about, grey for others."""
     if name not in CLAIMED:
         return plotting.FAINT, "-"
     return plotting.method_colour(name), DASHES.get(name, "-")
 
 
 def strengths(found: Outcomes) -> Figure | None:
-    """Draw one panel per friction, a line per contender; None where no friction is swept.
+    """Draw one panel per friction, a line per arm; None where no friction is swept.
 
     Those that the claims are about have a colour and a name, the others are grey.
     """
@@ -41,12 +41,12 @@ def strengths(found: Outcomes) -> Figure | None:
     for ax in axes.flat[len(sweeps) :]:
         ax.set_axis_off()
     for ax, (kind, cells) in zip(axes.flat, sweeps.items(), strict=False):
-        for name in sorted(found.contenders, key=lambda own: own in CLAIMED):
+        for name in sorted(found.arms, key=lambda own: own in CLAIMED):
             _draw(ax, found, name, list(cells.values()))
         ax.set_xticks(range(len(cells)), [f"{value:g}" for value in cells])
         ax.set(xlabel=SWEPT[kind], ylabel="held-out reward at the end", ylim=(-0.02, 1.02))
         plotting.label_ends(ax)
-    grey = len([name for name in found.contenders if name not in CLAIMED])
+    grey = len([name for name in found.arms if name not in CLAIMED])
     others = f" Grey: {grey} other corrections, in the table." if grey else ""
     says = f"{found.field.name}: reward by the strength of each friction alone"
     plotting.head(figure, says, f"Mean over seeds, bar: one standard error.{others}")
@@ -67,8 +67,8 @@ def _draw(ax: Axes, found: Outcomes, name: str, cells: Sequence[str]) -> None:
 
 
 def table(found: Outcomes) -> Figure:
-    """Draw the mean reward at the end under every friction, a column for every contender."""
-    cells, names = [cell.name for cell in found.cells], found.contenders
+    """Draw the mean reward at the end under every friction, a column for every arm."""
+    cells, names = [cell.name for cell in found.cells], found.arms
     values = np.full((len(cells), len(names)), np.nan)
     for column, name in enumerate(names):
         for row, cell in enumerate(cells):
@@ -89,7 +89,7 @@ def table(found: Outcomes) -> Figure:
 def curves(records: pd.DataFrame, settings: Settings) -> Figure | None:
     """Draw reward and entropy step by step, with the first frictions; None where nobody has both.
 
-    Lines are means over seeds of the contenders that the claims are about.
+    Lines are means over seeds of the arms that the claims are about.
     """
     own = records[records["part"].isin(assignments.names(settings, settings.main))]
     own = own[own["metric"].isin([QUALITY, "entropy"])]

@@ -1,4 +1,4 @@
-"""Records -> the reward at the end of every contender under every friction, seed by seed."""
+"""Records -> the reward at the end of every arm under every friction, seed by seed."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from kondo_lab.studies.lm_frictions.settings import Settings
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.training.corrections import needs_behaviour
-from kondo_lab.training.language_frictions import Friction
+from kondo_lab.training.member import Frictions
 
 BySeed = dict[int, float]
 
@@ -23,46 +23,46 @@ class Outcomes(NamedTuple):
     """What came of a field."""
 
     field: Field
-    frictions: tuple[Friction, ...]
+    frictions: tuple[Frictions, ...]
     """All of the field."""
     ends: dict[str, dict[str, BySeed]]
-    """Friction -> contender -> seed -> reward at the end; in the order of the settings."""
+    """Frictions -> arm -> seed -> reward at the end; in the order of the settings."""
     needing: frozenset[str]
-    """Contenders that need the log-probs of the actors."""
+    """Arms that need the log-probs of the actors."""
     floor: float
     """The smallest error that can be told from 0: half an answer of an evaluation."""
 
     @property
-    def cells(self) -> list[Friction]:
+    def cells(self) -> list[Frictions]:
         """Those with a result."""
         return [cell for cell in self.frictions if cell.name in self.ends]
 
     @property
-    def contenders(self) -> list[str]:
+    def arms(self) -> list[str]:
         """All with a result."""
         return list(dict.fromkeys(name for ends in self.ends.values() for name in ends))
 
-    def reward(self, cell: str, contender: str) -> Estimate | None:
+    def reward(self, cell: str, arm: str) -> Estimate | None:
         """Return the mean reward at the end over seeds."""
-        found = self.ends.get(cell, {}).get(contender)
+        found = self.ends.get(cell, {}).get(arm)
         return estimate(list(found.values())) if found else None
 
-    def error(self, cell: str, contender: str, seed: int) -> float:
+    def error(self, cell: str, arm: str, seed: int) -> float:
         """Return 1 - reward at the end, not below what can be told from 0."""
-        return max(self.floor, 1 - self.ends[cell][contender][seed])
+        return max(self.floor, 1 - self.ends[cell][arm][seed])
 
     def common(self, *places: tuple[str, str]) -> list[int]:
-        """Return the seeds that all of (friction, contender) have."""
-        found = [set(self.ends.get(cell, {}).get(contender, {})) for cell, contender in places]
+        """Return the seeds that all of (friction, arm) have."""
+        found = [set(self.ends.get(cell, {}).get(arm, {})) for cell, arm in places]
         return sorted(set.intersection(*found))
 
     def apart(self, first: tuple[str, str], second: tuple[str, str]) -> list[float]:
-        """Return the reward of one (friction, contender) less another's, seed by seed."""
+        """Return the reward of one (friction, arm) less another's, seed by seed."""
         one, other = (self.ends.get(cell, {}).get(name, {}) for cell, name in (first, second))
         return [one[seed] - other[seed] for seed in self.common(first, second)]
 
     def best(self, cell: str, wanted: Callable[[str], bool]) -> str | None:
-        """Return the contender of the highest mean reward among those wanted.
+        """Return the arm of the highest mean reward among those wanted.
 
         Only seeds that all of them have count: starts differ from seed to seed, and an easy seed
         that one has alone is no merit. None where there is no such seed, or nobody.
@@ -76,7 +76,7 @@ class Outcomes(NamedTuple):
         return max(there, key=lambda name: sum(ends[name][seed] for seed in seeds))
 
 
-def base_of(cell: Friction, among: Sequence[Friction]) -> Friction | None:
+def base_of(cell: Frictions, among: Sequence[Frictions]) -> Frictions | None:
     """Return the same friction with true log-probs; None where there is none."""
     wanted = dataclasses.replace(cell, reported="true", noise=0.0)
     return next((own for own in among if dataclasses.replace(own, name=cell.name) == wanted), None)
@@ -93,10 +93,10 @@ def outcomes(records: pd.DataFrame, settings: Settings, field: Field) -> Outcome
         return None
     found: dict[str, dict[str, BySeed]] = {}
     for (series, _, seed), end in tuning.end_reward(own).items():
-        contender, under = assignments.split(str(series))
+        arm, under = assignments.split(str(series))
         # A run that was lost to NaN answers nothing.
         value = 0.0 if math.isnan(end) else float(end)
-        found.setdefault(under, {}).setdefault(contender, {})[int(seed)] = value
+        found.setdefault(under, {}).setdefault(arm, {})[int(seed)] = value
     needing = frozenset(each.name for each in settings.of(field) if needs_behaviour(each))
     ends: dict[str, dict[str, BySeed]] = {}
     cells = settings.cells(field)

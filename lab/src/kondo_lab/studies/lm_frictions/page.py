@@ -46,13 +46,13 @@ def tables(records: pd.DataFrame, settings: Settings) -> dict[str, str]:
         "queues": table(sorting, queues, CLAIMED),
         "lags": table(sorting, lags, CLAIMED),
         "one seed": table(sorting, ONE_SEED_CELLS, CLAIMED),
-        "from 5%": table(few, RARE_CELLS, few.contenders),
-        "from 1%": table(fewest, RARE_CELLS, fewest.contenders),
+        "from 5%": table(few, RARE_CELLS, few.arms),
+        "from 1%": table(fewest, RARE_CELLS, fewest.arms),
     }
 
 
 def table(found: Outcomes, cells: Sequence[str], names: Sequence[str]) -> str:
-    """Return contenders by frictions, mean ± standard error; of one seed the reward alone."""
+    """Return arms by frictions, mean ± standard error; of one seed the reward alone."""
     rows = [[name, *(_told(found, cell, name) for cell in cells)] for name in names]
     return markdown(["", *cells], rows)
 
@@ -65,4 +65,4 @@ def _told(found: Outcomes, cell: str, name: str) -> str:
 
 
 def _others(found: Outcomes) -> list[str]:
-    return [name for name in found.contenders if name not in CLAIMED]
+    return [name for name in found.arms if name not in CLAIMED]

@@ -1,10 +1,10 @@
 """Parts, the most valuable first: starts, learning rates, then sweeps in the order of the settings.
 
 warm      see `lm_rl.training`
-tune      learning rates of all contenders, without friction and with all of them
-further   learning rates beyond the edge of those tried, for contenders that are best there, and
+tune      learning rates of all arms, without friction and with all of them
+further   learning rates beyond the edge of those tried, for arms that are best there, and
           rates that fall to 0, for those whom the claims are about
-others    one seed of a sweep: contenders with frictions
+others    one seed of a sweep: arms with frictions
 """
 
 from kondo_lab.studies.lm_frictions import assignments

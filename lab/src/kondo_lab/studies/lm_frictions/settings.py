@@ -5,24 +5,24 @@ from typing import Any
 
 from kondo_lab.evidence.study import Size
 from kondo_lab.studies.lm_rl.settings import TOY, USUAL_START, Field, Training
-from kondo_lab.training.contenders import Contender, percent
+from kondo_lab.training.arms import Arm, percent
 from kondo_lab.training.corrections import corrections, needs_behaviour
-from kondo_lab.training.language_frictions import NONE, Friction
+from kondo_lab.training.member import NONE, Frictions
 
 NOISE = 0.5
 """Standard deviation of wrong log-probs, in nats a token."""
-COMBINED = Friction(name="combined", refresh=16, broken=0.1, coin=0.2, temperature=1.15)
+COMBINED = Frictions(name="combined", refresh=16, broken=0.1, corruption=0.2, temperature=1.15)
 COMBINED_WRONG = dataclasses.replace(
     COMBINED, name="combined, wrong log-probs", reported="noisy", noise=NOISE
 )
 
 
-def refreshed(steps: int) -> Friction:
+def refreshed(steps: int) -> Frictions:
     """Return actors that get new weights every so many steps."""
-    return Friction(name=f"refresh {steps}", refresh=steps)
+    return Frictions(name=f"refresh {steps}", refresh=steps)
 
 
-def shared(kind: str, share: float) -> Friction:
+def shared(kind: str, share: float) -> Frictions:
     """Return a friction that hits a share of the answers or rewards.
 
     Example:
@@ -30,16 +30,17 @@ def shared(kind: str, share: float) -> Friction:
         >>> shared("broken", 0.3).name
         'broken 30%'
     """
-    strength: dict[str, Any] = {kind: share}
-    return Friction(name=f"{kind} {percent(share)}", **strength)
+    field = {"coin": "corruption", "discovered": "discovery"}.get(kind, kind)
+    strength: dict[str, Any] = {field: share}
+    return Frictions(name=f"{kind} {percent(share)}", **strength)
 
 
-def at_temperature(temperature: float) -> Friction:
+def at_temperature(temperature: float) -> Frictions:
     """Return actors that sample at another temperature than the learner's, 1."""
-    return Friction(name=f"temperature {temperature:g}", temperature=temperature)
+    return Frictions(name=f"temperature {temperature:g}", temperature=temperature)
 
 
-def reported(base: Friction) -> tuple[Friction, ...]:
+def reported(base: Frictions) -> tuple[Frictions, ...]:
     """Return a friction with log-probs that are wrong in three ways."""
     return (
         dataclasses.replace(
@@ -68,13 +69,13 @@ LATER = (
     shared("biased", 0.2),
     shared("broken", 0.1),
     shared("coin", 0.1),
-    Friction(name="int8", bits=8),
+    Frictions(name="int8", bits=8),
     at_temperature(1.15),
     shared("broken", 0.03),
 )
 """The weaker ones."""
 SWEPT = (
-    Friction(name="int4", bits=4),
+    Frictions(name="int4", bits=4),
     at_temperature(0.8),
     shared("coin", 0.6),
     shared("flipped", 0.1),
@@ -86,19 +87,19 @@ SWEPT = (
 WEAKEST = (refreshed(4), shared("broken", 0.03), shared("coin", 0.1), at_temperature(1.15))
 """The weakest of each kind whose strongest is in `FIRST`: where the gain should begin to grow."""
 LAGS = (
-    Friction(name="lag 4", lag=4),
-    Friction(name="lag 16", lag=16),
-    Friction(name="lag 32", lag=32),
-    Friction(name="uniform lag 8", lag=8, uniform=True),
-    Friction(name="uniform lag 32", lag=32, uniform=True),
+    Frictions(name="lag 4", delay=4),
+    Frictions(name="lag 16", delay=16),
+    Frictions(name="lag 32", delay=32),
+    Frictions(name="uniform lag 8", delay=8, uniform_delay=True),
+    Frictions(name="uniform lag 32", delay=32, uniform_delay=True),
 )
 """Other kinds of staleness, in populations of their own: past weights take much memory."""
 DISCOVERIES = (shared("discovered", 0.01), shared("discovered", 0.05))
 
 
-def queued(size: int) -> Friction:
+def queued(size: int) -> Frictions:
     """Return actors that run while the learner learns, with a queue of so many batches."""
-    return Friction(name=f"asynchronous, queue {size}", queue=size)
+    return Frictions(name=f"asynchronous, queue {size}", queue=size)
 
 
 CLAIMED = (
@@ -129,15 +130,15 @@ RARE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Contenders that meet frictions in a field, seed after seed."""
+    """Arms that meet frictions in a field, seed after seed."""
 
     kind: str
     """The beginning of the parts' names."""
     field: Field
-    cells: tuple[Friction, ...]
+    cells: tuple[Frictions, ...]
     seeds: tuple[int, ...]
     only: tuple[str, ...] = ()
-    """Names of the only contenders; all of them where it is empty."""
+    """Names of the only arms; all of them where it is empty."""
     further: bool = False
     """It adds seeds to cells of another sweep. Left out where a number of seeds is asked for, as
     all sweeps have so many then."""
@@ -154,12 +155,12 @@ class Settings(Training):
     etas: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
     rate: float = 0.1
     """Share of the rows that DG-K keeps."""
-    tuned_under: tuple[Friction, ...] = (NONE, COMBINED)
+    tuned_under: tuple[Frictions, ...] = (NONE, COMBINED)
     """A learning rate is chosen by the mean reward at the end over these."""
     beyond: int = 2
     """Learning rates that are tried beyond the lowest or highest, where that is the best."""
     decayed: tuple[str, ...] = CLAIMED
-    """Contenders whose learning rate is also tried with a linear decay to 0."""
+    """Arms whose learning rate is also tried with a linear decay to 0."""
     decay_factors: tuple[float, ...] = (1.0, 3.0)
     """Times the best constant rate: where a decay begins."""
     lag_rows: int = 16 * 512
@@ -176,19 +177,19 @@ class Settings(Training):
         """Return those of a field."""
         return [sweep for sweep in self.sweeps if sweep.field == field]
 
-    def cells(self, field: Field) -> tuple[Friction, ...]:
+    def cells(self, field: Field) -> tuple[Frictions, ...]:
         """Return all frictions of a field, in the order of its sweeps."""
         return tuple(dict.fromkeys(c for sweep in self.sweeps_in(field) for c in sweep.cells))
 
-    def everyone(self) -> list[Contender]:
-        """Return all contenders."""
+    def everyone(self) -> list[Arm]:
+        """Return all arms."""
         return corrections(etas=self.etas, rate=self.rate)
 
-    def of(self, field: Field) -> list[Contender]:
+    def of(self, field: Field) -> list[Arm]:
         """Return who is tuned in a field."""
         return [each for each in self.everyone() if not field.only or each.name in field.only]
 
-    def under(self, sweep: Sweep, cell: Friction) -> list[Contender]:
+    def under(self, sweep: Sweep, cell: Frictions) -> list[Arm]:
         """Return who is run with a friction.
 
         Where only the reported log-probs differ from another cell, those who do not look at them
@@ -197,11 +198,11 @@ class Settings(Training):
         there = [each for each in self.of(sweep.field) if not sweep.only or each.name in sweep.only]
         return [each for each in there if cell.reports_truly or needs_behaviour(each)]
 
-    def clocked(self, field: Field) -> list[Contender]:
+    def clocked(self, field: Field) -> list[Arm]:
         """Return nobody."""
         return []
 
-    def seeds(self, field: Field, contender: Contender) -> range:
+    def seeds(self, field: Field, arm: Arm) -> range:
         """Return the reported seeds."""
         return range(field.num_seeds)
 
@@ -315,7 +316,7 @@ SMALL = Settings(
             seeds=(0,),
         ),
         Sweep(kind="queue 2", field=_TOY, cells=(queued(2),), seeds=(0,), only=PAPERS),
-        Sweep(kind="lags", field=_TOY, cells=(Friction(name="lag 2", lag=2),), seeds=(0, 1)),
+        Sweep(kind="lags", field=_TOY, cells=(Frictions(name="lag 2", delay=2),), seeds=(0, 1)),
     ),
     decayed=PAPERS,
     decay_factors=(1.0,),

@@ -18,7 +18,7 @@ from kondo_lab.evidence.study import Claim, ClaimVerdict
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes
 from kondo_lab.studies.lm_frictions.settings import COMBINED, COMBINED_WRONG
 from kondo_lab.studies.lm_gates.analysis import Difference
-from kondo_lab.training.language_frictions import NONE, Friction
+from kondo_lab.training.member import NONE, Frictions
 
 UNCORRECTED, PAPER, CORRECTED = "GRPO uncorrected", "DG, eta 1", "PPO clip 0.2"
 """The paper's baseline, its rule, and what is done where log-probs are known."""
@@ -30,7 +30,7 @@ SWEPT = {
     "refresh": "steps between refreshes",
     "temperature": "temperature of the actors",
     "broken": "share of broken answers",
-    "coin": "share of rewards by coin",
+    "corruption": "share of rewards by coin",
 }
 """Strengths that are swept -> what they are called."""
 
@@ -44,7 +44,7 @@ def sweep(found: Outcomes, strength: str) -> dict[float, str]:
     }
 
 
-def _alone(cell: Friction, strength: str) -> bool:
+def _alone(cell: Frictions, strength: str) -> bool:
     neutral = {strength: getattr(NONE, strength), "name": NONE.name}
     return dataclasses.replace(cell, **neutral) == NONE
 

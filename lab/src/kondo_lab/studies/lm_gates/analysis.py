@@ -98,7 +98,7 @@ def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: S
 def difference(arena: Arena, series: str) -> Difference | None:
     """Return how much higher a series ends than dense GRPO; None where no seed is of both.
 
-    Contenders of a seed share start, prompts and held-out prompts, so differences are taken seed by
+    Arms of a seed share start, prompts and held-out prompts, so differences are taken seed by
     seed, and the standard error is theirs.
     """
     dense = {own.seed: own.end for own in arena.runs[arena.dense]}
@@ -217,7 +217,7 @@ def _told(reward: Estimate) -> str:
 
 
 def _learning_rates(records: pd.DataFrame, settings: Settings) -> Iterator[str]:
-    """Yield, field by field, the learning rates of the contenders that have one of their own."""
+    """Yield, field by field, the learning rates of the arms that have one of their own."""
     for field in settings.walls:
         rates = dict(settings.given_rates(field))
         tuned = records[records["part"].isin(assignments.tune_names(settings, field))]

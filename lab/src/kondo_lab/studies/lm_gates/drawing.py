@@ -12,11 +12,11 @@ from kondo_lab.studies.lm_rl.runs import LEARNER, ROLLOUTS, ROWS, Arena, Run, of
 from kondo_lab.training.step_seconds import PLAIN
 
 SHOWN = ("GRPO", "unbiased 10%", "noise 1.5", "DG-K 10%", "PODS 10%")
-"""Contenders in colour and with a name; the others are grey."""
+"""Arms in colour and with a name; the others are grey."""
 
 
 def rewards(arenas: Sequence[Arena]) -> Figure:
-    """Draw a row of three panels for each field, of the seeds that all contenders have.
+    """Draw a row of three panels for each field, of the seeds that all arms have.
 
     Starts differ from seed to seed: means over different seeds are not to be compared.
     """

@@ -1,6 +1,6 @@
 """Parts: starts, learning rates where none are known, then runs by the clock, seed after seed.
 
-A run that is cut short has all contenders of its first seeds.
+A run that is cut short has all arms of its first seeds.
 """
 
 from kondo_lab.studies.lm_gates.settings import Settings

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from kondo_lab.evidence.study import Size
 from kondo_lab.studies.lm_rl.settings import TOY, Field, Training
-from kondo_lab.training.contenders import Contender, contenders, percent, unbiased
+from kondo_lab.training.arms import Arm, percent
+from kondo_lab.training.language_arms import published, unbiased
 
 TUNED_BY_LM_RL = (("GRPO", 3e-5), ("DG-K 10%", 3e-6), ("random 10%", 3e-5), ("PODS 10%", 3e-5))
 """Series -> the learning rate that results/lm-rl-v1 chose on sorting with 25 million parameters."""
@@ -16,7 +17,7 @@ class Settings(Training):
     """All that can change the results."""
 
     walls: tuple[Field, ...]
-    """Where contenders are trained, one by one, by the clock."""
+    """Where arms are trained, one by one, by the clock."""
     rate: float = 0.1
     """Share of the rows that gates with a rate keep."""
     noises: tuple[float, ...] = (1.5, 3.0)
@@ -36,10 +37,10 @@ class Settings(Training):
         """Names of the gates that the claim is about."""
         return f"unbiased {percent(self.rate)}", f"noise {self.noises[0]:g}"
 
-    def everyone(self) -> list[Contender]:
+    def everyone(self) -> list[Arm]:
         """Return dense GRPO, the claimed gates, then the others."""
         share = percent(self.rate)
-        known = contenders(rates=(self.rate,), etas=())
+        known = published(rates=(self.rate,), etas=())
         known += unbiased(rates=(self.rate,), noises=self.noises)
         names = ["GRPO", *self.claimed]
         names += [f"{kind} {share}" for kind in ("DG-K", "PODS", "random")]
@@ -48,15 +49,15 @@ class Settings(Training):
         by_name = {each.name: each for each in known}
         return [by_name[name] for name in names]
 
-    def of(self, field: Field) -> list[Contender]:
+    def of(self, field: Field) -> list[Arm]:
         """Return who meets in a field: everyone."""
         return self.everyone()
 
     clocked = of
 
-    def seeds(self, field: Field, contender: Contender) -> range:
+    def seeds(self, field: Field, arm: Arm) -> range:
         """Return the reported seeds: more of dense GRPO and of what the claim is about."""
-        named = contender.gate is None or contender.name in self.claimed
+        named = arm.gate is None or arm.name in self.claimed
         return range(field.num_seeds if named else field.other_seeds)
 
     def given_rates(self, field: Field) -> Mapping[str, float]:
@@ -104,7 +105,7 @@ SMALL = Settings(
 
 
 def settings(size: Size, num_seeds: int | None) -> Settings:
-    """Return the settings of a size; a number of seeds holds for all contenders."""
+    """Return the settings of a size; a number of seeds holds for all arms."""
     chosen = FULL if size == "full" else SMALL
     if num_seeds is None:
         return chosen

@@ -15,7 +15,7 @@ from kondo_lab.studies.lm_rl.captions import captions
 from kondo_lab.studies.lm_rl.plane_analysis import add_planes
 from kondo_lab.studies.lm_rl.runs import ROLLOUTS, ROWS, Arena, Run
 from kondo_lab.studies.lm_rl.settings import Field, Settings
-from kondo_lab.training.selections import JOIN, LOSSES, named
+from kondo_lab.training.language_arms import JOIN, LOSSES, named
 from kondo_lab.training.step_seconds import PLAIN
 
 _line = partial(headline, "beyond the papers")
@@ -166,7 +166,7 @@ def _by_step(
 def _add_rare(
     found: Analysis, settings: Settings, by_field: Mapping[Field, Mapping[str, Sequence[Run]]]
 ) -> None:
-    """Add rewards from rare starts beside those of the main field, of the same contenders."""
+    """Add rewards from rare starts beside those of the main field, of the same arms."""
     shown = [name for field in settings.rare for name in field.only]
     panels = {
         f"starts at {100 * settings.start_reward(field):g}%": {

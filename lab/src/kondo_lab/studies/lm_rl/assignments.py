@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Role, Settings, Training
 from kondo_lab.training.alone import Path
-from kondo_lab.training.contenders import Contender
-from kondo_lab.training.language_population import Member
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member
 from kondo_lab.training.step_seconds import PLAIN
 
 
@@ -33,29 +33,29 @@ def seconds_name(field: Field) -> str:
     return slug("seconds", field.name)
 
 
-def wall_name(field: Field, contender: Contender, path: str, seed: int) -> str:
-    """Return the name of the part that trains one contender by the clock."""
-    return slug("wall", field.name, titled(contender, path), seed)
+def wall_name(field: Field, arm: Arm, path: str, seed: int) -> str:
+    """Return the name of the part that trains one arm by the clock."""
+    return slug("wall", field.name, titled(arm, path), seed)
 
 
-def titled(contender: Contender, path: str) -> str:
-    """Return the contender's name as a series, by its path through the product or without it."""
-    return contender.name if path == "product" else contender.name + PLAIN
+def titled(arm: Arm, path: str) -> str:
+    """Return the arm's name as a series, by its path through the product or without it."""
+    return arm.name if path == "product" else arm.name + PLAIN
 
 
-def member(contender: Contender, learning_rate: float, seed: int) -> Member:
-    """Return a run of a contender. Setting: the learning rate."""
+def member(arm: Arm, learning_rate: float, seed: int) -> Member:
+    """Return a run of an arm. Setting: the learning rate."""
     return Member(
-        series=contender.name,
+        series=arm.name,
         seed=seed,
         learning_rate=learning_rate,
-        contender=contender,
+        arm=arm,
         setting=learning_rate,
     )
 
 
 def tune_members(settings: Training, field: Field) -> list[Member]:
-    """Return every contender that is tuned at every learning rate."""
+    """Return every arm that is tuned at every learning rate."""
     given = settings.given_rates(field)
     tuned = [
         each
@@ -69,9 +69,9 @@ def grid_members(
     settings: Settings,
     field: Field,
     seeds: Iterable[int],
-    rates: Callable[[Contender], float] = lambda _: math.nan,
+    rates: Callable[[Arm], float] = lambda _: math.nan,
 ) -> list[Member]:
-    """Return every contender at its learning rate with those of the seeds that it has."""
+    """Return every arm at its learning rate with those of the seeds that it has."""
     return [
         member(each, rates(each), seed)
         for seed in seeds
@@ -80,10 +80,8 @@ def grid_members(
     ]
 
 
-def _at_rates(
-    contenders: Iterable[Contender], rates: Iterable[float], seeds: Iterable[int]
-) -> list[Member]:
-    return [member(each, rate, seed) for each in contenders for rate in rates for seed in seeds]
+def _at_rates(arms: Iterable[Arm], rates: Iterable[float], seeds: Iterable[int]) -> list[Member]:
+    return [member(each, rate, seed) for each in arms for rate in rates for seed in seeds]
 
 
 def named_pieces(
@@ -98,7 +96,7 @@ def named_pieces(
 
 
 def tune_names(settings: Training, field: Field) -> list[str]:
-    """Return the names of the parts that tune a field's contenders."""
+    """Return the names of the parts that tune a field's arms."""
     field = settings.field(field.tuned_on) if field.tuned_on else field
     return list(named_pieces("tune", settings, field, tune_members(settings, field)))
 
@@ -144,10 +142,10 @@ def roles(plane: Plane) -> list[Role]:
 
 def wall_runs(
     settings: Training, field: Field, seeds: Iterable[int]
-) -> dict[str, tuple[Contender, Path, int]]:
-    """Return part -> contender, path and seed that are run by the clock in a field.
+) -> dict[str, tuple[Arm, Path, int]]:
+    """Return part -> arm, path and seed that are run by the clock in a field.
 
-    Dense contenders are also run without kondo.
+    Dense arms are also run without kondo.
     """
     return {
         wall_name(field, each, path, seed): (each, path, seed)

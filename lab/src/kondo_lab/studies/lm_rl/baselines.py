@@ -45,10 +45,11 @@ from kondo_lab.studies.lm_rl import plane, runs, starts
 from kondo_lab.studies.lm_rl.settings import FULL, TOY, Field
 from kondo_lab.training.alone import Learner
 from kondo_lab.training.alone import Path as Way
-from kondo_lab.training.contenders import FILTER, Contender
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import DrawnVarianceGate
-from kondo_lab.training.language_population import Member, Shape
-from kondo_lab.training.selections import LOSSES
+from kondo_lab.training.language_arms import FILTER, LOSSES, text_arm
+from kondo_lab.training.member import Member
+from kondo_lab.training.programs import Shape, TextProgram
 from kondo_lab.training.supervised import Start, warm_start
 from kondo_lab.training.worker_pool import one_thread
 
@@ -66,32 +67,32 @@ WORSE = 1.5
 ROUNDS = 3
 
 
-class Arm(NamedTuple):
+class Baseline(NamedTuple):
     """Whose runs are compared."""
 
-    contender: Contender
+    arm: Arm
     num_rows: int
     way: Way
 
     @property
     def tuned_as(self) -> str:
         """The arm whose learning rate it has."""
-        return self.contender.name.replace("dense", "filter")
+        return self.arm.name.replace("dense", "filter")
 
 
-def arms(size: str, kind: str = "") -> dict[str, Arm]:
+def arms(size: str, kind: str = "") -> dict[str, Baseline]:
     """Return the arms of a model by name; of the kind noise, that alone."""
     grpo, (few, many) = GRPO, ROWS.get(size, ROWS[""])
-    noise = Contender(name=f"noise 1.5 of {many}", gate=UnbiasedGate(noise=1.5), **grpo)
-    unbiased = Contender(name=f"unbiased 10% of {many}", gate=UnbiasedGate(rate=0.1), **grpo)
+    noise = text_arm(name=f"noise 1.5 of {many}", gate=UnbiasedGate(noise=1.5), **grpo)
+    unbiased = text_arm(name=f"unbiased 10% of {many}", gate=UnbiasedGate(rate=0.1), **grpo)
     by_group = DrawnVarianceGate(rate=0.25, group=REPEATS)
-    pods = Contender(name=f"PODS {many}", gate=by_group, denominator="kept", **grpo)
-    found = [Arm(Contender(name=f"filter {n}", **grpo), n, "filtered") for n in (many, few)]
-    found += [Arm(unbiased, many, "product"), Arm(pods, many, "filtered")]
-    found += [Arm(Contender(name=f"dense {n}", **grpo), n, "plain") for n in (many, few)]
+    pods = text_arm(name=f"PODS {many}", gate=by_group, denominator="kept", **grpo)
+    found = [Baseline(text_arm(name=f"filter {n}", **grpo), n, "filtered") for n in (many, few)]
+    found += [Baseline(unbiased, many, "product"), Baseline(pods, many, "filtered")]
+    found += [Baseline(text_arm(name=f"dense {n}", **grpo), n, "plain") for n in (many, few)]
     if kind == "noise":
-        found = [Arm(noise, many, "product")]
-    return {each.contender.name: each for each in found}
+        found = [Baseline(noise, many, "product")]
+    return {each.arm.name: each for each in found}
 
 
 def run_of(line: Line) -> runs.Run:
@@ -181,7 +182,7 @@ class Runner:
             said = f"rate {rate:g}, loop {loop:.3g} s, learner {learner:.3g} s"
             print(f"{time.strftime('%X')} {self.field.name} {name}: {said}", flush=True)
 
-    def tuned(self, arm: Arm) -> float:
+    def tuned(self, arm: Baseline) -> float:
         """Return the best rate of an arm, tried now where it was not."""
         arm = (arms(self.field.size) | arms(self.field.size, "noise"))[arm.tuned_as]
         tried: dict[float, list[Line]] = {}
@@ -196,9 +197,9 @@ class Runner:
                 most = WORSE * min(least, default=math.inf)
                 tried[rate].append(self.run(arm, "tuning", rate, seed, most))
 
-    def run(self, arm: Arm, role: str, rate: float, seed: int, most: float = math.inf) -> Line:
+    def run(self, arm: Baseline, role: str, rate: float, seed: int, most: float = math.inf) -> Line:
         """Return a run of at most so many rollouts: the file's, or one that is made now."""
-        key: Line = {"model": self.field.size, "arm": arm.contender.name, "role": role}
+        key: Line = {"model": self.field.size, "arm": arm.arm.name, "role": role}
         key |= {"learning_rate": rate, "seed": seed}
         for line in self.lines:
             if key.items() <= line.items():
@@ -216,7 +217,7 @@ class Runner:
                 break
             for _ in range(every):
                 if time.monotonic() > self.until:
-                    raise TimeUpError(f"{self.field.name}, {arm.contender.name}, {role}")
+                    raise TimeUpError(f"{self.field.name}, {arm.arm.name}, {role}")
                 learner.begin_step()
                 learner.end_step()
         return self.keep(key | {"rows": rows, "path": arm.way, "curve": curve})
@@ -229,26 +230,25 @@ class Runner:
         self.lines.append(line)
         return line
 
-    def ready(self, arm: Arm, rate: float, seed: int) -> Learner:
+    def ready(self, arm: Baseline, rate: float, seed: int) -> Learner:
         """Return a learner at its start; graphs that another run of the arm recorded serve it."""
-        own = Member(
-            series=arm.contender.name, seed=seed, learning_rate=rate, contender=arm.contender
-        )
+        own = Member(series=arm.arm.name, seed=seed, learning_rate=rate, arm=arm.arm)
         learner, start = self.learner, self.start.of([seed])
-        if learner is not None and learner.contender == arm.contender:
+        if learner is not None and learner.arm == arm.arm:
             learner.restart(start, own)
             return learner
+        shape = Shape(
+            num_prompts=arm.num_rows // REPEATS,
+            repeats=REPEATS,
+            num_held_out=HELD_OUT,
+            greedy=False,
+        )
         self.learner = Learner(
-            starts.task_of(self.field),
-            starts.model_of(self.field, self.device),
+            TextProgram(
+                starts.task_of(self.field), starts.model_of(self.field, self.device), shape
+            ),
             start,
             own,
-            shape=Shape(
-                num_prompts=arm.num_rows // REPEATS,
-                repeats=REPEATS,
-                num_held_out=HELD_OUT,
-                greedy=False,
-            ),
             path=arm.way,
         )
         return self.learner
@@ -281,9 +281,9 @@ class Runner:
         """
         known = arms(self.field.size) | arms(self.field.size, "noise")
         most = max(arm.num_rows for arm in known.values())
-        own = {arm.contender.name: arm.contender for arm in known.values() if arm.num_rows == most}
-        by_kondo = own | {f"filter {most}": Contender(name="filter", gate=FILTER, **GRPO)}
-        turns: list[tuple[str, Contender, Way]] = [
+        own = {arm.arm.name: arm.arm for arm in known.values() if arm.num_rows == most}
+        by_kondo = own | {f"filter {most}": text_arm(name="filter", gate=FILTER, **GRPO)}
+        turns: list[tuple[str, Arm, Way]] = [
             (name, contender, known[name].way) for name, contender in own.items()
         ]
         turns += [(name, each, "product") for name, each in by_kondo.items()]
@@ -305,7 +305,7 @@ class Runner:
             for number in range(2 * ROUNDS):
                 for name, contender, way in turns:
                     learner.num_steps = first + number % ROUNDS  # the same answers for all
-                    learner.contender, learner.path = contender, way
+                    learner.arm, learner.path = contender, way
                     step = learner.step()
                     row: Line = {"policy": policy, "arm": name, "path": way, "round": number}
                     row["passes"] = step.learned.rows

@@ -7,7 +7,7 @@ from kondo_lab.evidence.claims import estimate_of, find, shown
 from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.lm_rl.assignments import slug
 from kondo_lab.studies.lm_rl.runs import AGAINST, LEARNER, LOOP
-from kondo_lab.training.selections import named
+from kondo_lab.training.language_arms import named
 
 REWARD = "held-out reward at temperature 1, at the end"
 ENTROPY = "entropy at the last evaluation, nats a token"

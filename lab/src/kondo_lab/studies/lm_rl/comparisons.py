@@ -1,9 +1,9 @@
 """Who ends higher than whom: paired differences, seed by seed, and verdicts on statements.
 
-    difference    reward at the end of one contender less that of another, of the seeds of both
+    difference    reward at the end of one arm less that of another, of the seeds of both
     verdict       `claims.above_zero`
 
-All contenders of a seed share start, prompts and held-out prompts.
+All arms of a seed share start, prompts and held-out prompts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ from kondo_lab.evidence.claims import LEAST_SEEDS, above_zero
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Claim, ClaimVerdict, Estimate
 from kondo_lab.studies.lm_rl.runs import Run, SpeedUp
-from kondo_lab.training.selections import LOSSES, named, selectors
+from kondo_lab.training.language_arms import LOSSES, named, selectors
 
 Values = Mapping[str, Mapping[int, float]]
 """Series -> seed -> a number of its run."""
 
 
 class Statement(NamedTuple):
-    """One contender is said to have a higher, or lower, number than another."""
+    """One arm is said to have a higher, or lower, number than another."""
 
     ours: str
     other: str

@@ -16,7 +16,7 @@ DASHES = ("-", "--", ":", "-.")
 
 
 def family(series: str) -> str:
-    """Return a contender's name without rate, noise or temperature.
+    """Return an arm's name without rate, noise or temperature.
 
     Example:
         >>> from kondo_lab.studies.lm_rl.drawing import family

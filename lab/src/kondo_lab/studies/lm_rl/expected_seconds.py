@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from kondo_lab.models.language_model import SIZES
 from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Training
 from kondo_lab.studies.lm_rl.starts import task_of
-from kondo_lab.training.contenders import Contender
-from kondo_lab.training.decisions import fixed_rows
-from kondo_lab.training.language_population import Member
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member
 
 PACE_PER_WIDTH = 6e11
 """Operations per second and unit of the model's width: narrow products wait for memory."""
@@ -42,8 +41,8 @@ def warm(settings: Training, field: Field) -> float:
 
 def population(field: Field, members: Sequence[Member], num_steps: int) -> float:
     """Return the seconds of a population's training."""
-    rows = sum(_rows(field, member.contender) for member in members)
-    crews = len({member.contender for member in members})
+    rows = sum(_rows(field, member.arm) for member in members)
+    crews = len({member.arm for member in members})
     step = (
         _training(field, rows * _length(field))
         + _sampling(field, len(members) * field.num_rows)
@@ -52,13 +51,13 @@ def population(field: Field, members: Sequence[Member], num_steps: int) -> float
     return OPENING + num_steps * step
 
 
-def loops(field: Field, contenders: Sequence[Contender], num_steps: int) -> float:
-    """Return the seconds of `num_steps` steps of every contender through the product."""
+def loops(field: Field, arms: Sequence[Arm], num_steps: int) -> float:
+    """Return the seconds of `num_steps` steps of every arm through the product."""
     steps = sum(
         _training(field, _rows(field, each) * _length(field))
         + _sampling(field, field.num_rows)
         + EAGER * _launches(field)
-        for each in contenders
+        for each in arms
     )
     return OPENING + num_steps * steps
 
@@ -66,12 +65,12 @@ def loops(field: Field, contenders: Sequence[Contender], num_steps: int) -> floa
 def point(field: Plane, point: Point, num_runs: int) -> float:
     """Return the seconds of some runs of a point of a plane; most end before their last step."""
     own = dataclasses.replace(field, num_prompts=point.num_rows // field.repeats)
-    steps = loops(own, [point.contender], round(LENGTH * point.num_steps)) - OPENING
+    steps = loops(own, [point.arm], round(LENGTH * point.num_steps)) - OPENING
     return OPENING + num_runs * steps
 
 
-def _rows(field: Field, contender: Contender) -> int:
-    return fixed_rows(contender, field.num_rows, field.repeats) or field.num_rows
+def _rows(field: Field, arm: Arm) -> int:
+    return arm.fixed_rows(field.num_rows, field.repeats) or field.num_rows
 
 
 def _length(field: Field) -> int:

@@ -11,7 +11,7 @@ from kondo_lab.evidence.claims import chance_errors
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_rl.runs import Arena, Run
-from kondo_lab.training.contenders import Contender
+from kondo_lab.training.arms import Arm
 
 LEAST_FALL = 0.05
 """What a reward must have fallen by at least: two errors of one evaluation, about."""
@@ -54,9 +54,9 @@ def fade(runs: Sequence[Run]) -> tuple[int, Estimate] | None:
     return None
 
 
-def found(arena: Arena, records: pd.DataFrame, contenders: Sequence[Contender]) -> list[Failure]:
+def found(arena: Arena, records: pd.DataFrame, arms: Sequence[Arm]) -> list[Failure]:
     """Return the failures of an arena's runs; records have what was logged on the way."""
-    by_name = {each.name: each for each in contenders}
+    by_name = {each.name: each for each in arms}
     return [
         Failure(series, kind, evidence)
         for series, runs in arena.runs.items()
@@ -94,13 +94,13 @@ def _of_policy(runs: Sequence[Run], logged: pd.DataFrame) -> _Told:
         yield "no mixed groups", f"{share}, at a reward of {reward:.2f}"
 
 
-def _of_gate(contender: Contender | None, logged: pd.DataFrame) -> _Told:
+def _of_gate(arm: Arm | None, logged: pd.DataFrame) -> _Told:
     share = logged_at(logged, "kept delight share", "max")
-    if contender is None or math.isnan(share):
+    if arm is None or math.isnan(share):
         return
-    if contender.kind == "soft" and FLAT[0] <= share <= FLAT[1]:
+    if arm.kind == "soft" and FLAT[0] <= share <= FLAT[1]:
         yield "flat gate", f"lets {share:.2f} of delight through: weights near a half"
-    if (contender.kind == "soft" or contender.by_delight) and share > HARD:
+    if (arm.kind == "soft" or arm.by_delight) and share > HARD:
         yield "saturated gate", f"keeps {share:.3f} of the positive delight"
 
 

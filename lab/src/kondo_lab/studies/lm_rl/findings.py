@@ -9,7 +9,7 @@ from kondo_lab.evidence.study import Analysis
 from kondo_lab.studies.lm_rl import assignments, failures, tuning
 from kondo_lab.studies.lm_rl.runs import Arena
 from kondo_lab.studies.lm_rl.settings import Field, Training
-from kondo_lab.training.contenders import Contender
+from kondo_lab.training.arms import Arm
 
 
 def add_starts(found: Analysis, records: pd.DataFrame, settings: Training) -> None:
@@ -38,12 +38,10 @@ def start_rewards(points: pd.DataFrame, enough: float) -> dict[int, float]:
     return ends
 
 
-def failure_findings(
-    arena: Arena, records: pd.DataFrame, contenders: Sequence[Contender]
-) -> list[str]:
+def failure_findings(arena: Arena, records: pd.DataFrame, arms: Sequence[Arm]) -> list[str]:
     """Return a sentence for every kind of failure, which names all series that show it."""
     by_kind: dict[str, list[str]] = {}
-    for failure in failures.found(arena, records, contenders):
+    for failure in failures.found(arena, records, arms):
         by_kind.setdefault(failure.kind, []).append(f"{failure.series} ({failure.evidence})")
     return [f"{arena.name}: {kind}: {'; '.join(told)}." for kind, told in by_kind.items()]
 

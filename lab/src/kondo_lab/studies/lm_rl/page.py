@@ -4,7 +4,7 @@ import pandas as pd
 
 from kondo_lab.evidence.table import markdown
 from kondo_lab.studies.lm_rl.settings import Settings
-from kondo_lab.training.selections import named
+from kondo_lab.training.language_arms import named
 
 REWARD = "held-out reward at temperature 1, at the end"
 ENTROPY = "entropy at the last evaluation, nats a token"
@@ -65,7 +65,7 @@ def _variants(headline: pd.DataFrame, settings: Settings) -> str:
 def _contender(
     headline: pd.DataFrame, settings: Settings, selection: str, loss: str
 ) -> tuple[str, str, str]:
-    """Return reward, difference to dense and entropy of a contender; dense has no difference."""
+    """Return reward, difference to dense and entropy of an arm; dense has no difference."""
     name = named(selection, loss) if selection else loss
     mean, error = _number(headline, settings, name, REWARD)
     entropy, _ = _number(headline, settings, name, ENTROPY)

@@ -18,10 +18,10 @@ from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Role, Settings
 from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
 from kondo_lab.training import step_seconds
 from kondo_lab.training.alone import Learner, Path
-from kondo_lab.training.contenders import Contender, percent
+from kondo_lab.training.arms import Arm, percent
+from kondo_lab.training.language_arms import LOSSES, text_arm
 from kondo_lab.training.part import Part, Record, Stopped
 from kondo_lab.training.run import train
-from kondo_lab.training.selections import LOSSES
 
 
 def parts(settings: Settings) -> list[Part]:
@@ -100,13 +100,13 @@ def _seconds_part(settings: Settings) -> Part:
     return make_part(name, settings, field, work, _seconds, settings)
 
 
-def timed_contenders(settings: Settings) -> list[Contender]:
+def timed_contenders(settings: Settings) -> list[Arm]:
     """Return whose steps of the largest model are timed: dense GRPO, and unbiased gates."""
     options = LOSSES["GRPO"]
     return [
-        Contender(name="GRPO", **options),
+        text_arm(name="GRPO", **options),
         *(
-            Contender(name=f"unbiased {percent(rate)}", gate=UnbiasedGate(rate=rate), **options)
+            text_arm(name=f"unbiased {percent(rate)}", gate=UnbiasedGate(rate=rate), **options)
             for rate in settings.timed_rates
         ),
     ]
@@ -163,7 +163,7 @@ def _by_clock(
     for rate, seed in pairs:
         if place.context.stopped():
             raise Stopped(place.part)
-        own = assignments.member(point.contender, rate, seed)
+        own = assignments.member(point.arm, rate, seed)
         if learner is None:
             path: Path = "plain" if point.rate == 1 else "product"
             num_prompts = point.num_rows // place.field.repeats
@@ -186,7 +186,7 @@ def _by_clock(
 
 
 def _seconds(place: Place, settings: Settings) -> list[Record]:
-    """Time every contender's step, of the start of seed 0. Dense goes without the product."""
+    """Time every arm's step, of the start of seed 0. Dense goes without the product."""
     limited = dataclasses.replace(settings, max_tokens=settings.timed_tokens)
     timed = timed_contenders(settings)
     own = assignments.member(timed[-1], 0.0, seed=0)  # the cheapest warms up

@@ -1,4 +1,4 @@
-"""What the study runs: fields where contenders meet, planes of points, and how much of it all."""
+"""What the study runs: fields where arms meet, planes of points, and how much of it all."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -10,9 +10,9 @@ from kondo_lab.evidence.study import Size
 from kondo_lab.tasks.text import make
 from kondo_lab.tasks.text.base import AnswerTask
 from kondo_lab.training.alone import Path
-from kondo_lab.training.contenders import Contender, percent
+from kondo_lab.training.arms import Arm, percent
 from kondo_lab.training.gates import DrawnVarianceGate
-from kondo_lab.training.selections import LOSSES, crossed, variants
+from kondo_lab.training.language_arms import LOSSES, crossed, text_arm, variants
 
 Role = Literal["dense", "gated", "PODS"]
 FieldT = TypeVar("FieldT", bound="Field")
@@ -22,7 +22,7 @@ USUAL_START = 0.3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Field:
-    """A task, a model, what a step samples, and for how long; contenders are compared in it."""
+    """A task, a model, what a step samples, and for how long; arms are compared in it."""
 
     task: str
     level: int
@@ -41,22 +41,22 @@ class Field:
     warm_batch: int = 64
     warm_rate: float = 1e-3
     learning_rates: tuple[float, ...] = (3e-6, 1e-5, 3e-5, 1e-4)
-    """Each contender's are tried on the tuning seeds. Adam's first steps move every weight by about
-    the rate: at 3e-4 two of them undo the start of the smallest model, with any contender."""
+    """Each arm's are tried on the tuning seeds. Adam's first steps move every weight by about
+    the rate: at 3e-4 two of them undo the start of the smallest model, with any arm."""
     tune_steps: int = 150
     """As many as are reported: a rate that is best for a while may ruin the policy later."""
     num_steps: int = 150
     num_seeds: int = 5
-    """Of the headline contenders."""
+    """Of the headline arms."""
     other_seeds: int = 2
     """Of the others; 0 leaves them out."""
     tune_seeds: int = 2
     tuned_on: str = ""
     """The name of another field of the same settings whose learning rates are taken over."""
     clocked_rates: tuple[float, ...] = ()
-    """Rates of the contenders that are run by the clock; empty where none is."""
+    """Rates of the arms that are run by the clock; empty where none is."""
     only: tuple[str, ...] = ()
-    """Names of the only contenders that are run here; all of them where it is empty."""
+    """Names of the only arms that are run here; all of them where it is empty."""
     dense_paths: tuple[Path, ...] = ("product", "plain")
     """The ways dense GRPO is run by the clock."""
 
@@ -106,16 +106,16 @@ class Training(ABC):
         """All of them."""
 
     @abstractmethod
-    def of(self, field: Field) -> list[Contender]:
+    def of(self, field: Field) -> list[Arm]:
         """Return who meets in a field."""
 
     @abstractmethod
-    def clocked(self, field: Field) -> list[Contender]:
+    def clocked(self, field: Field) -> list[Arm]:
         """Return who is run by the clock in a field."""
 
     @abstractmethod
-    def seeds(self, field: Field, contender: Contender) -> range:
-        """Return the reported seeds of a contender in a field."""
+    def seeds(self, field: Field, arm: Arm) -> range:
+        """Return the reported seeds of an arm in a field."""
 
     def given_rates(self, field: Field) -> Mapping[str, float]:
         """Return series -> its learning rate, where it is not tuned here; by default none."""
@@ -170,14 +170,14 @@ class Point:
         return sampling.count_for(self.rate, self.num_rows)
 
     @property
-    def contender(self) -> Contender:
+    def arm(self) -> Arm:
         """The gate; its loss is GRPO's. As published, PODS is divided by what it keeps."""
         if self.rate == 1:
-            return Contender(name=self.name, **LOSSES["GRPO"])
+            return text_arm(name=self.name, **LOSSES["GRPO"])
         if self.rule == "unbiased":
-            return Contender(name=self.name, gate=UnbiasedGate(rate=self.rate), **LOSSES["GRPO"])
+            return text_arm(name=self.name, gate=UnbiasedGate(rate=self.rate), **LOSSES["GRPO"])
         gate = DrawnVarianceGate(rate=self.rate)
-        return Contender(name=self.name, gate=gate, denominator="kept", **LOSSES["GRPO"])
+        return text_arm(name=self.name, gate=gate, denominator="kept", **LOSSES["GRPO"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class Settings(Training):
     main: Field
     """Where selections and losses are crossed, as populations."""
     rare: tuple[Field, ...]
-    """The same from starts that are rarely right, with some of the contenders."""
+    """The same from starts that are rarely right, with some of the arms."""
     planes: tuple[Plane, ...]
     """Trained one by one through the product, by the clock; the first has the main field's model
     and starts."""
@@ -217,8 +217,8 @@ class Settings(Training):
     noise: float = 1.5
     """Bound of the gate without a rate."""
     first_seeds: int = 3
-    """Reported seeds that all contenders have; those of `main.num_seeds` beyond come later, of the
-    crossed contenders alone."""
+    """Reported seeds that all arms have; those of `main.num_seeds` beyond come later, of the
+    crossed arms alone."""
     target: float = 0.92
     """Held-out reward that a run by the clock ends at, a mean of two successive evaluations."""
     longer: float = 1.5
@@ -227,7 +227,7 @@ class Settings(Training):
     """Of a run in a population, evenly spaced, and one before it."""
     timed_rates: tuple[float, ...] = (0.1, 0.03)
     timed_rounds: int = 3
-    """Of the clock, for every contender in turn."""
+    """Of the clock, for every arm in turn."""
     timed_tokens: int = 32_768
     """Of a training forward of the largest model."""
 
@@ -244,21 +244,21 @@ class Settings(Training):
             found.setdefault(field.name, field)
         return tuple(found.values())
 
-    def everyone(self) -> list[Contender]:
-        """Return all contenders of the main field."""
+    def everyone(self) -> list[Arm]:
+        """Return all arms of the main field."""
         return crossed(self.rate) + variants(self.rate, mark=mark_of(self.main), noise=self.noise)
 
-    def of(self, field: Field) -> list[Contender]:
+    def of(self, field: Field) -> list[Arm]:
         """Return who meets in a field."""
         return [each for each in self.everyone() if not field.only or each.name in field.only]
 
-    def clocked(self, field: Field) -> list[Contender]:
+    def clocked(self, field: Field) -> list[Arm]:
         """Return nobody: what is run by the clock are points of planes."""
         return []
 
-    def seeds(self, field: Field, contender: Contender) -> range:
-        """Return the reported seeds of a contender in a field."""
-        is_crossed = contender in crossed(self.rate)
+    def seeds(self, field: Field, arm: Arm) -> range:
+        """Return the reported seeds of an arm in a field."""
+        is_crossed = arm in crossed(self.rate)
         return range(field.num_seeds if is_crossed else min(field.num_seeds, self.first_seeds))
 
 

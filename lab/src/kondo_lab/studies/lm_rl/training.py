@@ -1,8 +1,8 @@
 """Parts that start models, try their learning rates and train them one by one, by the clock.
 
     warm    a supervised start of every seed of a field
-    tune    learning rates of contenders, on seeds that are not reported
-    wall    one contender of one seed, end to end through the product
+    tune    learning rates of arms, on seeds that are not reported
+    wall    one arm of one seed, end to end through the product
 
 A part may be run on its own after those it needs: starts are made again where they are missing,
 tuned rates are read from the records of the tuning parts.
@@ -19,10 +19,12 @@ import torch
 from kondo_lab.studies.lm_rl import assignments, expected_seconds, starts, tuning
 from kondo_lab.studies.lm_rl.settings import Field, Training
 from kondo_lab.training.alone import Learner, Path
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.asynchronous import LAG, AsynchronousPopulation, running
-from kondo_lab.training.contenders import Contender
-from kondo_lab.training.language_population import Member, Population, Shape
+from kondo_lab.training.member import Member
 from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import Shape, TextProgram
 from kondo_lab.training.run import train
 from kondo_lab.training.worker_pool import one_thread
 
@@ -94,7 +96,7 @@ def trials(
 
 
 def wall_parts(settings: Training, field: Field, seeds: Iterable[int]) -> list[Part]:
-    """Return the parts that train a field's contenders by the clock, with some of their seeds."""
+    """Return the parts that train a field's arms by the clock, with some of their seeds."""
     found = []
     for name, inputs in assignments.wall_runs(settings, field, seeds).items():
         work = expected_seconds.loops(field, [inputs[0]], field.num_steps)
@@ -129,15 +131,13 @@ def try_rates(place: Place, members: Sequence[Member], num_steps: int) -> list[R
 def train_population(place: Place, members: Sequence[Member], steps: Sequence[int]) -> list[Record]:
     """Train a population, evaluated after `steps`; with a queue if its members have one."""
     settings, field, part, context = place
-    queued = any(member.friction.queue for member in members)
+    queued = any(member.frictions.queue for member in members)
     kind = AsynchronousPopulation if queued else Population
     trained = kind(
-        starts.model_of(field, context.device),
-        starts.task_of(field),
+        _program(settings, field, field.num_prompts, context),
         members,
-        starts.load(settings, field, context),
         device=context.device,
-        shape=_shape(settings, field, field.num_prompts),
+        start=starts.load(settings, field, context),
     )
     with running(trained):
         return train(
@@ -145,8 +145,8 @@ def train_population(place: Place, members: Sequence[Member], steps: Sequence[in
         )
 
 
-def _shape(settings: Training, field: Field, num_prompts: int) -> Shape:
-    return Shape(
+def _program(settings: Training, field: Field, num_prompts: int, context: Context) -> TextProgram:
+    shape = Shape(
         num_prompts=num_prompts,
         repeats=field.repeats,
         num_held_out=settings.num_held_out,
@@ -154,19 +154,20 @@ def _shape(settings: Training, field: Field, num_prompts: int) -> Shape:
         max_norm=settings.max_norm,
         max_tokens=settings.max_tokens,
     )
+    return TextProgram(starts.task_of(field), starts.model_of(field, context.device), shape)
 
 
-def _wall(place: Place, contender: Contender, path: Path, seed: int) -> list[Record]:
-    """Train one contender by the clock. Setting: the learning rate."""
-    own = tuned_member(place, contender, seed)
-    own = dataclasses.replace(own, series=assignments.titled(contender, path))
+def _wall(place: Place, arm: Arm, path: Path, seed: int) -> list[Record]:
+    """Train one arm by the clock. Setting: the learning rate."""
+    own = tuned_member(place, arm, seed)
+    own = dataclasses.replace(own, series=assignments.titled(arm, path))
     return lean(train_by_clock(place, make_learner(place, own, path=path)))
 
 
-def tuned_member(place: Place, contender: Contender, seed: int) -> Member:
-    """Return a run of a contender at its learning rate."""
-    rate = rates_in(place.settings, place.field, place.context)(contender)
-    return assignments.member(contender, rate, seed)
+def tuned_member(place: Place, arm: Arm, seed: int) -> Member:
+    """Return a run of an arm at its learning rate."""
+    rate = rates_in(place.settings, place.field, place.context)(arm)
+    return assignments.member(arm, rate, seed)
 
 
 def train_by_clock(place: Place, learner: Learner) -> list[Record]:
@@ -188,23 +189,21 @@ def make_learner(
     """Return one model at its start; by default a step has the field's prompts."""
     settings, field, _, context = place
     return Learner(
-        starts.task_of(field),
-        starts.model_of(field, context.device),
+        _program(settings, field, num_prompts or field.num_prompts, context),
         starts.load(settings, field, context).of([own.seed]),
         own,
-        shape=_shape(settings, field, num_prompts or field.num_prompts),
         path=path,
         compiled=settings.compiled,
     )
 
 
-def rates_in(settings: Training, field: Field, context: Context) -> Callable[[Contender], float]:
+def rates_in(settings: Training, field: Field, context: Context) -> Callable[[Arm], float]:
     """Return who has which learning rate in a field: as given, or as tuning parts have found it."""
     known = dict(settings.given_rates(field))
     names = assignments.tune_names(settings, field)
     if names:
         known |= tuning.handed_over(context, names)
-    return lambda contender: known[tuning.tuned_name(contender)]
+    return lambda arm: known[tuning.tuned_name(arm)]
 
 
 def tidy(context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Which learning rate a contender is reported with: a rule that is fixed before anything is run.
+"""Which learning rate an arm is reported with: a rule that is fixed before anything is run.
 
     the rate of the highest reward at the end, a mean over tuning seeds; of equal ones the smallest
 
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import pandas as pd
 
 from kondo_lab.evidence import records as files
-from kondo_lab.training.contenders import Contender
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.part import Context
 
 QUALITY = "held-out sampled reward"
-"""What contenders are compared by: the policy as it samples, on prompts it never trained on."""
+"""What arms are compared by: the policy as it samples, on prompts it never trained on."""
 GREEDY = "held-out reward"
 """The same without chance: the most probable token at every place."""
 LAST = 3
@@ -52,16 +52,16 @@ def rewards_by_rate(records: pd.DataFrame) -> dict[str, dict[float, float]]:
     return found
 
 
-def tuned_name(contender: Contender) -> str:
-    """Return whose learning rate a contender has: its own, but for three kinds.
+def tuned_name(arm: Arm) -> str:
+    """Return whose learning rate an arm has: its own, but for three kinds.
 
     With an exact screen the free one's: the two decide by the same numbers up to rounding. The
     zero-advantage filter dense GRPO's: what it leaves out has no gradient. Unbiased gates dense
     GRPO's too: their expected gradient is dense GRPO's.
     """
-    if contender.kind in ("filter", "unbiased"):
+    if arm.kind in ("filter", "unbiased"):
         return "GRPO"
-    return contender.name.replace(" exact", "") if contender.screen == "exact" else contender.name
+    return arm.name.replace(" exact", "") if arm.screen == "exact" else arm.name
 
 
 def chosen(records: pd.DataFrame) -> dict[str, float]:

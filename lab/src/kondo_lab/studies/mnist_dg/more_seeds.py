@@ -20,8 +20,9 @@ import torch
 from kondo_lab.studies.mnist_dg.analysis import END, ONLINE
 from kondo_lab.studies.mnist_dg.run import series
 from kondo_lab.studies.mnist_dg.settings import Settings
-from kondo_lab.training import image_bandits, updates
-from kondo_lab.training.member import BaselineName, each_seed
+from kondo_lab.training import arms, image_bandits
+from kondo_lab.training.arms import BaselineName
+from kondo_lab.training.member import each_seed
 from kondo_lab.training.part import Context
 
 COLUMNS = ("series", "samples", "seed", f"{ONLINE} at the end")
@@ -41,7 +42,7 @@ NUMBERS = (Number("zero", 10, range(20, 60)), Number("constant", 3, range(20, 60
 
 def ends(settings: Settings, number: Number) -> dict[int, float]:
     """Return seed -> online error at the end, on the CPU."""
-    update = dataclasses.replace(updates.PG, baseline=number.baseline)
+    update = dataclasses.replace(arms.PG, baseline=number.baseline)
     several = each_seed(
         {series("PG", number.baseline): update},
         number.seeds.stop,

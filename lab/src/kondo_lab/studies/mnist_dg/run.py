@@ -12,17 +12,18 @@ from torch import Tensor
 
 from kondo_lab.studies.mnist_dg import paper
 from kondo_lab.studies.mnist_dg.settings import Settings
-from kondo_lab.training import image_bandits, run, updates
+from kondo_lab.training import arms, image_bandits, run
+from kondo_lab.training.arms import Arm, BaselineName
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.losses import CrossEntropy, ExactPG
-from kondo_lab.training.member import BaselineName, Member, Update, each_seed
+from kondo_lab.training.member import Member, each_seed
 from kondo_lab.training.part import Context, Part, Record
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram
 
 BASELINES: tuple[BaselineName, ...] = ("zero", "constant", "expected", "oracle")
-EXACT = {"exact PG": Update(loss=ExactPG()), "cross-entropy": Update(loss=CrossEntropy())}
-METHODS = {"PG": updates.PG, "DG": updates.DG}
+EXACT = {"exact PG": Arm(loss=ExactPG()), "cross-entropy": Arm(loss=CrossEntropy())}
+METHODS = {"PG": arms.PG, "DG": arms.DG}
 RATES, BATCHES, WIDTHS = "learning-rates", "batches", "widths"
 """Parts of the appendix."""
 ETA = "DG, eta"
@@ -61,9 +62,9 @@ def parts(settings: Settings) -> list[Part]:
     ]
 
 
-def compared_at(samples: int) -> dict[str, Update]:
+def compared_at(samples: int) -> dict[str, Arm]:
     """Return the updates that are compared at S = samples, by series."""
-    compared: dict[str, Update] = {
+    compared: dict[str, Arm] = {
         series(method, baseline): dataclasses.replace(update, baseline=baseline)
         for method, update in METHODS.items()
         for baseline in BASELINES
@@ -98,7 +99,7 @@ def _learning_rates(settings: Settings, context: Context) -> Iterable[Record]:
     for rate in settings.learning_rates:
         members += each_seed(METHODS, seeds, learning_rate=rate, setting=rate)
     for eta in settings.etas:
-        sharper = {ETA: Update(gate=Everything(eta=eta))}
+        sharper = {ETA: Arm(unit="token", gate=Everything(eta=eta))}
         members += each_seed(sharper, seeds, learning_rate=settings.learning_rate, setting=eta)
     return _sweep(settings, context, RATES, [(settings.width, settings.batch, members)])
 
@@ -162,7 +163,7 @@ def _cosine_gaps(population: Population, step: int) -> dict[str, Tensor]:
             rows = population.program.num_rows
             own = group.gradients(population, rows)
             for metric, exact in ((TO_PG, "exact PG"), (TO_CE, "cross-entropy")):
-                oracle = group.gradients(population, rows, loss_of=EXACT[exact])
+                oracle = group.gradients(population, rows, arm=EXACT[exact])
                 gaps[metric].append(1 - _cosine(own, oracle))
     return {metric: torch.cat(values) for metric, values in gaps.items()}
 

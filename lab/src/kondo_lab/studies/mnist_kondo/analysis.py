@@ -25,7 +25,7 @@ from kondo_lab.studies.mnist_kondo.claims import claims
 from kondo_lab.studies.mnist_kondo.run import DELIGHT_NOISE, LOGIT_NOISE, NOISES, SIGNALS
 from kondo_lab.studies.mnist_kondo.settings import Settings
 from kondo_lab.studies.mnist_kondo.speed_ups import ONLINE, TARGET, TEST
-from kondo_lab.training import updates
+from kondo_lab.training import arms
 
 COSTS = range(9)
 DEAREST = COSTS[-1]
@@ -59,12 +59,12 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _priority_lines(records, settings)
         figures["fig5-priorities"] = _priorities_figure(records, settings)
     found.claims.extend(claims(found.headline))
-    told = captions(found.headline, found.claims, updates.percent(settings.rate), settings.rate)
+    told = captions(found.headline, found.claims, arms.dg_k(settings.rate), settings.rate)
     return with_captions(found, told)
 
 
 def _series(settings: Settings) -> tuple[str, str, str]:
-    return "PG", "DG", updates.percent(settings.rate)
+    return "PG", "DG", arms.dg_k(settings.rate)
 
 
 def _full(settings: Settings) -> bool:
@@ -143,7 +143,7 @@ def _speed_finding(records: pd.DataFrame, settings: Settings) -> str:
 
 
 def _curve_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPoint]:
-    rates = {"PG": 1.0, "DG": 1.0, updates.percent(settings.rate): settings.rate}
+    rates = {"PG": 1.0, "DG": 1.0, arms.dg_k(settings.rate): settings.rate}
     return [
         statistics.frontier_point(
             records, "curves", series, TEST, TARGET, task=settings.data, rate=rates[series]
@@ -215,7 +215,7 @@ def _rate_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
     known = paper.FIG_2_EVENTUALLY if _full(settings) else None
     reported = _reported(records, settings)
     for rate in settings.rates:
-        series = updates.percent(rate)
+        series = arms.dg_k(rate)
         chosen = best_learning_rate(records, series, settings)
         found = statistics.final(reported, "rates", series, ONLINE, setting=chosen)
         metric = f"{seen}, learning rate {chosen:g}"
@@ -234,7 +234,7 @@ def _last_third(records: pd.DataFrame, series: str, chosen: float, settings: Set
 
 def _plateau_finding(records: pd.DataFrame, settings: Settings) -> str:
     falls = {}
-    for series in map(updates.percent, settings.rates):
+    for series in map(arms.percent, settings.rates):
         chosen = best_learning_rate(records, series, settings)
         falls[series] = _last_third(_reported(records, settings), series, chosen, settings)
     told = ", ".join(f"{series} {fall:.2f}" for series, fall in falls.items())
@@ -246,7 +246,7 @@ def _plateau_finding(records: pd.DataFrame, settings: Settings) -> str:
 def _rate_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPoint]:
     points = []
     for rate in settings.rates:
-        series = updates.percent(rate)
+        series = arms.dg_k(rate)
         point = statistics.frontier_point(
             _reported(records, settings),
             "rates",
@@ -264,7 +264,7 @@ def _rate_frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPo
 
 def _rates_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     figure, axes = plotting.grid(1, 2)
-    names = [updates.percent(rate) for rate in settings.rates]
+    names = [arms.dg_k(rate) for rate in settings.rates]
     reported = _reported(records, settings)
     passes: tuple[plotting.Axis, ...] = ("forward", "backward")
     for ax, x in zip(axes[0], passes, strict=True):
@@ -285,7 +285,7 @@ def _rates_figure(records: pd.DataFrame, settings: Settings) -> Figure:
 
 
 def _noise_series(settings: Settings, way: str) -> list[str]:
-    return [f"{name}, {way}" for name in ("DG", updates.percent(settings.rate))]
+    return [f"{name}, {way}" for name in ("DG", arms.dg_k(settings.rate))]
 
 
 def _borne(records: pd.DataFrame, settings: Settings, way: str) -> dict[str, tolerance.Borne]:

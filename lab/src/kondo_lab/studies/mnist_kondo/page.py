@@ -11,7 +11,7 @@ from kondo_lab.studies.mnist_kondo.analysis import BEARS, FALL
 from kondo_lab.studies.mnist_kondo.run import NOISES, SIGNALS, levels
 from kondo_lab.studies.mnist_kondo.settings import Settings
 from kondo_lab.studies.mnist_kondo.speed_ups import ONLINE
-from kondo_lab.training import updates
+from kondo_lab.training import arms
 
 COSTS = (0, 1, 2, 4, 8)
 
@@ -52,7 +52,7 @@ def _rates(headline: pd.DataFrame, settings: Settings) -> str:
     columns.append("error at the end over that at two thirds of the steps")
     rows = []
     for rate in settings.rates:
-        own = lines(headline, figure="Kondo Fig 2", series=updates.percent(rate))
+        own = lines(headline, figure="Kondo Fig 2", series=arms.dg_k(rate))
         if not len(own):  # the part was not run
             continue
         (metric,) = own[own["metric"] != FALL]["metric"]
@@ -86,7 +86,7 @@ def _noise(headline: pd.DataFrame, settings: Settings) -> str:
     bears = f"noise at which the error is {BEARS:g}x"
     rows = []
     for way in NOISES:
-        for name in ("DG", updates.percent(settings.rate)):
+        for name in ("DG", arms.dg_k(settings.rate)):
             at = partial(cell, headline, series=f"{name}, {way}")
             found = [at(metric=ONLINE, x=level, error=False) for level in every]
             rows.append([f"{name}, {way}", *found, at(metric=bears)])

@@ -8,8 +8,9 @@ from typing import Any
 from kondo import Gate, delight, signals
 from kondo_lab.studies.mnist_kondo import paper
 from kondo_lab.studies.mnist_kondo.settings import Settings
-from kondo_lab.training import image_bandits, updates
-from kondo_lab.training.member import Member, Update, each_seed
+from kondo_lab.training import arms, image_bandits
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member, each_seed
 from kondo_lab.training.part import Context, Part, Record
 from kondo_lab.training.run import log_spaced
 
@@ -38,7 +39,7 @@ def parts(settings: Settings) -> list[Part]:
 
 def _curves(settings: Settings, context: Context) -> Iterable[Record]:
     """Figures 1 and 3: PG, DG and DG-K with many seeds, test error on the way."""
-    compared = {"PG": updates.PG} | _delightful(settings)
+    compared = {"PG": arms.PG} | _delightful(settings)
     members = each_seed(compared, settings.num_seeds, learning_rate=settings.learning_rate)
     every, num_steps = settings.log_every, settings.num_steps
     points = [passes / settings.batch for passes in paper.FORWARD]
@@ -53,16 +54,16 @@ def _curves(settings: Settings, context: Context) -> Iterable[Record]:
     )
 
 
-def _delightful(settings: Settings) -> dict[str, Update]:
-    gate = updates.kondo_count(settings.rate)
-    return {"DG": updates.DG, updates.percent(settings.rate): gate}
+def _delightful(settings: Settings) -> dict[str, Arm]:
+    gate = arms.kondo_count(settings.rate)
+    return {"DG": arms.DG, arms.dg_k(settings.rate): gate}
 
 
 def _rates(settings: Settings, context: Context) -> Iterable[Record]:
     """Figure 2: rates x learning rates, far beyond 1M forward passes. Setting: learning rate."""
     members = []
     for rate in settings.rates:
-        gate = {updates.percent(rate): updates.kondo_count(rate)}
+        gate = {arms.dg_k(rate): arms.kondo_count(rate)}
         for learning_rate in settings.learning_rates:
             options = {"learning_rate": learning_rate, "setting": learning_rate}
             members += each_seed(gate, settings.rate_seeds, **options)
@@ -94,7 +95,7 @@ def levels(settings: Settings, way: str) -> tuple[float, ...]:
 
 
 def noise(way: str, size: float) -> dict[str, Any]:
-    """Return options of `Update`."""
+    """Return options of `Arm`."""
     if way == DELIGHT_NOISE:
         return {"delight_noise": size}
     return {"logit_noise": size, "screened": "both" if way == LOGIT_NOISE else "surprisal"}
@@ -105,14 +106,14 @@ def _priorities(settings: Settings, context: Context) -> Iterable[Record]:
     members = []
     for name, signal in SIGNALS.items():
         for rate in settings.priority_rates:
-            members += _swept(settings, name, Update(gate=Gate(rate=rate, signal=signal)), rate)
+            members += _swept(settings, name, Arm(gate=Gate(rate=rate, signal=signal)), rate)
     for mix in settings.mixes:
         gate = Gate(rate=settings.rate, signal=partial(signals.additive, alpha=1 - mix))
-        members += _swept(settings, "additive mix", Update(gate=gate), mix)
+        members += _swept(settings, "additive mix", Arm(gate=gate), mix)
     return _sweep(settings, context, "priorities", members)
 
 
-def _swept(settings: Settings, series: str, update: Update, setting: float) -> list[Member]:
+def _swept(settings: Settings, series: str, update: Arm, setting: float) -> list[Member]:
     rate = settings.learning_rate
     return each_seed({series: update}, settings.sweep_seeds, learning_rate=rate, setting=setting)
 

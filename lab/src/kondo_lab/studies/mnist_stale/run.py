@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from kondo_lab.studies.mnist_stale.settings import Settings
-from kondo_lab.training import image_bandits, learner_error, updates
-from kondo_lab.training.member import Frictions, Update, each_seed
+from kondo_lab.training import arms, image_bandits, learner_error
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Frictions, each_seed
 from kondo_lab.training.part import Context, Part, Record
 
 REINFORCE = "REINFORCE"
@@ -24,15 +25,15 @@ def parts(settings: Settings) -> list[Part]:
     return [Part(name=OLDEST, run=oldest, work=42), Part(name=UNIFORM, run=uniform, work=21)]
 
 
-def methods(settings: Settings) -> dict[str, Update]:
+def methods(settings: Settings) -> dict[str, Arm]:
     """Return the compared rules by name."""
     return {
-        REINFORCE: updates.PG,
+        REINFORCE: arms.PG,
         learner_error.capped(float("inf")): learner_error.importance_weighted(),
         learner_error.capped(settings.cap): learner_error.importance_weighted(settings.cap),
-        "PPO": updates.PPO,
-        "DG": updates.DG,
-        updates.percent(settings.rate): updates.kondo_count(settings.rate),
+        "PPO": arms.PPO,
+        "DG": arms.DG,
+        arms.dg_k(settings.rate): arms.kondo_count(settings.rate),
     }
 
 

@@ -8,18 +8,19 @@ from kondo_lab.evidence import seed_blocks
 from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_dg.settings import Settings
 from kondo_lab.tasks.base import Credit
-from kondo_lab.training import updates
-from kondo_lab.training.member import Member, Update, each_seed
+from kondo_lab.training import arms
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member, each_seed
 from kondo_lab.training.part import Context, Part, Record
 
 EXACT_TIES = "PMPO"
 """With advantages of exactly 0 where rewards are equal: shown, and not judged."""
 COMPARED = {
-    "PG": updates.PG,
-    "PPO": updates.PPO,
-    reversals.FLOAT32: updates.PMPO_FLOAT32,
-    EXACT_TIES: updates.PMPO,
-    "DG": updates.DG,
+    "PG": arms.PG,
+    "PPO": arms.PPO,
+    reversals.FLOAT32: arms.PMPO_FLOAT32,
+    EXACT_TIES: arms.PMPO,
+    "DG": arms.DG,
 }
 SWEPT = {name: update for name, update in COMPARED.items() if name != "PPO"}
 """Run in Figure 9: PPO is PG."""
@@ -140,7 +141,7 @@ def _variants(settings: Settings, context: Context) -> Iterable[Record]:
 
 def _members(
     settings: Settings,
-    compared: dict[str, Update],
+    compared: dict[str, Arm],
     seeds: int | Sequence[int],
     setting: float = float("nan"),
 ) -> list[Member]:

@@ -39,7 +39,7 @@ from kondo_lab.studies.reversal_fit.run import (
 )
 from kondo_lab.studies.reversal_fit.settings import Pair, Settings
 from kondo_lab.studies.reversal_kondo import paper as kondo_paper
-from kondo_lab.training import updates
+from kondo_lab.training import arms
 
 ONLINE = reversals.ONLINE
 SMALLEST = 1e-3
@@ -286,7 +286,7 @@ def _scores_figure(
 
 def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
     """Draw Kondo Figure 8: a panel for each width and method, a line for each learning rate."""
-    methods = ["DG", updates.percent(settings.rate), "PG", "PMPO float32"]
+    methods = ["DG", arms.dg_k(settings.rate), "PG", "PMPO float32"]
     methods = [name for name in methods if name in prefix_methods(settings)]
     widths, rates = settings.feed_forwards, settings.learning_rates
     figure, axes = plotting.grid(len(widths), len(methods), width=2.9, height=2.5)

@@ -12,8 +12,9 @@ import pandas as pd
 from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_fit.settings import Pair, Settings
 from kondo_lab.tasks.base import Credit
-from kondo_lab.training import updates
-from kondo_lab.training.member import Update, each_seed
+from kondo_lab.training import arms
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import each_seed
 from kondo_lab.training.part import Context, Part, Record
 from kondo_lab.training.population import Population
 
@@ -26,19 +27,19 @@ def named(method: str, pair: Pair) -> str:
     return f"{method}, {pair.name}"
 
 
-def prefix_methods(settings: Settings) -> dict[str, Update]:
+def prefix_methods(settings: Settings) -> dict[str, Arm]:
     """Return what is compared on Kondo Figure 8."""
     return {
-        "DG": updates.DG,
-        updates.percent(settings.rate): updates.kondo(settings.rate),
-        "DG-K price 0": updates.PRICE_0,
-        "PG": updates.PG,
-        "PMPO": updates.PMPO,
-        "PMPO float32": updates.PMPO_FLOAT32,
+        "DG": arms.DG,
+        arms.dg_k(settings.rate): arms.kondo(settings.rate),
+        "DG-K price 0": arms.PRICE_0,
+        "PG": arms.PG,
+        "PMPO": arms.PMPO,
+        "PMPO float32": arms.PMPO_FLOAT32,
     }
 
 
-TOKEN_METHODS = {"PG": updates.PG, "DG": updates.DG, "PMPO float32": updates.PMPO_FLOAT32}
+TOKEN_METHODS = {"PG": arms.PG, "DG": arms.DG, "PMPO float32": arms.PMPO_FLOAT32}
 """Compared on the DG paper's figures."""
 
 
@@ -141,7 +142,7 @@ def _solved(
     for length in sorted({*settings.baseline_lengths, *settings.delight_lengths}, reverse=True):
         names = ["PG"] if length in settings.baseline_lengths else []
         if length in settings.delight_lengths:
-            names += ["DG", updates.percent(settings.rate)]
+            names += ["DG", arms.dg_k(settings.rate)]
         own = {name: methods[name] for name in names}
         made += _populations(context, pairs, own, seeds, length=length, setting=length)
     return _train(settings, context, part, made, settings.solved_steps)
@@ -150,7 +151,7 @@ def _solved(
 def _populations(
     context: Context,
     pairs: Sequence[Pair],
-    methods: Mapping[str, Update],
+    methods: Mapping[str, Arm],
     seeds: range,
     *,
     length: int,

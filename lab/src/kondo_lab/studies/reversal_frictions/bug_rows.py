@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from kondo import BaseGate, Choice, adapters
+from kondo_lab.training.decisions import Decision
 from kondo_lab.training.gates import Everything, QuantileGate, Randomness
 from kondo_lab.training.population import Population
-from kondo_lab.training.programs import Decision
 
 SUCCESS_SHARE = "push of bugs that succeed"
 FAILURE_SHARE = "push of bugs that fail"

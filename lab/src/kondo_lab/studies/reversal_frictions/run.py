@@ -24,9 +24,10 @@ from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_frictions import bug_rows
 from kondo_lab.studies.reversal_frictions.settings import Settings
 from kondo_lab.tasks.base import Credit
-from kondo_lab.training import learner_error, updates
+from kondo_lab.training import arms, learner_error
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything
-from kondo_lab.training.member import Frictions, Member, Update, each_seed
+from kondo_lab.training.member import Frictions, Member, each_seed
 from kondo_lab.training.part import Context, Part, Record
 from kondo_lab.training.population import Population
 from kondo_lab.training.run import log_and_regular
@@ -80,45 +81,53 @@ def cells(settings: Settings) -> list[Cell]:
     return found
 
 
-def methods(settings: Settings) -> dict[str, Update]:
+def methods(settings: Settings) -> dict[str, Arm]:
     """Return the compared rules by name; all but the last two are what DG is compared with."""
     return {
-        "PG": updates.PG,
-        BY_TOKEN: Update(loss=partial(losses.ppo, clip=math.inf)),
-        "PPO": updates.PPO,
-        reversals.FLOAT32: updates.PMPO_FLOAT32,
-        "PMPO": updates.PMPO,
+        "PG": arms.PG,
+        BY_TOKEN: Arm(loss=partial(losses.ppo, clip=math.inf)),
+        "PPO": arms.PPO,
+        reversals.FLOAT32: arms.PMPO_FLOAT32,
+        "PMPO": arms.PMPO,
         learner_error.capped(settings.cap): learner_error.importance_weighted(settings.cap),
-        "DG": updates.DG,
-        updates.percent(settings.rate): updates.kondo(settings.rate),
+        "DG": arms.DG,
+        arms.dg_k(settings.rate): arms.kondo(settings.rate),
     }
 
 
-def corrected(settings: Settings) -> dict[str, Update]:
+def corrected(settings: Settings) -> dict[str, Arm]:
     """Return the rules whose updates depend on what the actors report."""
     names = (BY_TOKEN, "PPO", learner_error.capped(settings.cap))
     return {name: methods(settings)[name] for name in names}
 
 
-def told_of_bugs(settings: Settings) -> dict[str, Update]:
+def told_of_bugs(settings: Settings) -> dict[str, Arm]:
     """Return the rules of the part why; those with "bugs" in their names are told of them."""
-    known: dict[str, Update] = {
-        "PG": updates.PG,
-        "PG, no bugs that succeed": Update(gate=bug_rows.TellsBugs(successes=0.0)),
-        "PG, no bugs that fail": Update(gate=bug_rows.TellsBugs(failures=0.0)),
-        "DG": updates.DG,
-        "DG, no bugs": Update(gate=bug_rows.TellsBugs(1.0, successes=0.0, failures=0.0)),
-        "DG, no bugs that succeed": Update(gate=bug_rows.TellsBugs(1.0, successes=0.0)),
-        "DG, no bugs that fail": Update(gate=bug_rows.TellsBugs(1.0, failures=0.0)),
-        "DG, weight 1 for bugs": Update(gate=bug_rows.TellsBugs(1.0, successes=1.0, failures=1.0)),
+    known: dict[str, Arm] = {
+        "PG": arms.PG,
+        "PG, no bugs that succeed": _told(successes=0.0),
+        "PG, no bugs that fail": _told(failures=0.0),
+        "DG": arms.DG,
+        "DG, no bugs": _told(1.0, successes=0.0, failures=0.0),
+        "DG, no bugs that succeed": _told(1.0, successes=0.0),
+        "DG, no bugs that fail": _told(1.0, failures=0.0),
+        "DG, weight 1 for bugs": Arm(
+            unit="token", gate=bug_rows.TellsBugs(1.0, successes=1.0, failures=1.0)
+        ),
     }
-    known |= {f"DG, eta {eta:g}": Update(gate=Everything(eta)) for eta in settings.why_etas}
+    known |= {
+        f"DG, eta {eta:g}": Arm(unit="token", gate=Everything(eta)) for eta in settings.why_etas
+    }
     rates = (settings.rate, *settings.why_rates)
-    known |= {updates.percent(rate): updates.kondo(rate) for rate in rates}
-    known["DG-K price 0"] = updates.PRICE_0
-    name = f"{updates.percent(settings.rate)} and bugs that fail"
-    known[name] = Update(gate=bug_rows.AddsFailedBugs(rate=settings.rate))
+    known |= {arms.dg_k(rate): arms.kondo(rate) for rate in rates}
+    known["DG-K price 0"] = arms.PRICE_0
+    name = f"{arms.dg_k(settings.rate)} and bugs that fail"
+    known[name] = Arm(gate=bug_rows.AddsFailedBugs(rate=settings.rate))
     return known
+
+
+def _told(eta: float | None = None, **weights: float) -> Arm:
+    return Arm(unit="token", gate=bug_rows.TellsBugs(eta, **weights))
 
 
 def named(method: str, friction: str) -> str:
@@ -230,7 +239,7 @@ def _populations(settings: Settings, kind: str, seeds: range) -> Iterator[tuple[
         case "own":
             met = [cell for cell in cells(settings) if cell.friction == "bugs"]
             met.append(Cell(ALL, settings.length, together))
-            own = [c._replace(met=dataclasses.replace(c.met, reported=None)) for c in met]
+            own = [c._replace(met=dataclasses.replace(c.met, replaced=None)) for c in met]
             for one in _one_by_one(corrected(settings)):
                 yield settings.length, _under(settings, one, own, seeds)
         case "why":
@@ -246,14 +255,14 @@ def _populations(settings: Settings, kind: str, seeds: range) -> Iterator[tuple[
                 yield length, _members(settings, methods(settings), seeds, **options)
 
 
-def _one_by_one(compared: Mapping[str, Update]) -> Iterator[dict[str, Update]]:
+def _one_by_one(compared: Mapping[str, Arm]) -> Iterator[dict[str, Arm]]:
     """Yield each method alone: their programs differ in size."""
     for name, update in compared.items():
         yield {name: update}
 
 
 def _under(
-    settings: Settings, compared: Mapping[str, Update], met: Iterable[Cell], seeds: range
+    settings: Settings, compared: Mapping[str, Arm], met: Iterable[Cell], seeds: range
 ) -> list[Member]:
     """Return the members of methods under frictions."""
     found: list[Member] = []
@@ -265,7 +274,7 @@ def _under(
 
 
 def _members(
-    settings: Settings, compared: Mapping[str, Update], seeds: range, **options: Any
+    settings: Settings, compared: Mapping[str, Arm], seeds: range, **options: Any
 ) -> list[Member]:
     everyone = each_seed(compared, seeds.stop, learning_rate=settings.learning_rate, **options)
     return [member for member in everyone if member.seed in seeds]

@@ -18,7 +18,7 @@ from kondo_lab.studies.reversal_kondo.captions import captions
 from kondo_lab.studies.reversal_kondo.claims import claims
 from kondo_lab.studies.reversal_kondo.run import EXACT_COUNT, EXACT_TIES, baselines, delightful
 from kondo_lab.studies.reversal_kondo.settings import Settings
-from kondo_lab.training import updates
+from kondo_lab.training import arms
 
 ONLINE, SOLVED = reversals.ONLINE, reversals.SOLVED
 FIG_8, FIG_10 = reversals.judged(paper.FIG_8), reversals.judged(paper.FIG_10)
@@ -52,7 +52,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         lines += _vocabulary_lines(records, settings)
         figures["vocabularies"] = _vocabulary_figure(records, settings)
     found.claims.extend(claims(found.headline, settings.length))
-    told = captions(found.headline, found.claims, updates.percent(settings.rate), SOLVED_SO_FAR)
+    told = captions(found.headline, found.claims, arms.dg_k(settings.rate), SOLVED_SO_FAR)
     return with_captions(found, told)
 
 
@@ -66,7 +66,7 @@ def _all_series(settings: Settings) -> list[str]:
 
 
 def _exact(settings: Settings) -> str:
-    return f"{updates.percent(settings.rate)}, {EXACT_COUNT}"
+    return f"{arms.dg_k(settings.rate)}, {EXACT_COUNT}"
 
 
 def _paid(records: pd.DataFrame, series: str) -> Estimate:
@@ -103,7 +103,7 @@ def _ties(records: pd.DataFrame, settings: Settings) -> Iterator[tuple[float, Es
 
 def _ties_finding(records: pd.DataFrame, settings: Settings) -> str:
     told = []
-    for series in (updates.percent(settings.rate), _exact(settings)):
+    for series in (arms.dg_k(settings.rate), _exact(settings)):
         error = statistics.at(records, "curves", series, ONLINE, settings.num_steps // 10)
         paid = _paid(records, series)
         told.append(
@@ -116,7 +116,7 @@ def _ties_finding(records: pd.DataFrame, settings: Settings) -> str:
 def _frontier(records: pd.DataFrame, settings: Settings) -> list[FrontierPoint]:
     rates = dict.fromkeys(_all_series(settings), 1.0)
     rates |= {
-        updates.percent(settings.rate): settings.rate,
+        arms.dg_k(settings.rate): settings.rate,
         _exact(settings): settings.rate,
         "DG-K price 0": math.nan,
     }

@@ -9,8 +9,9 @@ from functools import partial
 from kondo_lab.evidence import seed_blocks
 from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_kondo.settings import Settings
-from kondo_lab.training import updates
-from kondo_lab.training.member import Member, Update, each_seed
+from kondo_lab.training import arms
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member, each_seed
 from kondo_lab.training.part import Context, Part, Record
 from kondo_lab.training.population import Population
 from kondo_lab.training.run import log_spaced
@@ -21,21 +22,21 @@ EXACT_TIES = "PMPO"
 """With advantages of exactly 0 where rewards are equal: shown, and not judged."""
 
 
-def baselines() -> dict[str, Update]:
+def baselines() -> dict[str, Arm]:
     """Return the rules that gate nothing and are compared with the paper's."""
     return {
-        "PG": updates.PG,
-        "PPO": updates.PPO,
-        reversals.FLOAT32: updates.PMPO_FLOAT32,
+        "PG": arms.PG,
+        "PPO": arms.PPO,
+        reversals.FLOAT32: arms.PMPO_FLOAT32,
     }
 
 
-def delightful(settings: Settings) -> dict[str, Update]:
+def delightful(settings: Settings) -> dict[str, Arm]:
     """Return DG and the two gates of the paper."""
     return {
-        "DG": updates.DG,
-        updates.percent(settings.rate): updates.kondo(settings.rate),
-        "DG-K price 0": updates.PRICE_0,
+        "DG": arms.DG,
+        arms.dg_k(settings.rate): arms.kondo(settings.rate),
+        "DG-K price 0": arms.PRICE_0,
     }
 
 
@@ -63,9 +64,9 @@ def _curves(
     settings: Settings, part: str, seeds: Sequence[int], context: Context
 ) -> Iterable[Record]:
     """Figure 8: all methods at H = 10, M = 2."""
-    compared = baselines() | {EXACT_TIES: updates.PMPO} | delightful(settings)
-    exact = updates.kondo_count(settings.rate)
-    compared[f"{updates.percent(settings.rate)}, {EXACT_COUNT}"] = exact
+    compared = baselines() | {EXACT_TIES: arms.PMPO} | delightful(settings)
+    exact = arms.kondo_count(settings.rate)
+    compared[f"{arms.dg_k(settings.rate)}, {EXACT_COUNT}"] = exact
     # One population per method: their programs differ in size, and overlap on a GPU.
     populations = []
     for name, update in compared.items():
@@ -90,9 +91,9 @@ def _lengths(
     """
     populations = []
     for length in sorted({*settings.baseline_lengths, *settings.delight_lengths}, reverse=True):
-        compared: dict[str, Update] = {}
+        compared: dict[str, Arm] = {}
         if length in settings.baseline_lengths:
-            compared |= baselines() | {EXACT_TIES: updates.PMPO}
+            compared |= baselines() | {EXACT_TIES: arms.PMPO}
             del compared["PPO"]
         if length in settings.delight_lengths:
             compared |= delightful(settings)
@@ -105,7 +106,7 @@ def _lengths(
 
 def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
     """How the gates do as the vocabulary grows. Setting: M."""
-    compared = {"PG": updates.PG} | delightful(settings)
+    compared = {"PG": arms.PG} | delightful(settings)
     populations = []
     for size in settings.vocabularies:
         seeds, rate = settings.vocabulary_seeds, settings.learning_rate

@@ -23,7 +23,9 @@ class ComparedPopulation(Population):
     """
 
     def __init__(self, program: Program, members: Sequence[Member], *, device: torch.device):
-        others = {repr(m.update.gate) for m in members if not m.update.keeps_a_count}
+        rows = program.num_rows
+        fixed = [m.arm.kind == "top" and m.arm.fixed_rows(rows) is not None for m in members]
+        others = {repr(m.arm.gate) for m, own in zip(members, fixed, strict=True) if not own}
         if others:
             raise ValueError(
                 f"members must all keep a fixed count to be compared, got {sorted(others)}; give "

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from kondo import Gate, delight, signals
 from kondo_lab.studies.speculative.settings import Settings
-from kondo_lab.training import updates
-from kondo_lab.training.member import Member, Update, each_seed
+from kondo_lab.training import arms
+from kondo_lab.training.arms import Arm
+from kondo_lab.training.member import Member, each_seed
 
 EXACT, ADVANTAGE = "exact", "advantage only"
-DENSE = {"PG": updates.PG, "DG": updates.DG}
+DENSE = {"PG": arms.PG, "DG": arms.DG}
 """No screen and no gate, for comparison."""
 SHAPES = {"mnist": (784, 10), "digits": (64, 10)}
 """Inputs and actions of the images."""
@@ -25,15 +26,15 @@ class Screen(NamedTuple):
     series: str
     family: str
     options: dict[str, Any]
-    """Of `Update`."""
+    """Of `Arm`."""
     cost: float
     """Counted, per row, in forward passes of the policy; NaN where it stands for no computation."""
     signal: signals.Signal = delight
     """What rows are ranked by."""
 
-    def update(self, rate: float) -> Update:
+    def update(self, rate: float) -> Arm:
         """Return the gate that decides by this screen."""
-        return Update(gate=Gate(rate=rate, signal=self.signal), **self.options)
+        return Arm(gate=Gate(rate=rate, signal=self.signal), **self.options)
 
 
 def macs(*sizes: int) -> int:
