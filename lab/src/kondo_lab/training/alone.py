@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kondo import lm
-from kondo_lab.models.language_model import StackedLM
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.networks import Parameters
 from kondo_lab.models.sampler import Sampled, sample
 from kondo_lab.tasks.draws import Draws
@@ -79,7 +79,7 @@ class Learner:
     def __init__(
         self,
         task: TextTask,
-        model: StackedLM,
+        model: StackedDecoder,
         parameters: Parameters,
         member: Member,
         *,

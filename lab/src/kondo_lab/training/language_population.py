@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kondo import advantage, delight
-from kondo_lab.models.language_model import StackedLM
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.networks import Parameters
 from kondo_lab.models.sampler import Sampled, sample
 from kondo_lab.tasks.draws import Draws
@@ -231,12 +231,12 @@ class Population:
     Example:
         >>> import kondo, torch
         >>> from kondo_lab.training.contenders import Contender
-        >>> from kondo_lab.models.language_model import StackedLM
+        >>> from kondo_lab.models.decoder import StackedDecoder
         >>> from kondo_lab.training.language_population import Member, Population, Shape
         >>> from kondo_lab.training.supervised import warm_start
         >>> from kondo_lab.tasks.text import NUM_TOKENS, make
         >>> task, cpu = make("addition", 1), torch.device("cpu")
-        >>> model = StackedLM(
+        >>> model = StackedDecoder(
         ...     "toy",
         ...     prompt_length=task.prompt_length,
         ...     answer_length=task.answer_length,
@@ -263,7 +263,7 @@ class Population:
 
     def __init__(
         self,
-        model: StackedLM,
+        model: StackedDecoder,
         task: TextTask,
         members: Sequence[Member],
         start: Start,

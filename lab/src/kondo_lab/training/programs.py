@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from kondo import BaseGate, adapters, signals
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.networks import Initialisation, Parameters, StackedMLP, categorical
-from kondo_lab.models.transformer import StackedTransformer
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.base import SequenceTask
 from kondo_lab.tasks.draws import Draws
@@ -297,7 +297,7 @@ class SequenceProgram:
     """Prompts with answers: `num_prompts` fresh prompts a step, `num_answers` to each."""
 
     def __init__(
-        self, task: SequenceTask, network: StackedTransformer, *, num_prompts: int, num_answers: int
+        self, task: SequenceTask, network: StackedDecoder, *, num_prompts: int, num_answers: int
     ):
         self.task, self.network = task, network
         self.num_prompts, self.num_answers = num_prompts, num_answers

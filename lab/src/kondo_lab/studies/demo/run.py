@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.studies.demo.settings import DigitsSettings, ReversalSettings, Settings
 from kondo_lab.studies.demo.training import (
     StepRecord,
@@ -39,7 +40,7 @@ def compared(settings: Settings) -> list[Method]:
 def make_run(settings: Settings, task: str, method: Method, seed: int) -> TrainingRun:
     """Return a fresh run on a task."""
     chosen: DigitsSettings | ReversalSettings
-    policy: MLP | Transformer
+    policy: MLP | Decoder
     source: Task
     weights = seeds.generator(seed, f"{task} weights")
     if task == "digits":
@@ -50,7 +51,7 @@ def make_run(settings: Settings, task: str, method: Method, seed: int) -> Traini
     else:
         chosen = settings.reversal
         length, size = chosen.length, chosen.num_tokens
-        policy = Transformer(prompt_length=length, num_tokens=size, generator=weights)
+        policy = Decoder.fresh(prompt_length=length, num_tokens=size, generator=weights)
         source = reversal.Reversal(
             length=length,
             num_tokens=size,
