@@ -21,7 +21,6 @@ from torch import Tensor
 
 PRODUCTS = ("qkv", "out", "up", "down")
 """Of a layer."""
-NORMS = ("attention_norm", "ff_norm")
 EMBEDDINGS = ("tokens", "positions")
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -90,34 +89,25 @@ class Architecture:
             "down": (ff_width, width),
         }
         if self.norm_factors:
-            of_layer |= dict.fromkeys(NORMS, (1, width))
+            of_layer |= {"attention_norm": (1, width), "ff_norm": (1, width)}
         for layer in range(self.num_layers):
             shapes |= {f"{layer}.{name}": shape for name, shape in of_layer.items()}
         return shapes
 
     def fan_in(self, name: str, shape: tuple[int, int]) -> int:
         """Return how many numbers a product or the head sums; D for embeddings."""
-        return shape[0] if _kind(name) in PRODUCTS else self.width
+        return shape[0] if name.endswith(PRODUCTS) else self.width
 
     def deviation(self, name: str, shape: tuple[int, int]) -> float:
         """Return the standard deviation that a fresh parameter starts with."""
         deviation = 1 / math.sqrt(self.fan_in(name, shape))
-        if self.initialisation == "by depth" and _kind(name) in ("out", "down"):
+        if self.initialisation == "by depth" and name.endswith(("out", "down")):
             deviation /= math.sqrt(2 * self.num_layers)
         return deviation
 
     def is_cut(self, name: str) -> bool:
         """Return whether the normal that a parameter starts with is cut at two deviations."""
         return self.initialisation == "truncated" and name not in EMBEDDINGS
-
-
-def is_norm(name: str) -> bool:
-    """Return whether a parameter is the factors of a norm: fresh, they are 1."""
-    return _kind(name) in NORMS
-
-
-def _kind(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def language(*, width: int, num_layers: int, num_heads: int) -> Architecture:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from kondo_lab.models import fused_layers
-from kondo_lab.models.architecture import PRODUCTS, SIZES, Architecture, is_norm
+from kondo_lab.models.architecture import PRODUCTS, SIZES, Architecture
 from kondo_lab.models.attend import ATTENTION, causal_attention, causal_products, heads
 from kondo_lab.models.decoder_module import Answers, Decoder
 from kondo_lab.models.generate import generate
@@ -82,16 +82,11 @@ class StackedDecoder:
         """Name -> shape of one member's parameter."""
         return self.architecture.shapes(self.num_tokens, self.prompt_length + self.answer_length)
 
-    @property
-    def num_parameters(self) -> int:
-        """Of one member."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
     def initialise(self, draws: Draws) -> Parameters:
         """Return fresh parameters, float32 [P, ...], as the architecture's initialisation says."""
         own, parameters = self.architecture, {}
         for name, shape in self.shapes.items():
-            if is_norm(name):
+            if name.endswith("norm"):
                 fresh = torch.ones(draws.keys.numel(), *shape, device=draws.keys.device)
             elif own.is_cut(name):
                 fresh = truncated_normal(draws, name, *shape, fan_in=own.fan_in(name, shape))
@@ -253,18 +248,11 @@ class StackedDecoder:
         Returns:
             Answers and log-probs, each [P, G, A, La].
         """
-        members, groups, repeats, *places = uniform.shape
-        if places != [self.answer_length, self.num_tokens]:
-            raise ValueError(
-                f"uniform must have shape [members, prompts, answers, {self.answer_length}, "
-                f"{self.num_tokens}], got {list(uniform.shape)}; draw a number for every token."
-            )
         weights = self.weights(parameters, scaled=True)
         gumbel = -torch.log(-torch.log(uniform.flatten(1, 2)))  # [P, N, La, V]
         draw = self._draw_fused if self._fused(weights.tokens) else self._draw
         answers, log_probs = draw(weights, prompts, gumbel)
-        shape = (members, groups, repeats, self.answer_length)
-        return Answers(answers.view(shape), log_probs.view(shape))
+        return Answers(answers.view(uniform.shape[:-1]), log_probs.view(uniform.shape[:-1]))
 
     def _draw_fused(
         self, weights: Weights, prompts: Tensor, gumbel: Tensor
@@ -299,7 +287,7 @@ class StackedDecoder:
             return tokens[-1]
 
         repeats = gumbel.shape[1] // prompts.shape[1]
-        generate(weights, prompts, choose, answer_length=self.answer_length, repeats=repeats)
+        generate(weights, prompts, choose, answer_length=gumbel.shape[2], repeats=repeats)
         answers = torch.stack(tokens, dim=2)
         log_probs = torch.stack(every, dim=2).log_softmax(dim=-1)
         return answers, log_probs.gather(-1, answers.unsqueeze(-1)).squeeze(-1)

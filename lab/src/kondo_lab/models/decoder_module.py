@@ -8,7 +8,8 @@ Shapes: N rows, T tokens of a row, Lp tokens of a prompt, La of an answer, D wid
 alphabet.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -20,7 +21,6 @@ from kondo_lab.models.architecture import (
     ACTIVATIONS,
     EMBEDDINGS,
     Architecture,
-    is_norm,
     normalised,
     pick,
 )
@@ -129,7 +129,7 @@ class Decoder(nn.Module):
         """
         backbone, end = self.backbone, len(self.backbone.positions)
         caches = backbone.new_caches(len(prompts))
-        hidden = backbone.read(prompts, caches, start=0)[:, -1]
+        hidden = backbone(prompts, caches=caches)[:, -1]
         caches = [cache.repeat_interleave(num_answers, dim=1) for cache in caches]
         hidden = hidden.repeat_interleave(num_answers, dim=0)
         answers, log_probs = [], []
@@ -139,7 +139,7 @@ class Decoder(nn.Module):
             answers.append(tokens)
             log_probs.append(step_log_probs.gather(1, tokens))
             if position < end - 1:  # the last token is not read
-                hidden = backbone.read(tokens, caches, start=position)[:, -1]
+                hidden = backbone(tokens, caches=caches, start=position)[:, -1]
         return Answers(torch.cat(answers, dim=1), torch.cat(log_probs, dim=1))
 
 
@@ -161,7 +161,7 @@ class Backbone(nn.Module):
         self.architecture, self.dtype, self.plain = architecture, dtype, plain
         self.tokens, self.positions = parameters["tokens"], parameters["positions"]
         self.layers = nn.ModuleList(
-            _Layer(architecture, _of_layer(layer, parameters), plain=plain)
+            _Layer(architecture, parameters, layer, plain=plain)
             for layer in range(architecture.num_layers)
         )
 
@@ -172,54 +172,50 @@ class Backbone(nn.Module):
         position_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         max_length: int = 0,
+        caches: Sequence[Tensor] = (),
+        start: int = 0,
     ) -> Tensor:
         """Return hidden states [N, T, D] of rows padded on the right, or of a pack [1, total].
 
         A causal model needs no mask for what comes after everything that is read, so
-        `attention_mask` is not looked at.
+        `attention_mask` is not looked at. With `new_caches`, which keep what was read, the rows are
+        the tokens from `start` on.
         """
+        dtype = self.tokens.dtype if self.dtype is None else self.dtype
+        tokens, positions = self.tokens.to(dtype), self.positions.to(dtype)
         if position_ids is None:
-            hidden = self._embed(input_ids, start=0)
+            places = positions[start : start + input_ids.shape[1]]
         else:
-            places = pick(self._cast(self.positions), position_ids)
-            hidden = pick(self._cast(self.tokens), input_ids) + places
-        for layer in self.layers:
-            hidden = layer(hidden, cu_seqlens, max_length)
-        return self._end(hidden)
-
-    def read(self, tokens: Tensor, caches: list[Tensor], *, start: int) -> Tensor:
-        """Return hidden states [N, T, D] of the tokens from `start` on, which the caches keep."""
-        hidden = self._embed(tokens, start=start)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            hidden = layer(hidden, cache=cache, start=start)
-        return self._end(hidden)
+            places = pick(positions, position_ids)
+        embedded = F.embedding(input_ids, tokens) if self.plain else pick(tokens, input_ids)
+        hidden = embedded + places
+        for layer, cache in itertools.zip_longest(self.layers, caches):
+            hidden = layer(hidden, cu_seqlens, max_length, cache, start)
+        return normalised(hidden) if self.architecture.final_norm else hidden
 
     def new_caches(self, size: int) -> list[Tensor]:
         """Return an empty cache of every layer, [2 (key, value), N, heads, places, D / heads]."""
-        own, table = self.architecture, self._cast(self.positions)
-        shape = (2, size, own.num_heads, len(table), own.width // own.num_heads)
-        return [table.new_empty(shape) for _ in self.layers]
-
-    def _embed(self, ids: Tensor, *, start: int) -> Tensor:
-        tokens, positions = self._cast(self.tokens), self._cast(self.positions)
-        embedded = F.embedding(ids, tokens) if self.plain else pick(tokens, ids)
-        return embedded + positions[start : start + ids.shape[1]]
-
-    def _cast(self, table: Tensor) -> Tensor:
-        return table if self.dtype is None else table.to(self.dtype)
-
-    def _end(self, hidden: Tensor) -> Tensor:
-        return normalised(hidden) if self.architecture.final_norm else hidden
+        own = self.architecture
+        shape = (2, size, own.num_heads, len(self.positions), own.width // own.num_heads)
+        dtype = self.tokens.dtype if self.dtype is None else self.dtype
+        return [self.tokens.new_empty(shape, dtype=dtype) for _ in self.layers]
 
 
 class _Layer(nn.Module):
     """One layer, [N, T, D] -> [N, T, D]."""
 
     def __init__(
-        self, architecture: Architecture, weights: Mapping[str, nn.Parameter], *, plain: bool
+        self,
+        architecture: Architecture,
+        parameters: Mapping[str, nn.Parameter],
+        layer: int,
+        *,
+        plain: bool,
     ):
         super().__init__()
-        self.weights = nn.ParameterDict(weights)
+        named = {tuple(name.split(".")): value for name, value in parameters.items()}
+        own = {name[1]: value for name, value in named.items() if name[0] == str(layer)}
+        self.weights = nn.ParameterDict(own)
         self.num_heads, self.plain = architecture.num_heads, plain
         self.activate = ACTIVATIONS[architecture.activation]
 
@@ -259,21 +255,11 @@ class _Head(nn.Module):
         return F.linear(hidden.to(self.weight.dtype), self.weight)
 
 
-def _of_layer(layer: int, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return a layer's parameters by the names within it."""
-    start = f"{layer}."
-    return {
-        name.removeprefix(start): value
-        for name, value in parameters.items()
-        if name.startswith(start)
-    }
-
-
 def _fresh(
     own: Architecture, name: str, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
     """Return a drawn parameter of this shape."""
-    if is_norm(name):
+    if name.endswith("norm"):
         return torch.ones(shape)
     # [out, in] in memory, as nn.Linear keeps it: that decides how products round.
     turned = name not in EMBEDDINGS and (name, own.head) != ("head", "[V, D]")
@@ -289,6 +275,6 @@ def _fresh(
 
 def _as_modules_have_it(own: Architecture, name: str, value: Tensor) -> Tensor:
     """Return a view of a parameter of `Architecture.shapes`: norms are [D], the head is [V, D]."""
-    if is_norm(name):
+    if name.endswith("norm"):
         return value[0]
     return value.T if (name, own.head) == ("head", "[D, V]") else value
