@@ -181,8 +181,7 @@ class Backbone(nn.Module):
         `attention_mask` is not looked at. With `new_caches`, which keep what was read, the rows are
         the tokens from `start` on.
         """
-        dtype = self.tokens.dtype if self.dtype is None else self.dtype
-        tokens, positions = self.tokens.to(dtype), self.positions.to(dtype)
+        tokens, positions = (t.to(dtype=self.dtype) for t in (self.tokens, self.positions))
         if position_ids is None:
             places = positions[start : start + input_ids.shape[1]]
         else:
@@ -197,8 +196,7 @@ class Backbone(nn.Module):
         """Return an empty cache of every layer, [2 (key, value), N, heads, places, D / heads]."""
         own = self.architecture
         shape = (2, size, own.num_heads, len(self.positions), own.width // own.num_heads)
-        dtype = self.tokens.dtype if self.dtype is None else self.dtype
-        return [self.tokens.new_empty(shape, dtype=dtype) for _ in self.layers]
+        return [self.tokens.new_empty(shape, dtype=self.dtype) for _ in self.layers]
 
 
 class _Layer(nn.Module):

@@ -82,7 +82,8 @@ def _read_prompts(
             attended = causal_products(heads(mixed, rows, 1, length, own.num_heads))
         else:
             attended = causal_attention(mixed, length, own.num_heads)
-        hidden = layer.finish_in_place(hidden, attended.reshape(hidden.shape), own.activation)
+        attended = attended.reshape(hidden.shape)
+        hidden = layer.finish(hidden, attended, own.activation, out=hidden)
     last = hidden.view(members, groups, length, own.width)[:, :, -1]
     return last.repeat_interleave(repeats, 1), cache.flatten(2, 3)
 
@@ -106,7 +107,7 @@ def _read(
         else:
             key, value = past
             attended = attend_by_products(mixed[:, 0], key, value, later)
-        hidden = layer.finish_in_place(hidden, attended.view_as(hidden), own.activation)
+        hidden = layer.finish(hidden, attended.view_as(hidden), own.activation, out=hidden)
     return hidden
 
 

@@ -19,17 +19,16 @@ class Layer(LayerWeights):
         """Return query, key and value, [P, n, 3 D] of [P, n, D]."""
         return torch.bmm(normalised(hidden), self.qkv)
 
-    def finish(self, hidden: Tensor, attended: Tensor, activation: str) -> Tensor:
-        """Return the residual stream with attention and feed-forward added."""
-        hidden = torch.baddbmm(hidden, attended, self.out)
-        wide = ACTIVATIONS[activation](torch.bmm(normalised(hidden), self.up))
-        return torch.baddbmm(hidden, wide, self.down)
+    def finish(
+        self, hidden: Tensor, attended: Tensor, activation: str, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Return the residual stream with attention and feed-forward added.
 
-    def finish_in_place(self, hidden: Tensor, attended: Tensor, activation: str) -> Tensor:
-        """Add them to `hidden` itself, where nothing is differentiated."""
-        hidden.baddbmm_(attended, self.out)
+        It may be written to `out`, such as `hidden` itself, where nothing is differentiated.
+        """
+        hidden = torch.baddbmm(hidden, attended, self.out, out=out)
         wide = ACTIVATIONS[activation](torch.bmm(normalised(hidden), self.up))
-        return hidden.baddbmm_(wide, self.down)
+        return torch.baddbmm(hidden, wide, self.down, out=out)
 
 
 class Weights(NamedTuple):
