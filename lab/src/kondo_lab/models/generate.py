@@ -50,34 +50,35 @@ def generate(
     """
     length = prompts.shape[-1]
     places = length + answer_length - 1  # the last token is drawn, never read
-    hidden, cache = _read_prompts(weights, prompts, places, repeats)
+    hidden, caches = _read_prompts(weights, prompts, places, repeats)
     later = _later(hidden, places) if weights.scaled else [None] * places
     for place in range(answer_length):
         token = choose(place, weights.logits(hidden))
         if place < answer_length - 1:
-            hidden = _read(weights, token, cache, length + place, later[length + place])
+            hidden = _read(weights, token, caches, length + place, later[length + place])
 
 
 def _read_prompts(
     weights: Weights, prompts: Tensor, places: int, repeats: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, list[Tensor]]:
     """Read every prompt once.
 
     Returns:
-        The residual stream at its last token, repeated for its answers, [P, N, D]; and the cache,
-        [layers, 2 (key, value), P * N, heads, places, d].
+        The residual stream at its last token, repeated for its answers, [P, N, D]; and every
+        layer's cache, [2 (key, value), P * N, heads, places, d].
     """
     own = weights.architecture
     members, groups, length = prompts.shape
     rows, size = members * groups, own.width // own.num_heads
-    shape = (own.num_layers, 2, rows, repeats, own.num_heads, places, size)
-    # Zeros: products also meet the places that are not filled yet, and weigh them with 0.
-    cache = weights.tokens.new_zeros(shape)
+    shape, caches = (2, rows, repeats, own.num_heads, places, size), []
     hidden = weights.embed(prompts, start=0).flatten(1, 2)
-    for number, layer in enumerate(weights.layers):
+    for layer in weights.layers:
         mixed = layer.mix(hidden)
+        # Zeros: products also meet the places that are not filled yet, and weigh them with 0.
+        cache = hidden.new_zeros(shape)
         past = mixed.view(rows, 1, length, 3, own.num_heads, -1)[:, :, :, 1:]
-        cache[number, ..., :length, :] = past.permute(3, 0, 1, 4, 2, 5)
+        cache[..., :length, :] = past.permute(3, 0, 1, 4, 2, 5)
+        caches.append(cache.flatten(1, 2))
         if weights.scaled:
             attended = causal_products(heads(mixed, rows, 1, length, own.num_heads))
         else:
@@ -85,11 +86,11 @@ def _read_prompts(
         attended = attended.reshape(hidden.shape)
         hidden = layer.finish(hidden, attended, own.activation, out=hidden)
     last = hidden.view(members, groups, length, own.width)[:, :, -1]
-    return last.repeat_interleave(repeats, 1), cache.flatten(2, 3)
+    return last.repeat_interleave(repeats, 1), caches
 
 
 def _read(
-    weights: Weights, token: Tensor, cache: Tensor, position: int, later: Tensor | None
+    weights: Weights, token: Tensor, caches: list[Tensor], position: int, later: Tensor | None
 ) -> Tensor:
     """Return the residual stream [P, N, D] after one more token [P, N] of every row.
 
@@ -98,7 +99,7 @@ def _read(
     own = weights.architecture
     placed = weights.tokens + weights.positions[:, position, None]
     hidden = placed.gather(1, token.unsqueeze(-1).expand(-1, -1, own.width))
-    for layer, past in zip(weights.layers, cache, strict=True):
+    for layer, past in zip(weights.layers, caches, strict=True):
         mixed = layer.mix(hidden).view(past.shape[1], 3, own.num_heads, -1)
         past[:, :, :, position] = mixed[:, 1:].transpose(0, 1)
         if later is None:
