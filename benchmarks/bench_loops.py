@@ -229,9 +229,7 @@ def contenders_for(loop: Loop, rates: Sequence[float]) -> list[Arm]:
         )
 
     found = [
-        arm(
-            name=DENSE, rate=1.0, step=lambda: loop.own(loop.advantages), limit=lambda f, rho: 1.0
-        ),
+        arm(name=DENSE, rate=1.0, step=lambda: loop.own(loop.advantages), limit=lambda f, rho: 1.0),
         arm(name=FORWARD, rate=1.0, step=loop.forward, limit=None),
         ours("kondo-dense", 1.0, None, None),
     ]

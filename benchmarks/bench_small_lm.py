@@ -53,7 +53,8 @@ class Work:
                 compute_dtype,
             )
         else:
-            from kondo_lab.models.language_model import StackedLM, compute_dtype
+            from kondo_lab.models.architecture import compute_dtype
+            from kondo_lab.models.decoder import StackedDecoder as StackedLM
             from kondo_lab.tasks.draws import Draws
         model = StackedLM(
             size,

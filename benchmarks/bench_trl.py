@@ -372,9 +372,7 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def check_counts(
-    contender: Arm, steps: Sequence[Step], logs: Sequence[dict[str, float]]
-) -> None:
+def check_counts(contender: Arm, steps: Sequence[Step], logs: Sequence[dict[str, float]]) -> None:
     """End the run unless the trainer tells the tokens and rows that the hook counted."""
     for step, log in zip(steps, logs, strict=True):
         told = (log["kondo/rows_trained"], log["kondo/tokens_trained"])

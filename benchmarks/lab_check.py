@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.training.population import Population
 from plain_loop import Experience, MethodName, loss
 
 
-def gradient_error(population: Population, twin: MLP | Transformer, method: MethodName) -> float:
+def gradient_error(population: Population, twin: MLP | Decoder, method: MethodName) -> float:
     """Return how far the first member's gradient lies from the plain one, relative, in norm.
 
     Args:
@@ -37,7 +38,7 @@ def gradient_error(population: Population, twin: MLP | Transformer, method: Meth
     return float((error / total) ** 0.5)
 
 
-def first_experience(policy: MLP | Transformer, rolled: dict[str, Tensor]) -> Experience:
+def first_experience(policy: MLP | Decoder, rolled: dict[str, Tensor]) -> Experience:
     """Return what the first member of a population went through, as the plain loop has it."""
     rewards = rolled["rewards"][0]
     if isinstance(policy, MLP):
@@ -51,7 +52,7 @@ def first_experience(policy: MLP | Transformer, rolled: dict[str, Tensor]) -> Ex
     return Experience(rows, rolled["log_probs"][0], advantages)
 
 
-def named_parameters(policy: MLP | Transformer) -> dict[str, Tensor]:
+def named_parameters(policy: MLP | Decoder) -> dict[str, Tensor]:
     """Return a policy's parameters under the population's names."""
     if isinstance(policy, MLP):
         layers = [layer for layer in policy.layers if isinstance(layer, nn.Linear)]
@@ -60,29 +61,21 @@ def named_parameters(policy: MLP | Transformer) -> dict[str, Tensor]:
             for number, layer in enumerate(layers)
             for kind in ("weight", "bias")
         }
+    backbone = policy.backbone
     named: dict[str, Tensor] = {
-        "tokens": policy.token_embedding.weight,
-        "positions": policy.position_embedding.weight,
+        "tokens": backbone.tokens,
+        "positions": backbone.positions,
         "head": policy.head.weight,
     }
-    of_block = {
-        "qkv": "query_key_value",
-        "out": "attention_out",
-        "up": "ff_up",
-        "down": "ff_down",
-        "attention_norm": "attention_norm",
-        "ff_norm": "ff_norm",
-    }
-    for number, block in enumerate(policy.blocks):
-        for name, module in of_block.items():
-            named[f"{number}.{name}"] = block.get_parameter(f"{module}.weight")
+    start = "layers."
+    for name, value in backbone.named_parameters():
+        if name.startswith(start):
+            named[name.removeprefix(start).replace("weights.", "")] = value
     return named
 
 
 def _as_policy_has_it(name: str, stacked: Tensor) -> Tensor:
     """Return one member's tensor in the policy's shape: Linear keeps [out, in], we [in, out]."""
-    if name in ("tokens", "positions"):
-        return stacked
     if name.endswith(("bias", "norm")):
         return stacked.flatten()
-    return stacked.T
+    return stacked.T if name.endswith(("weight", "head")) else stacked

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from harness import peak_bytes_cpu, peak_bytes_cuda, synchronise
-from kondo_lab.models.policies import MLP, Transformer
-from kondo_lab.models.transformer import StackedTransformer
+from kondo_lab.models.architecture import Architecture
+from kondo_lab.models.decoder import StackedDecoder
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.tasks import seeds
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
@@ -173,31 +175,37 @@ def program(task: TaskName, sizes: Sizes, device: torch.device) -> BanditProgram
     """Return what a population runs."""
     if task == "mnist":
         return BanditProgram(bandit(sizes, device), width=sizes.mlp_width, batch=sizes.batch)
-    network = StackedTransformer(
-        prompt_length=sizes.length, answer_length=sizes.length, **_transformer(sizes)
+    network = StackedDecoder(
+        _architecture(sizes),
+        prompt_length=sizes.length,
+        answer_length=sizes.length,
+        num_tokens=sizes.num_tokens,
     )
     return SequenceProgram(
         reversal(sizes), network, num_prompts=sizes.num_prompts, num_answers=sizes.num_answers
     )
 
 
-def plain_policy(task: TaskName, sizes: Sizes, seed: int) -> MLP | Transformer:
+def plain_policy(task: TaskName, sizes: Sizes, seed: int) -> MLP | Decoder:
     """Return what the plain loop trains: a member's twin."""
     generator = seeds.generator(seed, "weights")
     if task == "mnist":
         return MLP(sizes.pixels, 10, width=sizes.mlp_width, generator=generator)
-    sized = _transformer(sizes)
-    return Transformer(prompt_length=sizes.length, generator=generator, **sized)
+    return Decoder.fresh(
+        _architecture(sizes),
+        prompt_length=sizes.length,
+        num_tokens=sizes.num_tokens,
+        generator=generator,
+    )
 
 
-def _transformer(sizes: Sizes) -> dict[str, int]:
-    return {
-        "num_tokens": sizes.num_tokens,
-        "width": sizes.width,
-        "num_layers": sizes.num_layers,
-        "num_heads": sizes.num_heads,
-        "ff_width": 4 * sizes.width,
-    }
+def _architecture(sizes: Sizes) -> Architecture:
+    return Architecture(
+        width=sizes.width,
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        ff_width=4 * sizes.width,
+    )
 
 
 def count_rows(learner: Loop | Population) -> int:

@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.reversal import ReversalTask
 
@@ -60,7 +61,7 @@ class ReversalLoop:
     def __init__(
         self,
         task: ReversalTask,
-        policy: Transformer,
+        policy: Decoder,
         *,
         method: MethodName,
         seed: int,
@@ -105,13 +106,9 @@ class ReversalLoop:
         self.optimiser.step()
 
 
-def next_log_probs(policy: Transformer, context: Tensor) -> Tensor:
+def next_log_probs(policy: Decoder, context: Tensor) -> Tensor:
     """Return the log-probs [N, M] of the token after context [N, L], which is read as a whole."""
-    positions = policy.position_embedding.weight[: context.shape[1]]
-    hidden = policy.token_embedding(context) + positions
-    for block in policy.blocks:
-        hidden = block(hidden)
-    logits: Tensor = policy.head(hidden[:, -1])
+    logits: Tensor = policy.head(policy.backbone(context)[:, -1])
     return logits.log_softmax(dim=-1)
 
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import kondo
-from kondo_lab.models import networks, transformer
+from kondo_lab.models import networks
+from kondo_lab.models.architecture import Architecture
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.tasks.reversal import ReversalTask
 from kondo_lab.training import arms
 from kondo_lab.training.losses import ImportanceWeighted, PreferenceOptimisation
@@ -79,8 +81,8 @@ def left_by_ours(length, reward, update):
     The rewards are those of the real task, the advantages those that training uses.
     """
     task = ReversalTask(length=length, num_tokens=2, reward=reward)
-    network = transformer.StackedTransformer(
-        prompt_length=length, answer_length=length, num_tokens=2, ff_width=4
+    network = StackedDecoder(
+        Architecture(ff_width=4), prompt_length=length, answer_length=length, num_tokens=2
     )
     program = SequenceProgram(task, network, num_prompts=length + 1, num_answers=10)
     prompts = torch.zeros(1, length + 1, length, dtype=torch.int64)

@@ -1,6 +1,6 @@
 """Fused kernels against plain products in float64: on a GPU, and in Triton's interpreter.
 
-What both share, embedding and head, `test_networks` compares with the single-run transformer.
+What both share, embedding and head, `test_decoder` compares with an oracle.
 """
 
 import importlib.util
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from kondo_lab.models import fused_layers
-from kondo_lab.models.transformer import StackedTransformer
+from kondo_lab.models.architecture import Architecture
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training.run import matmul_precision
 
@@ -39,8 +40,11 @@ class Case:
     """A population with prompts, answers, weights of their log-probs and noise."""
 
     def __init__(self, device: str, members, prompts, answers, length, num_tokens, ff_width):
-        self.network = StackedTransformer(
-            prompt_length=length, answer_length=length, num_tokens=num_tokens, ff_width=ff_width
+        self.network = StackedDecoder(
+            Architecture(ff_width=ff_width),
+            prompt_length=length,
+            answer_length=length,
+            num_tokens=num_tokens,
         )
         draws = Draws(list(range(members)), device)
         self.parameters = self.network.initialise(draws)
@@ -132,7 +136,7 @@ def test_a_policy_that_is_not_finite_still_draws_tokens():
 def test_the_kernels_say_the_same_in_the_interpreter(check):
     # Triton reads the variable when it is imported.
     code = f"""
-from lab.population import test_fused_layers as own
+from lab.models import test_fused_layers as own
 for shape in own.SHAPES[1:]:
     own.check_{check}("cpu", shape)
 for own.fused_layers.PROGRAMS in (1, 4):  # which sum over several tiles, the last over fewer

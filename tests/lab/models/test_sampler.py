@@ -3,8 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kondo_lab.models.language_model import entropy
-from kondo_lab.models.sampler import completion_mask, sample
+from kondo_lab.models.sampler import completion_mask, entropy, sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training.cuda_graphs import EAGER_CALLS, Captured
 from lab.training import language_toys as toys
@@ -25,6 +24,13 @@ def drawn(own=None, *, seeds=(0, 1), groups=3, repeats=2, dtype=torch.float64, *
     parameters = toys.parameters(own, seeds, dtype=dtype)
     options = {"draws": draws} | options
     return own, parameters, sample(own, parameters, prompts, repeats=repeats, **options)
+
+
+def test_the_entropy_of_a_sure_thing_is_zero():
+    sure = torch.tensor([0.0, -torch.inf, -torch.inf])
+    fair = torch.tensor([0.5, 0.5, 0.0]).log()
+    assert entropy(sure).item() == 0.0
+    assert_close(entropy(fair), torch.tensor(2.0).log())
 
 
 @pytest.mark.parametrize("answer_length", [1, 2, 6])

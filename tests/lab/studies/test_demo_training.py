@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.studies.demo.training import (
     StepRecord,
     TrainingRun,
@@ -35,7 +36,7 @@ def digits_run(method, *, num_steps=10, batch=200, width=128, learning_rate=3e-3
 
 
 def reversal_run(method, *, num_steps=10):
-    policy = Transformer(prompt_length=3, num_tokens=2, generator=seeds.generator(0, "weights"))
+    policy = Decoder.fresh(prompt_length=3, num_tokens=2, generator=seeds.generator(0, "weights"))
     return TrainingRun(
         Reversal(length=3, num_tokens=2, num_prompts=10, num_answers=10, seed=0),
         policy,
@@ -169,7 +170,7 @@ def test_an_empty_step_does_not_move_the_weights():
             self.solved = True
             return rollout._replace(advantages=advantages)
 
-    policy = Transformer(prompt_length=3, num_tokens=2, generator=seeds.generator(0, "weights"))
+    policy = Decoder.fresh(prompt_length=3, num_tokens=2, generator=seeds.generator(0, "weights"))
     task = SoonSolved(length=3, num_tokens=2, num_prompts=4, num_answers=5, seed=0)
     run = TrainingRun(task, policy, method=DG_K, seed=0, num_steps=2, learning_rate=0.1)
     weights = []

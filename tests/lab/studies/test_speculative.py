@@ -107,7 +107,9 @@ def test_agreement_survives_a_stop():
 
 def test_only_gates_of_one_size_are_compared():
     with pytest.raises(ValueError, match=r"keep a fixed count.*got \['Every.*', 'Gate\(price.*'\]"):
-        compared(EXACT, Arm(unit="token", gate=Everything(eta=1.0)), Arm(gate=kondo.Gate(price=0.0)))
+        compared(
+            EXACT, Arm(unit="token", gate=Everything(eta=1.0)), Arm(gate=kondo.Gate(price=0.0))
+        )
     plain = toys.population(toys.bandit_program(), [toys.member(Arm())])
     assert draft_agreement.probe(plain) == {}
 

@@ -1,6 +1,6 @@
 import torch
 
-from kondo_lab.models.policies import MLP
+from kondo_lab.models.networks import MLP
 from kondo_lab.tasks import seeds
 from kondo_lab.tasks.digits import DigitsBandit
 from tolerances import assert_close

@@ -1,6 +1,6 @@
 import torch
 
-from kondo_lab.models.policies import Transformer
+from kondo_lab.models.decoder_module import Decoder
 from kondo_lab.tasks import seeds
 from kondo_lab.tasks.reversal import Reversal, ReversalTask
 from tolerances import assert_close
@@ -29,7 +29,7 @@ def task(seed, **changes):
 
 
 def policy():
-    return Transformer(prompt_length=4, num_tokens=3, generator=seeds.generator(0, "weights"))
+    return Decoder.fresh(prompt_length=4, num_tokens=3, generator=seeds.generator(0, "weights"))
 
 
 def test_reward_to_first_error():

@@ -2,12 +2,13 @@
 
 import torch
 
-from kondo_lab.models.language_model import Size, StackedLM
+from kondo_lab.models.architecture import language
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.tasks.draws import Draws
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 6
-TINY = Size(width=16, num_layers=2, num_heads=2)
+TINY = language(width=16, num_layers=2, num_heads=2)
 
 
 class Echo:
@@ -30,7 +31,7 @@ class Echo:
 
 
 def model(size=TINY, *, prompt_length=2, answer_length=3, num_tokens=NUM_TOKENS, dtype=None):
-    return StackedLM(
+    return StackedDecoder(
         size,
         prompt_length=prompt_length,
         answer_length=answer_length,

@@ -9,7 +9,8 @@ import torch
 import kondo
 from kondo import lm, signals
 from kondo.lm import BudgetGate
-from kondo_lab.models.language_model import Size, StackedLM
+from kondo_lab.models.architecture import language
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.sampler import sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import contenders, decisions, run, selections, step_seconds, timed_step
@@ -62,8 +63,8 @@ class Echo:
 
 
 def tiny(dtype=torch.float32, seeds=(0,)):
-    model = StackedLM(
-        Size(width=16, num_layers=1, num_heads=2),
+    model = StackedDecoder(
+        language(width=16, num_layers=1, num_heads=2),
         prompt_length=PROMPT_LENGTH,
         answer_length=ANSWER_LENGTH,
         num_tokens=NUM_TOKENS,

@@ -145,7 +145,9 @@ def test_a_narrow_screen_is_an_mlp_distilled_with_adam():
 
 
 def test_a_draft_gives_the_gate_its_surprisal_and_its_baseline():
-    population = population_of(Arm(unit="token", gate=Everything(eta=1.0), screen="quantised", draft=2))
+    population = population_of(
+        Arm(unit="token", gate=Everything(eta=1.0), screen="quantised", draft=2)
+    )
     for _ in range(3):
         now = frozen(population.parameters)
         population.step()

@@ -72,7 +72,11 @@ def log_probs_of(population, parameters, number):
 @programs
 def test_a_stale_actor_acts_with_the_parameters_of_its_delay_and_the_learner_judges(kind):
     members = [
-        toys.member(Arm(unit="token", gate=Everything(eta=1.0)), seed=delay, frictions=Frictions(delay=delay))
+        toys.member(
+            Arm(unit="token", gate=Everything(eta=1.0)),
+            seed=delay,
+            frictions=Frictions(delay=delay),
+        )
         for delay in (0, 1, 3)
     ]
     population = population_of(kind, members)

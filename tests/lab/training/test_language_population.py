@@ -9,7 +9,7 @@ import kondo
 from kondo import signals
 from kondo.lm import BudgetGate
 from kondo_lab.evidence import records
-from kondo_lab.models.language_model import compute_dtype
+from kondo_lab.models.architecture import compute_dtype
 from kondo_lab.models.sampler import sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text import NUM_TOKENS, make

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import kondo
-from kondo_lab.models.policies import MLP
+from kondo_lab.models.networks import MLP
 from kondo_lab.tasks import seeds
 from kondo_lab.training import methods
 from tolerances import assert_close

@@ -118,7 +118,10 @@ def test_noise_reaches_the_label_of_the_oracle_baseline_and_no_constant():
             begun(
                 Arm(
                     unit="token",
-                    gate=Everything(eta=1.0), logit_noise=0.5, baseline=baseline, screened=screened
+                    gate=Everything(eta=1.0),
+                    logit_noise=0.5,
+                    baseline=baseline,
+                    screened=screened,
                 )
             )
             for screened in ("both", "surprisal")
@@ -130,7 +133,8 @@ def test_noise_reaches_the_label_of_the_oracle_baseline_and_no_constant():
 def test_members_without_noise_are_untouched_by_noisy_neighbours():
     levels = (0.0, 0.5)
     members = [
-        toys.member(Arm(unit="token", gate=Everything(eta=1.0), delight_noise=level)) for level in levels
+        toys.member(Arm(unit="token", gate=Everything(eta=1.0), delight_noise=level))
+        for level in levels
     ]
     population = toys.population(toys.bandit_program(), members)
     alone = toys.population(toys.bandit_program(), members[:1])

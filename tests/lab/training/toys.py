@@ -3,12 +3,13 @@
 from functools import partial
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kondo
-from kondo_lab.models.policies import MLP, Transformer
-from kondo_lab.models.transformer import StackedTransformer
+from kondo_lab.models.architecture import Architecture
+from kondo_lab.models.decoder import StackedDecoder
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask
@@ -100,14 +101,11 @@ def bandit_program(device=CPU, *, batch=12, samples=1):
 
 
 def network(*, prompt_length=3, answer_length=3, num_tokens=3):
-    return StackedTransformer(
+    return StackedDecoder(
+        Architecture(width=8, ff_width=12),
         prompt_length=prompt_length,
         answer_length=answer_length,
         num_tokens=num_tokens,
-        width=8,
-        num_layers=2,
-        num_heads=2,
-        ff_width=12,
     )
 
 
@@ -163,19 +161,14 @@ def single(program, parameters, number):
         task = program.task
         policy = MLP(task.num_inputs, task.num_actions, width=6, generator=generator)
     else:
-        stacked = program if isinstance(program, StackedTransformer) else program.network
-        policy = Transformer(
+        stacked = program if isinstance(program, StackedDecoder) else program.network
+        policy = Decoder.fresh(
+            stacked.architecture,
             prompt_length=stacked.prompt_length,
+            answer_length=stacked.answer_length,
             num_tokens=stacked.num_tokens,
             generator=generator,
-            width=stacked.width,
-            num_layers=stacked.num_layers,
-            num_heads=stacked.num_heads,
-            ff_width=stacked.ff_width,
         )
-        # The twin's answers are as long as its prompts; only its table of positions says so.
-        positions = stacked.prompt_length + stacked.answer_length
-        policy.position_embedding = nn.Embedding(positions, stacked.width)
     policy = policy.double()
     with torch.no_grad():
         for name, own in _named(policy).items():
@@ -201,23 +194,17 @@ def _named(policy):
             for number, layer in enumerate(layers)
             for kind in ("weight", "bias")
         }
+    backbone = policy.backbone
     named = {
-        "tokens": policy.token_embedding.weight,
-        "positions": policy.position_embedding.weight,
+        "tokens": backbone.tokens,
+        "positions": backbone.positions,
         "head": policy.head.weight,
     }
-    for number, block in enumerate(policy.blocks):
-        named |= {
-            f"{number}.qkv": block.query_key_value.weight,
-            f"{number}.out": block.attention_out.weight,
-            f"{number}.up": block.ff_up.weight,
-            f"{number}.down": block.ff_down.weight,
-            f"{number}.attention_norm": block.attention_norm.weight,
-            f"{number}.ff_norm": block.ff_norm.weight,
-        }
+    for number, layer in enumerate(backbone.layers):
+        named |= {f"{number}.{name}": value for name, value in layer.weights.items()}
     return named
 
 
 def _is_turned(name):
-    """nn.Linear keeps [out, in], a stack [in, out]."""
-    return name.split(".")[-1] in ("weight", "head", "qkv", "out", "up", "down")
+    """nn.Linear keeps [out, in], as a module's head; a stack [in, out]."""
+    return name.split(".")[-1] in ("weight", "head")

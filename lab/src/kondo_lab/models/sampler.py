@@ -1,11 +1,8 @@
 """Completions of a population, with the log-probs they were drawn with.
 
-    prompts -> prefill, once per prompt -> cache, repeated for its completions -> token after token
-
 The token is argmax(logits + Gumbel noise), an exact draw from the softmax. A completion is real up
-to its END; after it everything is PAD, and the mask is False. Every place of a completion is a
-piece of program of its own, so that attention reads just the filled part of the cache. The host is
-not asked whether all rows have ended, so that a whole generation can be one CUDA graph.
+to its END; after it everything is PAD, and the mask is False. The host is not asked whether all
+rows have ended, see `generate`.
 
 Shapes: P members, G prompts, N = G * repeats rows (the completions of a prompt stand together),
 Lp tokens of a prompt, La of a completion.
@@ -17,16 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from kondo_lab.models.attend import attend
-from kondo_lab.models.language_model import (
-    ATTENTION,
-    StackedLM,
-    Weights,
-    causal_attention,
-    entropy,
-    logits_of,
-    pick,
-)
+from kondo_lab.models.attend import ATTENTION
+from kondo_lab.models.decoder import StackedDecoder
+from kondo_lab.models.generate import generate
 from kondo_lab.models.networks import Parameters
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text.alphabet import END, PAD
@@ -36,7 +26,7 @@ class Sampled(NamedTuple):
     """Completions, and what the policy thought of them when it drew them."""
 
     tokens: Tensor
-    """int64 [P, N, Lp + La]: prompts and completions, what `StackedLM.log_prob` reads."""
+    """int64 [P, N, Lp + La]: prompts and completions, what `StackedDecoder.log_prob` reads."""
     log_probs: Tensor
     """[P, N, La] in the head's dtype; 0 after the END."""
     entropies: Tensor
@@ -57,7 +47,7 @@ class Sampled(NamedTuple):
 
 @torch.no_grad()
 def sample(
-    model: StackedLM,
+    model: StackedDecoder,
     parameters: Parameters,
     prompts: Tensor,
     *,
@@ -83,9 +73,9 @@ def sample(
     Example:
         >>> import torch
         >>> from kondo_lab.tasks.draws import Draws
-        >>> from kondo_lab.models.language_model import StackedLM
+        >>> from kondo_lab.models.decoder import StackedDecoder
         >>> from kondo_lab.models.sampler import sample
-        >>> model = StackedLM("toy", prompt_length=3, answer_length=4, num_tokens=10)
+        >>> model = StackedDecoder("toy", prompt_length=3, answer_length=4, num_tokens=10)
         >>> draws = Draws([0, 1])
         >>> prompts = draws.integers("prompts", 0, 10, 6, 3)
         >>> sampled = sample(model, model.initialise(draws), prompts, repeats=2, draws=draws)
@@ -99,29 +89,15 @@ def sample(
             f"prompts must have shape [members, prompts, {model.prompt_length}], got "
             f"{list(prompts.shape)}."
         )
-    with sdpa_kernel(ATTENTION):
-        weights = model.weights(parameters)
-        drawn = _generate(model, weights, prompts, repeats, draws, step, stream, temperature)
-    asked = prompts.repeat_interleave(repeats, 1)
-    return drawn._replace(tokens=torch.cat([asked, drawn.tokens], dim=2))
+    alive = torch.ones(
+        len(prompts), prompts.shape[1] * repeats, dtype=torch.bool, device=prompts.device
+    )
+    drawn: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-
-def _generate(
-    model: StackedLM,
-    weights: Weights,
-    prompts: Tensor,
-    repeats: int,
-    draws: Draws | None,
-    step: int | Tensor,
-    stream: str,
-    temperature: Tensor | None,
-) -> Sampled:
-    """Return what was drawn, the prompts not yet before it."""
-    hidden, cache = _prefill(model, weights, prompts, repeats)
-    alive = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-    tokens, log_probs, entropies, mask = [], [], [], []
-    for place in range(model.answer_length):
-        logits = logits_of(hidden, weights.head)
+    def choose(place: int, logits: Tensor) -> Tensor:
+        nonlocal alive
+        if place > 0:
+            alive = alive & (drawn[-1][0] != END)
         if temperature is not None:
             logits = logits / temperature[:, None, None]
         log_softmax = logits.log_softmax(dim=-1)
@@ -130,14 +106,16 @@ def _generate(
             scores = scores + _gumbel(draws, f"{stream} {place}", step, *scores.shape[1:])
         token = torch.where(alive, scores.argmax(dim=-1), PAD)
         chosen = log_softmax.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-        tokens.append(token)
-        log_probs.append(torch.where(alive, chosen, 0.0))
-        entropies.append(torch.where(alive, entropy(log_softmax), 0.0))
-        mask.append(alive)
-        if place < model.answer_length - 1:
-            alive = alive & (token != END)
-            hidden = _read(model, weights, token, cache, model.prompt_length + place)
-    return Sampled(*(torch.stack(parts, 2) for parts in (tokens, log_probs, entropies, mask)))
+        log_probs = torch.where(alive, chosen, 0.0)
+        drawn.append((token, log_probs, torch.where(alive, entropy(log_softmax), 0.0), alive))
+        return token
+
+    with sdpa_kernel(ATTENTION):
+        weights = model.weights(parameters)
+        generate(weights, prompts, choose, answer_length=model.answer_length, repeats=repeats)
+    found = Sampled(*(torch.stack(parts, 2) for parts in zip(*drawn, strict=True)))
+    asked = prompts.repeat_interleave(repeats, 1)
+    return found._replace(tokens=torch.cat([asked, found.tokens], dim=2))
 
 
 def completion_mask(completions: Tensor) -> Tensor:
@@ -153,43 +131,10 @@ def completion_mask(completions: Tensor) -> Tensor:
     return ends.cumsum(dim=-1) == ends
 
 
-def _prefill(
-    model: StackedLM, weights: Weights, prompts: Tensor, repeats: int
-) -> tuple[Tensor, Tensor]:
-    """Read every prompt once.
-
-    Returns:
-        The residual stream at its last token, repeated for its completions, [P, N, D]; and the
-        cache, [layers, 2 (key, value), P * N, heads, Lp + La - 1, D / heads].
-    """
-    members, groups, length = prompts.shape
-    width, num_layers, num_heads = model.size
-    places = length + model.answer_length - 1  # the last token is drawn, never read
-    shape = (num_layers, 2, members * groups, repeats, num_heads, places, width // num_heads)
-    cache = weights.tokens.new_empty(shape)
-    hidden = pick(weights.tokens, prompts.flatten(1)).view(members, groups, length, width)
-    hidden = (hidden + weights.positions[:, None, :length]).flatten(1, 2)
-    for number, layer in enumerate(weights.layers):
-        mixed = layer.mix(hidden)
-        past = mixed.view(members * groups, 1, length, 3, num_heads, -1)[:, :, :, 1:]
-        cache[number, ..., :length, :] = past.permute(3, 0, 1, 4, 2, 5)
-        hidden = layer.finish(hidden, causal_attention(mixed, length, num_heads))
-    last = hidden.view(members, groups, length, width)[:, :, -1]
-    return last.repeat_interleave(repeats, 1), cache.flatten(2, 3)
-
-
-def _read(
-    model: StackedLM, weights: Weights, token: Tensor, cache: Tensor, position: int
-) -> Tensor:
-    """Return the residual stream [P, N, D] after one more token [P, N] of every row."""
-    placed = weights.tokens + weights.positions[:, position, None]
-    hidden = placed.gather(1, token.unsqueeze(-1).expand(-1, -1, model.size.width))
-    for layer, own in zip(weights.layers, cache, strict=True):
-        mixed = layer.mix(hidden).view(own.shape[1], 3, model.size.num_heads, -1)
-        own[:, :, :, position] = mixed[:, 1:].transpose(0, 1)
-        key, value = own[:, :, :, : position + 1]
-        hidden = layer.finish(hidden, attend(mixed[:, 0], key, value).view_as(hidden))
-    return hidden
+def entropy(log_probs: Tensor) -> Tensor:
+    """Return -sum_v p log p over the last dimension; 0 where a probability is 0."""
+    found: Tensor = torch.special.entr(log_probs.exp()).sum(dim=-1)
+    return found
 
 
 def _gumbel(draws: Draws, stream: str, step: int | Tensor, rows: int, num_tokens: int) -> Tensor:

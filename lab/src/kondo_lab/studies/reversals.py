@@ -9,7 +9,8 @@ from kondo_lab.evidence import statistics
 from kondo_lab.evidence.claims import LEAST_SEEDS
 from kondo_lab.evidence.comparison import interpolated_longest
 from kondo_lab.evidence.study import Estimate, Headline
-from kondo_lab.models.transformer import StackedTransformer
+from kondo_lab.models.architecture import Architecture
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.tasks.base import Credit
 from kondo_lab.tasks.reversal import ReversalTask
 from kondo_lab.training import run
@@ -56,8 +57,11 @@ def population(
     task = ReversalTask(
         length=length, num_tokens=num_tokens, reward=reward, reverse=reverse, increment=increment
     )
-    network = StackedTransformer(
-        prompt_length=length, answer_length=length, num_tokens=num_tokens, ff_width=feed_forward
+    network = StackedDecoder(
+        Architecture(ff_width=feed_forward),
+        prompt_length=length,
+        answer_length=length,
+        num_tokens=num_tokens,
     )
     program = SequenceProgram(task, network, num_prompts=NUM_PROMPTS, num_answers=NUM_ANSWERS)
     return Population(program, members, device=context.device)

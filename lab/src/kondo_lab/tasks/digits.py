@@ -15,7 +15,7 @@ from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.rollout import Rollout
 
 if TYPE_CHECKING:
-    from kondo_lab.models.policies import MLP
+    from kondo_lab.models.networks import MLP
 
 INSTEAD_OF_MNIST = (
     "the small size trains on the 1,797 digits of 8 x 8 pixels that come with scikit-learn, "

@@ -15,7 +15,7 @@ from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.rollout import Rollout
 
 if TYPE_CHECKING:
-    from kondo_lab.models.policies import Transformer
+    from kondo_lab.models.decoder_module import Decoder
 
 
 class ReversalTask(SequenceTask):
@@ -100,7 +100,7 @@ class Reversal:
         self._prompt_generator = seeds.generator(seed, "prompts")
         self._token_generator = seeds.generator(seed, "tokens")
 
-    def rollout(self, policy: "Transformer") -> Rollout:
+    def rollout(self, policy: "Decoder") -> Rollout:
         """Draw prompts and let the policy answer each several times."""
         shape = (self.num_prompts, self.rule.prompt_length)
         prompts = torch.randint(self.rule.num_tokens, shape, generator=self._prompt_generator)
@@ -115,5 +115,5 @@ class Reversal:
         advantages = kondo.advantage.group_mean(rewards, groups)
         return Rollout({"prompts": prompts, "answers": answers}, log_probs, rewards, advantages)
 
-    def held_out_error(self, policy: "Transformer") -> None:
+    def held_out_error(self, policy: "Decoder") -> None:
         """Return nothing: every prompt is fresh, so the online error is already held out."""

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from kondo.actors.setup import Rollout, Setup, Task, incarnation_of
-from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.tasks import seeds
 from kondo_lab.tasks.digits import NUM_DIGITS, NUM_PIXELS, DigitsBandit
 from kondo_lab.tasks.reversal import Reversal
@@ -48,9 +49,9 @@ def reversal(
     )
 
 
-def _reversal_policy(length: int, num_tokens: int, seed: int) -> Transformer:
+def _reversal_policy(length: int, num_tokens: int, seed: int) -> Decoder:
     generator = seeds.generator(seed, "policy")
-    return Transformer(prompt_length=length, num_tokens=num_tokens, generator=generator)
+    return Decoder.fresh(prompt_length=length, num_tokens=num_tokens, generator=generator)
 
 
 def slowed(setup: Setup, pauses: Sequence[float]) -> Setup:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kondo import advantage
-from kondo_lab.models.language_model import StackedLM
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.networks import (
     Initialisation,
     Parameters,
@@ -26,7 +26,6 @@ from kondo_lab.models.networks import (
     categorical,
 )
 from kondo_lab.models.sampler import completion_mask, sample
-from kondo_lab.models.transformer import StackedTransformer
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.base import SequenceTask
 from kondo_lab.tasks.draws import Draws
@@ -60,7 +59,7 @@ def take_rows(values: Tensor, rows: Tensor) -> Tensor:
 class Program(ABC):
     """A task and its networks: all that the training loop knows of either."""
 
-    network: StackedMLP | StackedTransformer | StackedLM
+    network: StackedMLP | StackedDecoder
     num_rows: int
     """N, rows of a step and member."""
     num_choices: int
@@ -262,10 +261,10 @@ class SequenceProgram(Program):
     """Prompts with answers: `num_prompts` fresh prompts a step, `num_answers` to each."""
 
     def __init__(
-        self, task: SequenceTask, network: StackedTransformer, *, num_prompts: int, num_answers: int
+        self, task: SequenceTask, network: StackedDecoder, *, num_prompts: int, num_answers: int
     ):
         self.task = task
-        self.network: StackedTransformer = network
+        self.network: StackedDecoder = network
         self.num_prompts, self.num_answers = num_prompts, num_answers
         self.num_rows, self.group = num_prompts * num_answers, num_answers
         self.num_choices = task.num_tokens
@@ -391,7 +390,7 @@ class TextProgram(Program):
     shown = "train reward"
     is_text = True
 
-    def __init__(self, task: TextTask, model: StackedLM, shape: Shape):
+    def __init__(self, task: TextTask, model: StackedDecoder, shape: Shape):
         for name, own, wanted in (
             ("prompt_length", model.prompt_length, task.prompt_length),
             ("answer_length", model.answer_length, task.answer_length),
@@ -399,7 +398,7 @@ class TextProgram(Program):
             if own != wanted:
                 raise ValueError(f"model must have the task's {name}, {wanted}, got {own}.")
         self.task, self.shape = task, shape
-        self.network: StackedLM = model
+        self.network: StackedDecoder = model
         self.num_rows, self.group = shape.num_rows, shape.repeats
         self.num_choices, self.prompt_length = model.num_tokens, model.prompt_length
         self.max_norm = shape.max_norm

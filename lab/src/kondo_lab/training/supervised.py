@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kondo.run_files import load_state, save_state
-from kondo_lab.models.language_model import StackedLM
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.networks import Parameters
 from kondo_lab.models.sampler import completion_mask, sample
 from kondo_lab.tasks.draws import Draws
@@ -70,7 +70,7 @@ class WarmPoint(NamedTuple):
 
 
 def warm_start(
-    model: StackedLM,
+    model: StackedDecoder,
     task: TextTask,
     seeds: Sequence[int],
     *,
@@ -142,7 +142,7 @@ def warm_start(
 
 
 def demonstration_loss(
-    model: StackedLM,
+    model: StackedDecoder,
     parameters: Parameters,
     task: TextTask,
     draws: Draws,
@@ -178,7 +178,7 @@ def learning_rate_at(step: Tensor, num_steps: int, *, highest: float, warmup: fl
 
 
 def mean_reward(
-    model: StackedLM,
+    model: StackedDecoder,
     parameters: Parameters,
     task: TextTask,
     draws: Draws,
@@ -207,7 +207,7 @@ class HeldOut:
 
     def __init__(
         self,
-        model: StackedLM,
+        model: StackedDecoder,
         parameters: Parameters,
         task: TextTask,
         draws: Draws,

@@ -20,7 +20,7 @@ import torch
 from kondo import losses
 from kondo.actors.setup import Settings as ActorSettings
 from kondo.actors.setup import Setup
-from kondo_lab.models.policies import MLP
+from kondo_lab.models.networks import MLP
 from kondo_lab.studies.asynchrony.settings import Crew, Settings
 from kondo_lab.tasks.digits import DigitsBandit
 from kondo_lab.training import arms, image_bandits, learner_error

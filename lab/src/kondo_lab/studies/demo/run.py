@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from kondo import Gate, losses
-from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.studies.demo.settings import DigitsSettings, ReversalSettings, Settings
 from kondo_lab.studies.demo.training import (
     StepRecord,
@@ -41,7 +42,7 @@ def compared(settings: Settings) -> list[Arm]:
 def make_run(settings: Settings, task: str, arm: Arm, seed: int) -> TrainingRun:
     """Return a fresh run on a task."""
     chosen: DigitsSettings | ReversalSettings
-    policy: MLP | Transformer
+    policy: MLP | Decoder
     source: Task
     weights = seeds.generator(seed, f"{task} weights")
     if task == "digits":
@@ -52,7 +53,7 @@ def make_run(settings: Settings, task: str, arm: Arm, seed: int) -> TrainingRun:
     else:
         chosen = settings.reversal
         length, size = chosen.length, chosen.num_tokens
-        policy = Transformer(prompt_length=length, num_tokens=size, generator=weights)
+        policy = Decoder.fresh(prompt_length=length, num_tokens=size, generator=weights)
         source = reversal.Reversal(
             length=length,
             num_tokens=size,

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 
 import kondo
-from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.tasks.rollout import Task
 from kondo_lab.training.arms import Arm
 
@@ -49,7 +50,7 @@ class TrainingRun:
     def __init__(
         self,
         task: Task,
-        policy: MLP | Transformer,
+        policy: MLP | Decoder,
         *,
         arm: Arm,
         seed: int,

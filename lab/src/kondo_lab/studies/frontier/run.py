@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from functools import partial
 
-from kondo_lab.models.transformer import StackedTransformer
+from kondo_lab.models.architecture import Architecture
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.studies.frontier import compared_gates
 from kondo_lab.studies.frontier.settings import Settings
 from kondo_lab.tasks.reversal import ReversalTask
@@ -49,14 +50,16 @@ def _images(settings: Settings, context: Context) -> Iterable[Record]:
 
 
 def _reversal(settings: Settings, context: Context) -> Iterable[Record]:
-    network = StackedTransformer(
+    network = StackedDecoder(
+        Architecture(
+            width=settings.width,
+            num_layers=settings.num_layers,
+            num_heads=settings.num_heads,
+            ff_width=settings.ff_width,
+        ),
         prompt_length=settings.length,
         answer_length=settings.length,
         num_tokens=settings.num_tokens,
-        width=settings.width,
-        num_layers=settings.num_layers,
-        num_heads=settings.num_heads,
-        ff_width=settings.ff_width,
     )
     program = SequenceProgram(
         ReversalTask(length=settings.length, num_tokens=settings.num_tokens),

@@ -7,7 +7,7 @@ step also takes the launching of its kernels, which no population or batch makes
 import dataclasses
 from collections.abc import Sequence
 
-from kondo_lab.models.language_model import SIZES
+from kondo_lab.models.architecture import SIZES
 from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Training
 from kondo_lab.studies.lm_rl.starts import task_of
 from kondo_lab.training.arms import Arm

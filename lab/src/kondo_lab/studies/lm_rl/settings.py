@@ -27,7 +27,7 @@ class Field:
     task: str
     level: int
     size: str
-    """Of the model, a name in `kondo_lab.models.language_model.SIZES`."""
+    """Of the model, a name in `kondo_lab.models.architecture.SIZES`."""
     num_prompts: int = 32
     """G, fresh prompts of a step."""
     repeats: int = 8

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from kondo.run_files import DamagedFileError
-from kondo_lab.models.language_model import StackedLM, compute_dtype
+from kondo_lab.models.architecture import compute_dtype
+from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.studies.lm_rl.settings import Field, Training
 from kondo_lab.tasks.text import NUM_TOKENS, TextTask, make
 from kondo_lab.training.part import Context
@@ -22,10 +23,10 @@ def task_of(field: Field) -> TextTask:
     return make(field.task, field.level)
 
 
-def model_of(field: Field, device: torch.device) -> StackedLM:
+def model_of(field: Field, device: torch.device) -> StackedDecoder:
     """Return the model that is trained in a field."""
     task = task_of(field)
-    return StackedLM(
+    return StackedDecoder(
         field.size,
         prompt_length=task.prompt_length,
         answer_length=task.answer_length,

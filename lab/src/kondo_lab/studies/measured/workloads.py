@@ -10,7 +10,9 @@ from collections.abc import Callable
 import torch
 
 import kondo
-from kondo_lab.models.policies import MLP, Transformer
+from kondo_lab.models.architecture import Architecture
+from kondo_lab.models.decoder_module import Decoder
+from kondo_lab.models.networks import MLP
 from kondo_lab.studies.measured import settings
 from kondo_lab.tasks import seeds
 from kondo_lab.tasks.base import label_reward
@@ -26,14 +28,14 @@ NUM_IMAGES = 10_000
 class Workload:
     """One policy that every method of a round trains in turn."""
 
-    policy: MLP | Transformer
+    policy: MLP | Decoder
     optimiser: torch.optim.Adam
     rollout: Callable[[], Rollout]
     unit: kondo.Unit
     rows: int
 
 
-Made = tuple[MLP | Transformer, Callable[[], Rollout], kondo.Unit]
+Made = tuple[MLP | Decoder, Callable[[], Rollout], kondo.Unit]
 
 
 def build(shape: settings.Shape, *, learning_rate: float, device: torch.device) -> Workload:
@@ -67,13 +69,15 @@ def _bandit(shape: settings.BanditShape, generator: torch.Generator) -> Made:
 
 def _reversal(shape: settings.ReversalShape, generator: torch.Generator) -> Made:
     device = generator.device
-    policy = Transformer(
+    policy = Decoder.fresh(
+        Architecture(
+            width=shape.width,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            ff_width=4 * shape.width,
+        ),
         prompt_length=shape.length,
         num_tokens=shape.num_tokens,
-        width=shape.width,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        ff_width=4 * shape.width,
         generator=seeds.generator(SEED, "weights"),
     ).to(device)
     task = ReversalTask(length=shape.length, num_tokens=shape.num_tokens)
