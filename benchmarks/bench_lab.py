@@ -25,7 +25,7 @@ import torch
 
 from bench_step import BUSY, DATA
 from harness import BASELINE_TURNS, Row, environment, percentile, write_csv
-from lab_jobs import QUICK, UPDATES, Finding, Job, Order, Sizes, TaskName, serve
+from lab_jobs import ARMS, QUICK, Finding, Job, Order, Sizes, TaskName, serve
 from plain_loop import MethodName
 
 PLAIN, POPULATION = "plain-loop", "population"
@@ -46,7 +46,7 @@ QUICK_SHAPES: list[Shape] = [(CORES, 1), (1, 1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arm:
+class Contender:
     """Some processes that train side by side, each with its own members."""
 
     name: str
@@ -68,14 +68,14 @@ class Arm:
 
 def contenders_for(
     task: TaskName, method: MethodName, sizes: Sizes, *, shapes: Sequence[Shape], max_members: int
-) -> list[Arm]:
+) -> list[Contender]:
     """Return the plain loop first, then populations that double in size.
 
     The plain loop runs in the first shape; a population in every shape that its members can be
     shared out to.
     """
 
-    def contender(name: str, members: int, processes: int, threads: int) -> Arm:
+    def contender(name: str, members: int, processes: int, threads: int) -> Contender:
         jobs = tuple(
             Job(
                 task=task,
@@ -86,7 +86,7 @@ def contenders_for(
             )
             for number in range(processes)
         )
-        return arm(name=f"{name}/{processes}x{threads}", jobs=jobs, threads=threads)
+        return Contender(name=f"{name}/{processes}x{threads}", jobs=jobs, threads=threads)
 
     found = [contender(PLAIN, 0, *shapes[0])]
     for members in (2**power for power in range(int(math.log2(max_members)) + 1)):
@@ -127,7 +127,7 @@ class Crew:
             process.join()
 
 
-def inspect_all(contenders: Sequence[Arm], crews: dict[Shape, Crew]) -> list[list[Finding]]:
+def inspect_all(contenders: Sequence[Contender], crews: dict[Shape, Crew]) -> list[list[Finding]]:
     """Build and warm up everything; end the run if a population's gradient is wrong."""
     found = []
     for contender in contenders:
@@ -137,7 +137,7 @@ def inspect_all(contenders: Sequence[Arm], crews: dict[Shape, Crew]) -> list[lis
     return found
 
 
-def check_gradient(contender: Arm, findings: Sequence[Finding]) -> None:
+def check_gradient(contender: Contender, findings: Sequence[Finding]) -> None:
     """End the run if a gradient is not the plain one: a fast wrong step is worthless."""
     worst = max(finding.gradient_error for finding in findings)
     if not worst <= TOLERANCE:
@@ -149,7 +149,7 @@ def check_gradient(contender: Arm, findings: Sequence[Finding]) -> None:
 
 
 def run_rounds(
-    contenders: Sequence[Arm],
+    contenders: Sequence[Contender],
     findings: Sequence[Sequence[Finding]],
     crews: dict[Shape, Crew],
     *,
@@ -183,7 +183,7 @@ def run_rounds(
 
 
 def summarise(
-    contenders: Sequence[Arm],
+    contenders: Sequence[Contender],
     findings: Sequence[Sequence[Finding]],
     samples: Sequence[Sequence[Sequence[float]]],
     where: dict[str, Any],
@@ -205,7 +205,7 @@ def summarise(
                 model=job.task,
                 config=describe(job, contender),
                 contender=contender.name,
-                rate=getattr(UPDATES[job.method].gate, "rate", 1.0),
+                rate=getattr(ARMS[job.method].gate, "rate", 1.0),
                 unit="sample" if bandit else "sequence",
                 rows=rows,
                 tokens=rows if bandit else 2 * job.sizes.length * rows,
@@ -228,7 +228,7 @@ def summarise(
     return lines
 
 
-def describe(job: Job, contender: Arm) -> str:
+def describe(job: Job, contender: Contender) -> str:
     """Return what was trained, in words: the method comes first."""
     sizes = job.sizes
     if job.task == "mnist":

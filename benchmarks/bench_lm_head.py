@@ -75,7 +75,7 @@ LogProbs = Callable[[Tensor, Head, Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arm:
+class Contender:
     """One way from hidden states to log-probs."""
 
     name: str
@@ -114,19 +114,19 @@ def kernel(backend: Backend, chunk: int | None) -> LogProbs:
     return log_probs
 
 
-def contenders_for(sizes: Sizes) -> list[Arm]:
+def contenders_for(sizes: Sizes) -> list[Contender]:
     """Return everything that may be run; what cannot be run here is found out by `works`."""
     return [
-        text_arm(name=PLAIN, log_probs=plain_log_probs, micro_batch=sizes.plain_tokens),
+        Contender(name=PLAIN, log_probs=plain_log_probs, micro_batch=sizes.plain_tokens),
         *(
-            text_arm(name=f"torch-{chunk}", log_probs=kernel("torch", chunk))
+            Contender(name=f"torch-{chunk}", log_probs=kernel("torch", chunk))
             for chunk in sizes.chunks
         ),
         *(
-            text_arm(name=f"liger-{chunk}", log_probs=kernel("liger", chunk))
+            Contender(name=f"liger-{chunk}", log_probs=kernel("liger", chunk))
             for chunk in sizes.liger_chunks
         ),
-        text_arm(name="cce", log_probs=kernel("cce", None)),
+        Contender(name="cce", log_probs=kernel("cce", None)),
     ]
 
 
@@ -144,7 +144,7 @@ def build(width: int, vocabulary: int, num_tokens: int, device: torch.device) ->
     )
 
 
-def step(contender: Arm, problem: Problem, kind: str) -> None:
+def step(contender: Contender, problem: Problem, kind: str) -> None:
     """Run one pass; gradients end up in `.grad`."""
     num_tokens = problem.hidden.shape[0]
     size = contender.micro_batch or num_tokens
@@ -168,7 +168,7 @@ def reference(problem: Problem) -> list[Tensor]:
     return [log_probs.detach(), *gradients]
 
 
-def works(contender: Arm, problem: Problem, expected: Sequence[Tensor]) -> bool:
+def works(contender: Contender, problem: Problem, expected: Sequence[Tensor]) -> bool:
     """Say whether the contender runs here and is right; print why if not."""
     leaves = (problem.hidden, problem.head.weight)
     try:
@@ -191,14 +191,14 @@ def works(contender: Arm, problem: Problem, expected: Sequence[Tensor]) -> bool:
     return True
 
 
-def fits(contender: Arm, num_tokens: int) -> bool:
+def fits(contender: Contender, num_tokens: int) -> bool:
     """Leave out chunks of more tokens than there are: they do what a smaller one does."""
     _, _, chunk = contender.name.partition("-")
     return not chunk or int(chunk) <= num_tokens
 
 
 def bench(
-    contenders: Sequence[Arm],
+    contenders: Sequence[Contender],
     problem: Problem,
     kind: str,
     sizes: Sizes,
@@ -309,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = QUICK if options.quick else FULL
     where = environment(device, options.commit)
     print(", ".join(f"{name} {value}" for name, value in where.items()), flush=True)
-    contenders: list[Arm] | None = None
+    contenders: list[Contender] | None = None
     lines: list[Row] = []
     for name in options.heads if options.heads and not options.quick else sizes.heads:
         width, vocabulary = sizes.heads[name]

@@ -75,7 +75,7 @@ class LmRow(Row):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arm:
+class Contender:
     """One way to do the step."""
 
     name: str
@@ -181,19 +181,19 @@ def contenders_for(
     units: Sequence[Unit],
     wanted: Sequence[str],
     drafts: dict[str, Any],
-) -> list[Arm]:
+) -> list[Contender]:
     """Return the baselines and ours; `wanted` names the kinds to run besides dense and F."""
     with torch.no_grad():
         known = work.lm.log_prob(work.rows)
     found = [
-        text_arm(name=DENSE, rate=1, unit="sequence", step=partial(dense_step, work)),
-        text_arm(name=FORWARD, rate=1, unit="sequence", step=partial(forward_step, work)),
+        Contender(name=DENSE, rate=1, unit="sequence", step=partial(dense_step, work)),
+        Contender(name=FORWARD, rate=1, unit="sequence", step=partial(forward_step, work)),
     ]
     if PLAIN in wanted:
-        found.append(text_arm(name=PLAIN, rate=1, unit="sequence", step=partial(plain_step, work)))
+        found.append(Contender(name=PLAIN, rate=1, unit="sequence", step=partial(plain_step, work)))
     if TRL in wanted and (log_softmax := trl_log_softmax()) is not None:
         step = partial(trl_step, work, log_softmax)
-        found.append(text_arm(name=TRL, rate=1, unit="sequence", step=step))
+        found.append(Contender(name=TRL, rate=1, unit="sequence", step=step))
     ours: dict[str, Screen] = {FREE: known, EXACT: None, ALL: None, **drafts}
     for unit in units:
         for rate in rates:
@@ -201,7 +201,7 @@ def contenders_for(
                 if name not in wanted or (name in drafts and unit == "token"):
                     continue
                 found.append(
-                    text_arm(
+                    Contender(
                         name=name,
                         rate=rate,
                         unit=unit,
@@ -280,7 +280,7 @@ def counted_tokens(work: LmWorkload) -> Iterator[list[int]]:
         del lm._hidden
 
 
-def warm_up(contender: Arm, work: LmWorkload) -> int:
+def warm_up(contender: Contender, work: LmWorkload) -> int:
     """Do the step untimed, and return its peak memory in bytes; then record CUDA graphs, if any."""
     graph_tokens, work.lm.graph_tokens = work.lm.graph_tokens, 0
     cuda = work.advantages.is_cuda
@@ -296,7 +296,7 @@ def warm_up(contender: Arm, work: LmWorkload) -> int:
     return peak
 
 
-def measure(contender: Arm, work: LmWorkload, taken: Taken) -> None:
+def measure(contender: Contender, work: LmWorkload, taken: Taken) -> None:
     """Time one step, and count the tokens that it differentiated."""
     device = work.advantages.device
     synchronise(device)
@@ -348,7 +348,7 @@ def _grad(weight: Tensor) -> Tensor:
 
 def bench(
     work: LmWorkload,
-    contenders: Sequence[Arm],
+    contenders: Sequence[Contender],
     *,
     rounds: int,
     where: dict[str, Any],
@@ -366,7 +366,7 @@ def bench(
 
 def summarise(
     work: LmWorkload,
-    contenders: Sequence[Arm],
+    contenders: Sequence[Contender],
     samples: Sequence[Taken],
     where: dict[str, Any],
 ) -> list[LmRow]:
@@ -424,7 +424,7 @@ def summarise(
     return lines
 
 
-def _kept_tokens(work: LmWorkload, contender: Arm, taken: Taken) -> int:
+def _kept_tokens(work: LmWorkload, contender: Contender, taken: Taken) -> int:
     if taken.report is None:
         return 0 if contender.name == FORWARD else int(work.counted)
     if contender.unit == "token":

@@ -33,7 +33,7 @@ from bench_step import BUSY, print_table
 from harness import (
     DENSE,
     FORWARD,
-    Arm,
+    Contender,
     Row,
     environment,
     inspect,
@@ -216,12 +216,12 @@ def ranked_loop(name: str, quick: bool) -> Loop:
     )
 
 
-def contenders_for(loop: Loop, rates: Sequence[float]) -> list[Arm]:
+def contenders_for(loop: Loop, rates: Sequence[float]) -> list[Contender]:
     """Return the framework's step, F alone, ours without a gate, and ours at every rate."""
 
-    def ours(name: str, rate: float, gate: Any, screen: Tensor | None) -> Arm:
+    def ours(name: str, rate: float, gate: Any, screen: Tensor | None) -> Contender:
         limits = {"exact": lambda f, rho: 1 / (f + rho), "kondo-dense": lambda f, rho: 1.0}
-        return arm(
+        return Contender(
             name=name,
             rate=rate,
             step=lambda: loop.gated(gate, screen),
@@ -229,8 +229,10 @@ def contenders_for(loop: Loop, rates: Sequence[float]) -> list[Arm]:
         )
 
     found = [
-        arm(name=DENSE, rate=1.0, step=lambda: loop.own(loop.advantages), limit=lambda f, rho: 1.0),
-        arm(name=FORWARD, rate=1.0, step=loop.forward, limit=None),
+        Contender(
+            name=DENSE, rate=1.0, step=lambda: loop.own(loop.advantages), limit=lambda f, rho: 1.0
+        ),
+        Contender(name=FORWARD, rate=1.0, step=loop.forward, limit=None),
         ours("kondo-dense", 1.0, None, None),
     ]
     for rate in rates:

@@ -32,7 +32,7 @@ from bench_step import BUSY, print_table
 from harness import (
     DENSE,
     FORWARD,
-    Arm,
+    Contender,
     Row,
     Samples,
     environment,
@@ -82,7 +82,7 @@ def dense_step(work: Workload) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
 
 
-def contenders_for(work: Workload, rates: Sequence[float]) -> list[Arm]:
+def contenders_for(work: Workload, rates: Sequence[float]) -> list[Contender]:
     """Return dense, F alone, a gate per rank, and ours with both screens, at every rate."""
     with torch.no_grad():
         known = work.log_prob(work.batch)
@@ -98,8 +98,8 @@ def contenders_for(work: Workload, rates: Sequence[float]) -> list[Arm]:
         )
 
     found = [
-        arm(name=DENSE, rate=1.0, step=lambda: dense_step(work), limit=lambda f, rho: 1.0),
-        arm(name=FORWARD, rate=1.0, step=forward, limit=None),
+        Contender(name=DENSE, rate=1.0, step=lambda: dense_step(work), limit=lambda f, rho: 1.0),
+        Contender(name=FORWARD, rate=1.0, step=forward, limit=None),
     ]
     exact_limit, free_limit = (lambda f, rho: 1 / (f + rho)), (lambda f, rho: 1 / rho)
     options = kondo.Options(module=work.model)
@@ -107,15 +107,15 @@ def contenders_for(work: Workload, rates: Sequence[float]) -> list[Arm]:
     together = partial(kondo.backward, group="world", options=options)
     for rate in rates:
         found += [
-            arm(name=ALONE, rate=rate, step=gated(alone, rate, None), limit=exact_limit),
-            arm(name=EXACT, rate=rate, step=gated(together, rate, None), limit=exact_limit),
-            arm(name=FREE, rate=rate, step=gated(together, rate, known), limit=free_limit),
+            Contender(name=ALONE, rate=rate, step=gated(alone, rate, None), limit=exact_limit),
+            Contender(name=EXACT, rate=rate, step=gated(together, rate, None), limit=exact_limit),
+            Contender(name=FREE, rate=rate, step=gated(together, rate, known), limit=free_limit),
         ]
     return found
 
 
 def run_rounds(
-    contenders: Sequence[Arm], work: Workload, repeats: int
+    contenders: Sequence[Contender], work: Workload, repeats: int
 ) -> tuple[list[Samples], list[list[float]]]:
     """Time every contender once a round, ranks in step; return samples and least waits."""
     samples = [Samples() for _ in contenders]

@@ -24,7 +24,7 @@ import kondo
 from harness import (
     DENSE,
     FORWARD,
-    Arm,
+    Contender,
     Inspection,
     Row,
     environment,
@@ -107,22 +107,22 @@ def our_step(work: Workload, gate: kondo.Gate, screen: Tensor | None) -> kondo.R
     )
 
 
-def contenders_for(work: Workload, rates: Sequence[float], known: Tensor) -> list[Arm]:
+def contenders_for(work: Workload, rates: Sequence[float], known: Tensor) -> list[Contender]:
     """Return dense, F alone, masked dense, and ours with both screens, at every rate."""
 
     def forward() -> None:
         forward_log_probs(work)
 
     found = [
-        arm(name=DENSE, rate=1.0, step=lambda: dense_step(work), limit=lambda f, rho: 1.0),
-        arm(name=FORWARD, rate=1.0, step=forward, limit=None),
+        Contender(name=DENSE, rate=1.0, step=lambda: dense_step(work), limit=lambda f, rho: 1.0),
+        Contender(name=FORWARD, rate=1.0, step=forward, limit=None),
     ]
     masked_name, package = masked_package()
     for rate in rates:
         if package is not None:
             masked = package.KondoGate(package.KondoGateConfig(gate_rate=rate))
             found.append(
-                arm(
+                Contender(
                     name=masked_name,
                     rate=rate,
                     step=lambda gate=masked: masked_step(work, gate),  # type: ignore[misc]
@@ -131,13 +131,13 @@ def contenders_for(work: Workload, rates: Sequence[float], known: Tensor) -> lis
             )
         gate = kondo.Gate(rate=rate)
         found += [
-            arm(
+            Contender(
                 name=EXACT,
                 rate=rate,
                 step=lambda gate=gate: our_step(work, gate, None),  # type: ignore[misc]
                 limit=lambda f, rho: 1 / (f + rho),
             ),
-            arm(
+            Contender(
                 name=FREE,
                 rate=rate,
                 step=lambda gate=gate: our_step(work, gate, known),  # type: ignore[misc]
@@ -176,7 +176,7 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def check_gradient(work: Workload, contender: Arm, expected: Sequence[Tensor]) -> None:
+def check_gradient(work: Workload, contender: Contender, expected: Sequence[Tensor]) -> None:
     """End the run if `.grad` is not the expected gradient: a fast wrong step is worthless."""
     error = total = 0.0
     for parameter, reference in zip(work.model.parameters(), expected, strict=True):
@@ -190,7 +190,7 @@ def check_gradient(work: Workload, contender: Arm, expected: Sequence[Tensor]) -
         )
 
 
-def check_rows(work: Workload, contender: Arm, seen: Inspection) -> None:
+def check_rows(work: Workload, contender: Contender, seen: Inspection) -> None:
     """End the run if the report tells another number of rows than the hook counted."""
     if seen.report is not None and seen.report.rows_trained != seen.rows:
         raise SystemExit(
@@ -200,7 +200,7 @@ def check_rows(work: Workload, contender: Arm, seen: Inspection) -> None:
 
 
 def inspect_all(
-    work: Workload, contenders: Sequence[Arm], known: Tensor, device: torch.device
+    work: Workload, contenders: Sequence[Contender], known: Tensor, device: torch.device
 ) -> list[Inspection]:
     """Run everything once, untimed: warm up, check ours, count rows, find the peak memory."""
     held = [*work.held(), known]

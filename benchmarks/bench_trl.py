@@ -90,7 +90,7 @@ class TrlRow(Row):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arm:
+class Contender:
     """TRL's trainer, or ours with a screen and a rate."""
 
     name: str
@@ -273,7 +273,7 @@ def sampler_log_probs(policy: Qwen2ForCausalLM, ids: Tensor, start: int, chunk: 
 
 def build_trainer(
     work: Workload,
-    contender: Arm,
+    contender: Contender,
     tokenizer: PreTrainedTokenizerFast,
     folder: str,
     *,
@@ -349,7 +349,7 @@ class Turn:
 
 
 def run_turn(
-    work: Workload, contender: Arm, tokenizer: PreTrainedTokenizerFast, *, steps: int
+    work: Workload, contender: Contender, tokenizer: PreTrainedTokenizerFast, *, steps: int
 ) -> Turn:
     """Train with a new trainer: one step to warm up, then `steps` that count."""
     with tempfile.TemporaryDirectory() as folder:
@@ -372,7 +372,9 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def check_counts(contender: Arm, steps: Sequence[Step], logs: Sequence[dict[str, float]]) -> None:
+def check_counts(
+    contender: Contender, steps: Sequence[Step], logs: Sequence[dict[str, float]]
+) -> None:
     """End the run unless the trainer tells the tokens and rows that the hook counted."""
     for step, log in zip(steps, logs, strict=True):
         told = (log["kondo/rows_trained"], log["kondo/tokens_trained"])
@@ -386,9 +388,9 @@ def check_counts(contender: Arm, steps: Sequence[Step], logs: Sequence[dict[str,
 def check_gradient(work: Workload, rate: float, tokenizer: PreTrainedTokenizerFast) -> None:
     """End the run unless our gradient is TRL's with the advantages of skipped rows at 0."""
     keep = kept_rows(work, rate)
-    wanted = gradient_of(work, arm(name=TRL, rate=1.0), tokenizer, keep)
+    wanted = gradient_of(work, Contender(name=TRL, rate=1.0), tokenizer, keep)
     for name in (ROLLOUT, EXACT):
-        found = gradient_of(work, arm(name=name, rate=rate), tokenizer)
+        found = gradient_of(work, Contender(name=name, rate=rate), tokenizer)
         error = total = 0.0
         for ours, theirs in zip(found, wanted, strict=True):
             error += float((ours.float() - theirs.float()).square().sum())
@@ -409,7 +411,7 @@ def kept_rows(work: Workload, rate: float) -> Tensor:
 
 def gradient_of(
     work: Workload,
-    contender: Arm,
+    contender: Contender,
     tokenizer: PreTrainedTokenizerFast,
     keep: Tensor | None = None,
 ) -> list[Tensor]:
@@ -425,15 +427,15 @@ def gradient_of(
     return gradients.copies
 
 
-def contenders_for(rates: Sequence[float], screens: Sequence[str]) -> list[Arm]:
+def contenders_for(rates: Sequence[float], screens: Sequence[str]) -> list[Contender]:
     """Return TRL's trainer, then ours."""
-    ours = [arm(name=screen, rate=rate) for screen in screens for rate in rates]
-    return [arm(name=TRL, rate=1.0), *ours]
+    ours = [Contender(name=screen, rate=rate) for screen in screens for rate in rates]
+    return [Contender(name=TRL, rate=1.0), *ours]
 
 
 def run_rounds(
     work: Workload,
-    contenders: Sequence[Arm],
+    contenders: Sequence[Contender],
     tokenizer: PreTrainedTokenizerFast,
     *,
     rounds: int,
@@ -456,7 +458,7 @@ def run_rounds(
 
 def summarise(
     work: Workload,
-    contenders: Sequence[Arm],
+    contenders: Sequence[Contender],
     taken: Sequence[Sequence[Turn]],
     shared: dict[str, Any],
 ) -> list[TrlRow]:

@@ -85,7 +85,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arm:
+class Contender:
     """One way to do the step."""
 
     name: str
@@ -114,7 +114,7 @@ class Samples:
 
 
 def run_rounds(
-    contenders: Sequence[Arm], model: nn.Module, *, repeats: int, device: torch.device
+    contenders: Sequence[Contender], model: nn.Module, *, repeats: int, device: torch.device
 ) -> list[Samples]:
     """Time every contender in every round; the order is drawn anew for each round."""
     turns = [
@@ -161,7 +161,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def inspect(
-    contender: Arm, model: nn.Module, *, held: Iterable[Tensor], device: torch.device
+    contender: Contender, model: nn.Module, *, held: Iterable[Tensor], device: torch.device
 ) -> Inspection:
     """Run one untimed step: count the rows differentiated, and find the peak memory.
 
@@ -233,7 +233,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summarise(
-    contenders: Sequence[Arm],
+    contenders: Sequence[Contender],
     samples: Sequence[Samples],
     inspections: Sequence[Inspection],
     shared: dict[str, Any],

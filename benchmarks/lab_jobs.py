@@ -22,8 +22,8 @@ from kondo_lab.tasks import seeds
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask
-from kondo_lab.training.gates import Everything, QuantileGate
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.gates import Everything, QuantileGate
 from kondo_lab.training.member import Member
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram, SequenceProgram
@@ -34,7 +34,7 @@ TaskName = Literal["mnist", "reversal"]
 WARM_UP_STEPS = 6
 """On CUDA a population records its graphs at the fourth."""
 PROBE_STEPS = 3
-UPDATES: dict[MethodName, Arm] = {
+ARMS: dict[MethodName, Arm] = {
     "DG": Arm(unit="token", gate=Everything(eta=1.0)),
     "DG-K 3%": Arm(gate=QuantileGate(rate=RATE)),
 }
@@ -148,7 +148,7 @@ def build(job: Job, device: torch.device) -> Loop | Population:
             series=job.method,
             seed=job.seed + number,
             learning_rate=learning_rate,
-            update=UPDATES[job.method],
+            arm=ARMS[job.method],
         )
         for number in range(job.members)
     ]

@@ -16,7 +16,7 @@ from kondo_lab.evidence import plotting
 
 DATA = Path(__file__).resolve().parent / "data"
 
-# Arm -> label, colour, marker.
+# Contender -> label, colour, marker.
 STYLES = {
     "free": ("free screen", plotting.VERMILLION, "o"),
     "exact": ("exact screen", plotting.ORANGE, "s"),

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from kondo_lab.evidence import plotting
 
-# Arm -> name, colour, marker; in the order of rows and legend.
+# Contender -> name, colour, marker; in the order of rows and legend.
 STYLES = {
     "free": ("free screen", plotting.VERMILLION, "o"),
     "fp8": ("float8 draft", plotting.PINK, "D"),

@@ -1,4 +1,4 @@
-"""The layers of `StackedTransformer` by Triton kernels: a layer in one, sampling in another.
+"""The layers of `StackedDecoder` by Triton kernels: a layer in one, sampling in another.
 
 The networks of a population are so small that plain products mostly move memory: every sum, norm
 and softmax writes thousands of short rows, and the next one reads them again. Here a program
