@@ -8,6 +8,7 @@ Every checkout runs this file, so it uses public names that all of them have.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -154,7 +156,52 @@ def lm_step_jobs(device: torch.device, quick: bool) -> Iterator[Job]:
             )
 
 
-SUITES = {"step": step_jobs, "small_lm": small_lm_jobs, "lm_step": lm_step_jobs, "ranks": rank_jobs}
+class Weights(nn.Module):
+    """A population's weights in the place of gradients: what a step of it leaves behind."""
+
+    def __init__(self, population: Any):
+        super().__init__()
+        self._population = population
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing: a population's step has its own."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        """Yield the weights, each as the gradient of something."""
+        for value in self._population.parameters.values():
+            yield SimpleNamespace(grad=value)
+
+
+def lab_jobs(device: torch.device, quick: bool) -> Iterator[Job]:
+    """Yield steps of the laboratory's populations, built by the checkout's own lab_jobs.py."""
+    sys.path.insert(0, str(Path(kondo.__file__).parents[2] / "benchmarks"))
+    import lab_jobs as own
+
+    torch.set_float32_matmul_precision("high")  # as the studies have it on a GPU
+    counts = (2,) if quick else (1, 8) if device.type == "cpu" else (16, 256)
+    methods = [(t, m) for t in ("mnist", "reversal") for m in ("DG", "DG-K 3%")]
+    for (task, method), count in itertools.product(methods, counts):
+        sizes = own.QUICK if quick else own.Sizes(images=1000)
+        options: dict[str, Any] = {"task": task, "method": method, "members": count}
+        job = own.Job(**options, seed=0, sizes=sizes)
+        population = own.build(job, device)
+        for _ in range(own.WARM_UP_STEPS):
+            population.step()
+        yield Job(
+            name=f"{task} {method} x{count}",
+            config=f"{count} members",
+            model=Weights(population),
+            step=population.step,
+        )
+
+
+SUITES = {
+    "step": step_jobs,
+    "small_lm": small_lm_jobs,
+    "lm_step": lm_step_jobs,
+    "ranks": rank_jobs,
+    "lab": lab_jobs,
+}
 
 
 def gradient_norm(job: Job) -> float:

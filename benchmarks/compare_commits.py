@@ -8,6 +8,7 @@
     small_lm    bench_small_lm's steps; `plain` is a loop without kondo, the same in both
     lm_step     a CausalLM around a Qwen2 with random weights, free and exact screen
     ranks       the MLPs' steps with one gate for two processes, over gloo
+    lab         steps of the laboratory's populations, as bench_lab.py has them
 
 A checkout works in a process of its own, or in one per rank. Old and new take turns, a short block
 of steps each, in an order drawn anew every time, so that whatever else the machine does hits both

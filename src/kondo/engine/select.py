@@ -15,10 +15,10 @@ from torch import Tensor
 from kondo.arguments import check_flag, check_float, check_mask, check_whole, expand_rows
 from kondo.core.adapters import adapter_of
 from kondo.core.base_gate import AnyGate, BaseGate, Choice, Randomness, Unit
-from kondo.core.delight import delight, excess
+from kondo.core.delight import delight
 from kondo.core.given_gates import as_gate
 from kondo.core.sampling import with_free_reads
-from kondo.core.unit_values import known_of, unit_values
+from kondo.core.unit_values import unit_values
 from kondo.engine.selection import Counts, KeptRows, Selection, Units
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def choose_rows(inputs: "Inputs", screened: "Screened | None", gate: BaseGate | 
     few = units.values.is_cuda and units.values.numel() <= FEW_UNITS
     if few and adapter_of(gate).on_host:
         # Those of larger elements first.
-        ordered = (units.faults, units.elements.long(), units.values, units.mask)
+        ordered = (units.sums(), units.elements.long(), units.values, units.mask)
         faults, elements, values, counts = _copy_together(ordered, torch.device("cpu"))
         units = units._replace(faults=faults, elements=elements, values=values, mask=counts)
     selection = choose(units, gate, inputs.options.generator)
@@ -205,17 +205,13 @@ def units_of(
     *,
     density: bool = False,
 ) -> Units:
-    """Return the units of log-probs, checked as far as nothing is read.
-
-    Their faults are two sums, of log-probs and of advantages, which NaN does not leave finite, an
-    excess over 0, and the sums of surprisals, advantages and absolute advantages that count.
-    """
+    """Return the units of log-probs, checked as far as nothing is read."""
     check_unit(unit)
     if log_probs.ndim < (1 if unit == "sample" else 2):
         check_shape(unit, log_probs)
     check_float("advantages", advantages)
     counts = check_mask(mask, log_probs.shape)
-    spread = expand_rows("advantages", advantages, log_probs.shape)
+    expand_rows("advantages", advantages, log_probs.shape)
     for name, given in {"advantages": advantages, "mask": mask}.items():
         if unit == "sample" and given is not None and given.shape != log_probs.shape:
             raise ValueError(
@@ -224,17 +220,9 @@ def units_of(
             )
     valid = torch.ones_like(log_probs, dtype=torch.bool) if counts is None else counts
     signal = delight if gate is None else gate.signal
-    known = torch.where(valid, log_probs, 0.0)
-    centred = torch.where(valid, spread, 0.0)
-    summed = (log_probs, advantages, known, centred, centred.abs())
-    sums = [part.sum(dtype=torch.float64) for part in summed]
-    # Our own signals need log-probs that are at most 0; others may be given densities.
-    ours = known_of(signal).unchecked is not None
-    above = excess(known).double() if ours else torch.zeros_like(sums[0])
-    faults = torch.stack([*sums[:2], above, -sums[2], *sums[3:]])
     values, unit_mask = unit_values(signal, log_probs, advantages, valid, unit, density)
     elements = valid.sum(dim=-1) if unit == "sequence" else valid
-    return Units(faults, elements, values, unit_mask, log_probs, advantages, valid, unit, signal)
+    return Units(None, elements, values, unit_mask, log_probs, advantages, valid, unit, signal)
 
 
 def choose(
@@ -255,14 +243,16 @@ def choose(
         spread = units.advantages
         if spread.ndim < units.log_probs.ndim:
             spread = spread.unsqueeze(-1)
-        broken = (units.log_probs.isnan() | ~spread.isfinite()) & units.valid
+        # x - x is 0 for finite numbers and NaN for others: fewer kernels than isfinite takes.
+        broken = (units.log_probs.isnan() | (spread - spread != 0)) & units.valid
         broken = broken.any(dim=-1) if units.unit == "sequence" else broken
         broken = broken | (values.isnan() & mask)
         mask = mask & ~broken.flatten(len(lead)).any(-1).view(each_choice)
         values = torch.where(broken, 0.0, values)
     elif not values.is_cuda or (gate is not None and adapter_of(gate).remembers):
         # A broken batch must not enter a running state.
-        units = units._replace(faults=units.faults.tolist())
+        known = units.sums() if units.faults is None else units.faults
+        units = units._replace(faults=known.tolist())
         units.refuse(units.faults)
         units.refuse_values()
     choice = _ask(gate, values, mask, lead, generator, free_reads=reads and not values.is_cuda)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from kondo.arguments import expand_rows, first_unit
 from kondo.core.base_gate import Choice, Signal, Unit
-from kondo.core.delight import check_excess
+from kondo.core.delight import check_excess, excess
 from kondo.core.diagnostics import diagnostics
-from kondo.core.unit_values import value_name
+from kondo.core.unit_values import known_of, value_name
 
 
 class Counts(NamedTuple):
@@ -71,7 +71,7 @@ class Units(NamedTuple):
     """What a gate chooses from, and what it was made of."""
 
     faults: Any
-    """[6] float64, see `kondo.engine.select.units_of`; a list where they are read."""
+    """[6] float64, `sums`; a list where they are read, None before somebody asks."""
     elements: Tensor
     """int64 or bool like values: elements of each unit that count."""
     values: Tensor
@@ -87,6 +87,22 @@ class Units(NamedTuple):
     def lead(self) -> torch.Size:
         """The leading dimensions: one choice each."""
         return self.values.shape[: -2 if self.unit == "token" else -1]
+
+    def sums(self) -> Tensor:
+        """Return what tells whether something is wrong, [6] float64, without a read.
+
+        Sums of log-probs and of advantages, which NaN does not leave finite, an excess over 0, and
+        the sums of surprisals, advantages and absolute advantages that count.
+        """
+        spread = expand_rows("advantages", self.advantages, self.log_probs.shape)
+        known = torch.where(self.valid, self.log_probs, 0.0)
+        centred = torch.where(self.valid, spread, 0.0)
+        summed = (self.log_probs, self.advantages, known, centred, centred.abs())
+        sums = [part.sum(dtype=torch.float64) for part in summed]
+        # Our own signals need log-probs that are at most 0; others may be given densities.
+        ours = known_of(self.signal).unchecked is not None
+        above = excess(known).double() if ours else torch.zeros_like(sums[0])
+        return torch.stack([*sums[:2], above, -sums[2], *sums[3:]])
 
     def refuse(self, faults: list[float]) -> int:
         """Refuse NaN and infinity that count; return the number of NaN that the mask hides."""
@@ -152,7 +168,8 @@ class Selection:
                 than the capacity.
         """
         units, keep, mask, values = self._units, self.keep, self.mask, self.values
-        kept_rows, capacity, faults = self.kept_rows, self._capacity, units.faults
+        kept_rows, capacity = self.kept_rows, self._capacity
+        faults = units.sums() if units.faults is None else units.faults
         # On masks, a > b is "a and not b" in one kernel.
         masks = torch.stack([keep > mask, values.isnan() & mask, mask, keep])
         outside, unknown, counted, kept = masks.flatten(1).sum(1)

@@ -5,6 +5,7 @@ would depend on who runs beside it; with a number per place it depends on its ow
 same on a CPU and a GPU, and a resumed run goes on where it stopped.
 """
 
+import functools
 import hashlib
 import importlib.util
 import math
@@ -40,6 +41,13 @@ class Draws:
         if any(seed < 0 for seed in seeds):
             raise ValueError(f"seeds must be >= 0, got {list(seeds)}.")
         self.keys = sampling.mix_bits(torch.tensor(list(seeds), dtype=torch.int64, device=device))
+        self._streams: dict[str, Tensor] = {}
+        """Keys of streams, on a CPU: they are the same at every step."""
+
+    def restart(self, seeds: Sequence[int]) -> None:
+        """Go on as the random sources of as many other seeds, where the tensors lie."""
+        self.keys.copy_(Draws(seeds, self.keys.device).keys)
+        self._streams.clear()
 
     def part(self, members: slice) -> "Draws":
         """Return the random sources of some of the members."""
@@ -80,9 +88,13 @@ class Draws:
     def _bits(self, stream: str, step: int | Tensor, count: int) -> Tensor:
         if self._fused(step):
             return self._draw(stream, step, count, torch.int64)
-        state = sampling.mix_bits(sampling.mix_bits(self.keys + _number(stream)) + step)
-        place = torch.arange(1, count + 1, device=self.keys.device)
-        return sampling.mix_bits(state.unsqueeze(1) + place * sampling.GOLDEN)
+        if (key := self._streams.get(stream)) is None:
+            key = sampling.mix_bits(self.keys + _number(stream))
+            if not key.is_cuda:
+                self._streams[stream] = key
+        state = sampling.mix_bits(key + step)
+        places = _places(count) if not state.is_cuda else _places.__wrapped__(count, state.device)
+        return sampling.mix_bits(state.unsqueeze(1) + places)
 
     def _fused(self, step: int | Tensor) -> TypeGuard[Tensor]:
         """Return whether a kernel makes the same numbers at once."""
@@ -99,6 +111,13 @@ class Draws:
         return made
 
 
+@functools.lru_cache(maxsize=64)
+def _places(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return [count] int64, a number for every place."""
+    return torch.arange(1, count + 1, device=device) * sampling.GOLDEN
+
+
+@functools.lru_cache(maxsize=1024)
 def _number(stream: str) -> int:
     """Return a signed 64-bit number that stands for a stream's name."""
     digest = hashlib.blake2b(stream.encode(), digest_size=8).digest()

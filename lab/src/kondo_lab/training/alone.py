@@ -146,7 +146,7 @@ class Learner:
         _check_member(member)
         for name, value in self._parameters.items():
             value.copy_(parameters[name])
-        self.draws.keys.copy_(Draws([member.seed], self.device).keys)
+        self.draws.restart([member.seed])
         self.optimiser.state.clear()
         for group in self.optimiser.param_groups:
             group["lr"] = member.learning_rate

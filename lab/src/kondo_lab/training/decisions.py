@@ -97,7 +97,7 @@ def decide(
         everything = torch.full_like(keep[:, 0, 0], num_rows, dtype=torch.int64)
         trained = program.trained_advantages(arm, rolled, centred, None)
         return Decision(trained, weight, keep, None, everything)
-    some = keep.any(dim=2)
+    some = choice.keep if arm.unit == "sequence" else keep.any(dim=2)
     trained = program.trained_advantages(arm, rolled, centred, some)
     return Decision(trained, weight, keep, kept_first(some), some.sum(dim=1))
 
@@ -120,23 +120,25 @@ def select(
 ) -> Chosen:
     """Return what a gate keeps of experience with these advantages, by `kondo.select`."""
     log_probs = seen["log_probs"].detach()
-    counts = ~log_probs.isnan()
-    if "mask" in seen:
-        counts = counts & seen["mask"]
+    counts = seen.get("mask")
+    if not log_probs.is_cuda:  # there a NaN would be refused, and end all members
+        known = ~log_probs.isnan()
+        counts = known if counts is None else counts & known
     if (own := known_values(program, arm, gate, seen, centred, draws, step)) is not None:
         gate = copy.copy(gate)  # its state, if it has one, is shared
         gate.signal = own
-    known = adapters.adapter_of(gate)
-    if (facts := known.row_facts(seen)) is not None:
-        gate = known.bind(facts)
+    adapter = adapters.adapter_of(gate)
+    if (facts := adapter.row_facts(seen)) is not None:
+        gate = adapter.bind(facts)
     before = 0
     if arm.unit == "token":
         # Ties depend on a token's place in the batch, which in the product has prompts.
         before = program.prompt_length
-        log_probs, counts = (pad(part, (before, 0)) for part in (log_probs, counts))
+        log_probs = pad(log_probs, (before, 0)) if before else log_probs
+        counts = pad(counts, (before, 0)) if before and counts is not None else counts
     if isinstance(gate, BudgetGate):
         gate = gate.for_rows(_with_prompts(program, seen["mask"]))
-    uniform = draws_of(gate, draws, step, program.num_rows) if known.draws else None
+    uniform = draws_of(gate, draws, step, program.num_rows) if adapter.draws else None
     if centred.shape[2] == 1 != log_probs.shape[2]:
         centred = centred.squeeze(2)
     found = kondo.select(
@@ -256,8 +258,8 @@ def loss(
     if mask is not None:
         weight = mask.to(log_probs.dtype) if weight is None else weight * mask
     trained = None
-    if weight is not None:
-        # What lies outside may be anything, and must not leak.
+    if weight is not None and mask is not None:
+        # What lies outside the mask may be anything, and must not leak.
         trained = (weight != 0).expand_as(log_probs)
         log_probs = torch.where(trained, log_probs, 0.0)
     if missing is not None:

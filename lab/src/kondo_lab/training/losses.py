@@ -27,8 +27,13 @@ Loss = Callable[..., Tensor]
 
 def inputs_of(loss: Loss, given: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     """Return those of the given inputs that the loss takes; the others are not computed."""
-    taken = inspect.signature(loss).parameters
+    taken = _taken(loss)
     return {name: make() for name, make in given.items() if name in taken}
+
+
+@functools.lru_cache(maxsize=256)
+def _taken(loss: Loss) -> frozenset[str]:
+    return frozenset(inspect.signature(loss).parameters)
 
 
 def words(loss: Loss) -> str:

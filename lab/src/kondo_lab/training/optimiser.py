@@ -4,22 +4,41 @@
     m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
     theta <- theta - rate * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
 
-PyTorch's fused Adam does it, with a group of parameters for neighbours of one rate; t is counted on
-the device, so that a step can be replayed from a CUDA graph.
+PyTorch's fused Adam does it, in its functional form, once for the neighbours of one rate; t is
+counted on the device, so that a step can be replayed from a CUDA graph.
 """
 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from kondo_lab.models.networks import Parameters
 
+BETAS, EPSILON = (0.9, 0.999), 1e-8
 CLIP_EPSILON = 1e-6
 """Added to a norm before it divides, as by `torch.nn.utils.clip_grad_norm_`."""
+
+
+class _Neighbours(NamedTuple):
+    """Members of one rate, and views of what is theirs."""
+
+    members: slice
+    rate: float | Tensor
+    """A tensor where it changes."""
+    first_rate: float
+    decay_steps: int
+    theta: list[Tensor]
+    first: list[Tensor]
+    """m."""
+    second: list[Tensor]
+    """v."""
+    counts: Tensor
+    """t, once for every view."""
 
 
 class StackedAdam:
@@ -51,21 +70,27 @@ class StackedAdam:
         if not max_norm > 0:
             raise ValueError(f"max_norm must be > 0, got {max_norm}; infinite does not clip.")
         self.max_norm = max_norm
-        device = next(iter(parameters.values())).device
+        self._state = {
+            kind: {name: torch.zeros_like(value) for name, value in parameters.items()}
+            for kind in ("first", "second")
+        }
+        """m and v."""
+        some = next(iter(parameters.values()))
         pace = list(zip(rates, decay_steps or [0] * len(rates), strict=True))
-        self._neighbours = list(equal_neighbours(pace))
-        self.adam = torch.optim.Adam(
-            [
-                {
-                    "params": [value.detach()[members] for value in parameters.values()],
-                    # A number that changes lives on the device.
-                    "lr": torch.tensor(rate, device=device) if steps else rate,
-                }
-                for members, (rate, steps) in self._neighbours
-            ],
-            fused=True,
-            capturable=device.type == "cuda",
-        )
+        self._groups: list[_Neighbours] = []
+        for members, (rate, steps) in equal_neighbours(pace):
+            # A number that changes lives on the device.
+            own_rate = torch.tensor(rate, device=some.device) if steps else rate
+            theta, first, second = (
+                [value.detach()[members] for value in each.values()]
+                for each in (parameters, *self._state.values())
+            )
+            # Every view has a count of its own: the kernel adds 1 to each of a list.
+            counts = torch.zeros(len(parameters), device=some.device)
+            self._groups.append(
+                _Neighbours(members, own_rate, rate, steps, theta, first, second, counts)
+            )
+        self._capturable = some.device.type == "cuda"
 
     @torch.no_grad()
     def step(self, gradients: Parameters, step: Tensor | int = 1) -> Tensor | None:
@@ -83,30 +108,49 @@ class StackedAdam:
                 name: value * shrink.view(-1, *[1] * (value.dim() - 1)).to(value.dtype)
                 for name, value in gradients.items()
             }
-        for (members, (rate, steps)), group in zip(
-            self._neighbours, self.adam.param_groups, strict=True
-        ):
-            if steps:
-                left = 1 - (torch.as_tensor(step, device=group["lr"].device) - 1) / steps
-                group["lr"].copy_(rate * left.clamp(min=0))
-            for parameter, gradient in zip(group["params"], gradients.values(), strict=True):
-                # The fused kernel takes both to lie alike in memory, and does not look.
-                parameter.grad = gradient[members].contiguous()
-        self.adam.step()
+        for own in self._groups:
+            if own.decay_steps:
+                assert isinstance(own.rate, Tensor)
+                left = 1 - (torch.as_tensor(step, device=own.rate.device) - 1) / own.decay_steps
+                own.rate.copy_(own.first_rate * left.clamp(min=0))
+            some = gradients.values()
+            if len(self._groups) > 1:
+                some = [gradient[own.members] for gradient in some]
+            adam(
+                own.theta,
+                # The fused kernel takes all to lie alike in memory, and does not look.
+                [gradient.contiguous() for gradient in some],
+                own.first,
+                own.second,
+                [],
+                list(own.counts.unbind()),
+                fused=True,
+                capturable=self._capturable,
+                amsgrad=False,
+                beta1=BETAS[0],
+                beta2=BETAS[1],
+                lr=own.rate,
+                weight_decay=0.0,
+                eps=EPSILON,
+                maximize=False,
+            )
         return norms
 
     def set_rate(self, rate: Tensor) -> None:
         """Give all members one rate, 0-d on the device, which may change at every step."""
-        for group in self.adam.param_groups:
-            group["lr"] = rate
+        self._groups = [own._replace(rate=rate, decay_steps=0) for own in self._groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on, but the parameters."""
-        return self.adam.state_dict()
+        return {"steps": [own.counts for own in self._groups]} | self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; a CUDA graph must be recorded again."""
-        self.adam.load_state_dict(state)
+        """Restore, in place, what `state_dict` returned."""
+        for group, steps in zip(self._groups, state["steps"], strict=True):
+            group.counts.copy_(steps)
+        for kind, own in self._state.items():
+            for name, value in own.items():
+                value.copy_(state[kind][name])
 
 
 def equal_neighbours(keys: Sequence[Any]) -> Iterator[tuple[slice, Any]]:

@@ -51,7 +51,7 @@ class _Rule:
 
     def decide(self, program: Program, rolled: Rolled, step: Tensor) -> Decision:
         """Choose the members' rows."""
-        mine = {name: value[self.members] for name, value in rolled.items()}
+        mine = of_members(rolled, self.members)
         return decide(program, self.arm, self.gate, mine, self.draws, step, screen=self.screen)
 
 
@@ -117,14 +117,14 @@ class _Group:
     ) -> tuple[Tensor, Tensor]:
         """Return the outputs of the group's rows, with their graph, and each member's loss."""
         program, missing = population.program, population.missing
-        mine = {name: value[self.members] for name, value in population.rolled.items()}
+        mine = of_members(population.rolled, self.members)
         rows = None if self.order is None else self.order[:, :num_rows]
         outputs = program.outputs(self.leaves, mine, rows)
         found = []
         for rule, decision in zip(self.rules, self.decisions, strict=True):
             start = rule.members.start - self.members.start
             own = slice(start, start + rule.members.stop - rule.members.start)
-            experience = {name: value[own] for name, value in mine.items()}
+            experience = of_members(mine, own)
             of_rule, used = None if rows is None else rows[own], arm or rule.arm
             log_probs = program.taken(used, outputs[own], experience, of_rule)
             unknown = None if missing is None else missing[rule.members]
@@ -145,8 +145,8 @@ class _Group:
         by_token, *each = torch.autograd.grad(losses.sum(), [outputs, *leaves])
         norms = self.optimiser.step(dict(zip(self.leaves, each, strict=True)), step)
         assert norms is not None
-        (decision,), mine = self.decisions, population.rolled
-        rolled = {name: value[self.members] for name, value in mine.items()}
+        (decision,) = self.decisions
+        rolled = of_members(population.rolled, self.members)
         rows = None if self.order is None else self.order[:, :num_rows]
         measured = diagnostics.of_decision(program, rolled, decision, by_token, rows)
         return measured | {"gradient norm": norms}
@@ -289,8 +289,8 @@ class Population:
         if self._varies:
             self._count({"online error": self._error()}, [])
             for number, group in enumerate(self.groups):
-                kept = torch.cat([decision.kept for decision in group.decisions])
-                self._busiest[number].copy_(kept.max())
+                most = [decision.kept.max() for decision in group.decisions]
+                self._busiest[number].copy_(torch.stack(most).max() if most[1:] else most[0])
         else:
             self.learn()
 
@@ -331,8 +331,8 @@ class Population:
                 self._sums[name] = torch.zeros_like(value, dtype=torch.float64)
             self._sums[name].add_(value)
         for group in self.groups:
-            kept = torch.cat([decision.kept for decision in group.decisions])
-            self._backward[group.members].add_(kept)
+            for rule, decision in zip(group.rules, group.decisions, strict=True):
+                self._backward[rule.members].add_(decision.kept)
 
     @contextmanager
     def aside(self, step: Tensor) -> Iterator[None]:
@@ -420,6 +420,13 @@ class Population:
     @property
     def _rules(self) -> list[_Rule]:
         return [rule for group in self.groups for rule in group.rules]
+
+
+def of_members(rolled: Rolled, members: slice) -> Rolled:
+    """Return the experience of some members; of all of them as it is."""
+    if members == slice(0, len(rolled["log_probs"])):
+        return rolled
+    return {name: value[members] for name, value in rolled.items()}
 
 
 def row_shape(arm: Arm, program: Program) -> tuple[int, bool]:
