@@ -113,7 +113,7 @@ class StackedAdam:
                 assert isinstance(own.rate, Tensor)
                 left = 1 - (torch.as_tensor(step, device=own.rate.device) - 1) / own.decay_steps
                 own.rate.copy_(own.first_rate * left.clamp(min=0))
-            some = gradients.values()
+            some = list(gradients.values())
             if len(self._groups) > 1:
                 some = [gradient[own.members] for gradient in some]
             adam(
