@@ -222,7 +222,8 @@ def units_of(
     signal = delight if gate is None else gate.signal
     values, unit_mask = unit_values(signal, log_probs, advantages, valid, unit, density)
     elements = valid.sum(dim=-1) if unit == "sequence" else valid
-    return Units(None, elements, values, unit_mask, log_probs, advantages, valid, unit, signal)
+    parts = (elements, values, unit_mask, log_probs, advantages, valid)
+    return Units(None, *parts, unit, signal, counts is not None)
 
 
 def choose(
@@ -243,11 +244,15 @@ def choose(
         spread = units.advantages
         if spread.ndim < units.log_probs.ndim:
             spread = spread.unsqueeze(-1)
-        # x - x is 0 for finite numbers and NaN for others: fewer kernels than isfinite takes.
-        broken = (units.log_probs.isnan() | (spread - spread != 0)) & units.valid
+        # x - x is 0 for finite numbers and NaN for others: few kernels, as each of them counts in
+        # a CUDA graph of small ones. Infinite log-probs are no fault as long as they are skipped.
+        broken, unknown = (units.log_probs + (spread - spread)).isnan(), values.isnan()
+        if units.masked:
+            broken, unknown = broken & units.valid, unknown & mask
         broken = broken.any(dim=-1) if units.unit == "sequence" else broken
-        broken = broken | (values.isnan() & mask)
-        mask = mask & ~broken.flatten(len(lead)).any(-1).view(each_choice)
+        broken = broken | unknown
+        whole = ~broken.flatten(len(lead)).any(-1).view(each_choice)
+        mask = mask & whole if units.masked else whole.expand_as(mask)
         values = torch.where(broken, 0.0, values)
     elif not values.is_cuda or (gate is not None and adapter_of(gate).remembers):
         # A broken batch must not enter a running state.

@@ -82,6 +82,8 @@ class Units(NamedTuple):
     """bool like log_probs: the element counts."""
     unit: Unit
     signal: Signal
+    masked: bool = True
+    """Whether some element may not count."""
 
     @property
     def lead(self) -> torch.Size:

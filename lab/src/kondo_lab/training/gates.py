@@ -66,10 +66,13 @@ class Everything(BaseGate):
 
     def choose(self, values: Tensor, mask: Tensor, generator: Randomness = None) -> Choice:
         """Keep whatever the mask says; nothing is drawn."""
-        choice = Choice.of(mask, mask, dtype=values.dtype)
+        weight = mask.to(values.dtype)
+        rate = mask.any(dim=-1).double()  # all that counts, if anything does
+        choice = Choice(mask, weight, torch.full_like(rate, -math.inf), rate, weight)
         if self.temperature is None:
             return choice
-        return choice._replace(weight=torch.sigmoid(values / self.temperature) * mask)
+        sharp = values if self.temperature == 1 else values / self.temperature
+        return choice._replace(weight=torch.sigmoid(sharp) * mask)
 
     def __repr__(self) -> str:
         return f"Everything({'' if self.temperature is None else f'eta={self.temperature!r}'})"

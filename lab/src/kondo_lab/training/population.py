@@ -131,7 +131,7 @@ class _Group:
             found.append(
                 loss(program, used, log_probs, experience, decision, of_rule, missing=unknown)
             )
-        return outputs, torch.cat(found)
+        return outputs, torch.cat(found) if found[1:] else found[0]
 
     def update(self, population: "Population", num_rows: int) -> dict[str, Tensor]:
         """Move the members; return metric -> [p] of what was trained, where it is measured."""
