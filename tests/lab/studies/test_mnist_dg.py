@@ -22,7 +22,7 @@ def small(tmp_path_factory):
     """The whole study at small size, through the real runner."""
     out = tmp_path_factory.mktemp("runs") / "mnist-dg"
     outcome = runner.run(toy.order(out, STUDY), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 CONTEXT = Context(

@@ -10,7 +10,8 @@ from kondo_lab.studies.mnist_kondo import paper
 from kondo_lab.studies.mnist_kondo.settings import Settings
 from kondo_lab.training import image_bandits, updates
 from kondo_lab.training.member import Member, Update, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
+from kondo_lab.training.record import Run
 from kondo_lab.training.run import log_spaced
 
 SIGNALS: dict[str, signals.Signal] = {
@@ -36,7 +37,7 @@ def parts(settings: Settings) -> list[Part]:
     ]
 
 
-def _curves(settings: Settings, context: Context) -> Iterable[Record]:
+def _curves(settings: Settings, context: Context) -> Iterable[Run]:
     """Figures 1 and 3: PG, DG and DG-K with many seeds, test error on the way."""
     compared = {"PG": updates.PG} | _delightful(settings)
     members = each_seed(compared, settings.num_seeds, learning_rate=settings.learning_rate)
@@ -58,7 +59,7 @@ def _delightful(settings: Settings) -> dict[str, Update]:
     return {"DG": updates.DG, updates.percent(settings.rate): gate}
 
 
-def _rates(settings: Settings, context: Context) -> Iterable[Record]:
+def _rates(settings: Settings, context: Context) -> Iterable[Run]:
     """Figure 2: rates x learning rates, far beyond 1M forward passes. Setting: learning rate."""
     members = []
     for rate in settings.rates:
@@ -77,7 +78,7 @@ def _rates(settings: Settings, context: Context) -> Iterable[Record]:
     )
 
 
-def _noise(settings: Settings, context: Context) -> Iterable[Record]:
+def _noise(settings: Settings, context: Context) -> Iterable[Run]:
     """Figure 4: noise on delight, or on the logits it is computed from. Setting: its size."""
     members = []
     for way in NOISES:
@@ -100,7 +101,7 @@ def noise(way: str, size: float) -> dict[str, Any]:
     return {"logit_noise": size, "screened": "both" if way == LOGIT_NOISE else "surprisal"}
 
 
-def _priorities(settings: Settings, context: Context) -> Iterable[Record]:
+def _priorities(settings: Settings, context: Context) -> Iterable[Run]:
     """Figure 5: (a) signals by rate, (b) the additive mix. Setting: rate, or surprisal's weight."""
     members = []
     for name, signal in SIGNALS.items():
@@ -117,9 +118,7 @@ def _swept(settings: Settings, series: str, update: Update, setting: float) -> l
     return each_seed({series: update}, settings.sweep_seeds, learning_rate=rate, setting=setting)
 
 
-def _sweep(
-    settings: Settings, context: Context, part: str, members: list[Member]
-) -> Iterable[Record]:
+def _sweep(settings: Settings, context: Context, part: str, members: list[Member]) -> Iterable[Run]:
     tenth = settings.num_steps // 10
     return image_bandits.train(
         settings,

@@ -9,7 +9,8 @@ from functools import partial
 from kondo_lab.studies.mnist_stale.settings import Settings
 from kondo_lab.training import image_bandits, learner_error, updates
 from kondo_lab.training.member import Frictions, Update, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
+from kondo_lab.training.record import Run
 
 REINFORCE = "REINFORCE"
 OLDEST, UNIFORM = "oldest", "uniform"
@@ -38,7 +39,7 @@ def methods(settings: Settings) -> dict[str, Update]:
 
 def _train(
     settings: Settings, part: str, delays: Sequence[int], num_seeds: int, context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Parameters of `delay` steps ago, or of 0 to `delay`, drawn at every step. Setting: delay."""
     members = [
         member

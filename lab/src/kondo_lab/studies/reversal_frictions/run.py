@@ -27,8 +27,9 @@ from kondo_lab.tasks.base import Credit
 from kondo_lab.training import learner_error, updates
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.member import Frictions, Member, Update, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
+from kondo_lab.training.record import Run
 from kondo_lab.training.run import log_and_regular
 
 NONE, ALL = "none", "all frictions"
@@ -183,7 +184,7 @@ def _expected_seconds(settings: Settings, kind: str, num_seeds: int) -> float:
 
 def _run(
     settings: Settings, kind: str, reward: str, seeds: range, name: str, context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Train the members of a part, population by population, side by side."""
     populations = [
         reversals.population(

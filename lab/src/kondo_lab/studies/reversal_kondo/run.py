@@ -11,8 +11,9 @@ from kondo_lab.studies import reversals
 from kondo_lab.studies.reversal_kondo.settings import Settings
 from kondo_lab.training import updates
 from kondo_lab.training.member import Member, Update, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
+from kondo_lab.training.record import Run
 from kondo_lab.training.run import log_spaced
 
 EXACT_COUNT = "exact count"
@@ -59,9 +60,7 @@ def _of_seeds(settings: Settings, seeds: range) -> list[Part]:
     ]
 
 
-def _curves(
-    settings: Settings, part: str, seeds: Sequence[int], context: Context
-) -> Iterable[Record]:
+def _curves(settings: Settings, part: str, seeds: Sequence[int], context: Context) -> Iterable[Run]:
     """Figure 8: all methods at H = 10, M = 2."""
     compared = baselines() | {EXACT_TIES: updates.PMPO} | delightful(settings)
     exact = updates.kondo_count(settings.rate)
@@ -83,7 +82,7 @@ def _curves(
 
 def _lengths(
     settings: Settings, part: str, seeds: Sequence[int], context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Figure 10: every method at the lengths around those it can solve. Setting: H.
 
     PPO is not run: it is PG.
@@ -103,7 +102,7 @@ def _lengths(
     return reversals.train(populations, context, part=part, num_steps=steps, precision=precision)
 
 
-def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
+def _vocabularies(settings: Settings, context: Context) -> Iterable[Run]:
     """How the gates do as the vocabulary grows. Setting: M."""
     compared = {"PG": updates.PG} | delightful(settings)
     populations = []
