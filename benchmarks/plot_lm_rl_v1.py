@@ -2,7 +2,7 @@
 
     python benchmarks/plot_lm_rl_v1.py [results/lm-rl-v1] [--out DIR]
 
-In: records.csv.gz and headline.csv of the folder. Out: its PNGs, under the names in its manifest.
+In: runs.jsonl.gz and headline.csv of the folder. Out: its PNGs, under the names in its manifest.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from kondo_lab.evidence import plotting
+from kondo_lab.evidence import records as files
 from kondo_lab.studies.lm_rl.drawing import family
 from kondo_lab.studies.lm_rl.tuning import QUALITY, end_reward
 
@@ -223,7 +224,7 @@ def learning_rates(records: pd.DataFrame, headline: pd.DataFrame) -> Figure:
 
 def figures(folder: Path) -> dict[str, Figure]:
     """Return every figure of the folder, by name."""
-    records = pd.read_csv(folder / "records.csv.gz", low_memory=False)
+    records = files.table(files.read(folder / "runs.jsonl.gz"))
     headline = pd.read_csv(folder / "headline.csv")
     few = {label: CLOCK[label] for label in list(CLOCK)[:2]}
     drawn = {

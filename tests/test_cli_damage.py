@@ -13,6 +13,7 @@ import pytest
 from attack.test_run_folders import contents
 from cli_studies import studies  # noqa: F401
 from kondo import cli
+from kondo_lab.evidence import records
 from test_run_files import file_limit
 
 
@@ -22,12 +23,16 @@ def damaged(path, how):
     path.write_bytes(made[how])
 
 
+WHOLE = (None, "3", 1.5, True, 10**30, [])
+"""No whole numbers, or too large."""
+
+
 @pytest.mark.parametrize("how", ["empty", "cut", "noise"])
 @pytest.mark.parametrize(
     ("command", "name"),
     [
         ("plot", "manifest.json"),
-        ("plot", "records.csv.gz"),
+        ("plot", "runs.jsonl.gz"),
         ("report", "manifest.json"),
         ("report", "headline.csv"),
         ("report", "frontier.csv"),
@@ -83,7 +88,7 @@ def replaced(path, how):
     ("command", "name"),
     [
         ("plot", "manifest.json"),
-        ("plot", "records.csv.gz"),
+        ("plot", "runs.jsonl.gz"),
         *(("report", f"{name}.csv") for name in ("headline", "claims", "frontier")),
         ("report", "error.png"),
         ("run", "manifest.json"),
@@ -123,7 +128,7 @@ def stopped(studies):
 @pytest.mark.parametrize("command", ["plot", "run"])
 def test_a_part_that_is_no_file_is_named(command, how, capsys, studies):
     folder = stopped(studies)
-    path = folder / "parts/first.csv.gz"
+    path = folder / "parts/first.jsonl.gz"
     replaced(path, how)
     assert f"{path} is damaged (a folder, a pipe" in refused([command, "toy"], folder, capsys)
 
@@ -170,7 +175,7 @@ def test_a_manifest_that_is_no_json_of_ours_is_named(command, content, told, cap
         ("seconds", math.nan),
         ("finished", "yes"),
         ("captions", {"error": 3}),
-        ("figures", ["records.csv.gz"]),  # stale figures are deleted
+        ("figures", ["runs.jsonl.gz"]),  # stale figures are deleted
         ("figures", ["."]),
         ("figures", ["a\0.png"]),
         ("finished_parts", ["../first"]),
@@ -187,42 +192,83 @@ def test_a_manifest_with_other_values_is_named(key, value, capsys, studies):
 
 
 def lines_of(change):
-    """Return a change of a table's text that changes the list of its lines."""
+    """Return a change of a file's text that changes the list of its lines."""
     return lambda text: b"".join(change(text.splitlines(keepends=True)))
 
 
-def with_seed(seed):
-    return lines_of(lambda lines: [*lines[:5], lines[5].replace(b",0,", seed, 1), *lines[6:]])
+def edited(change):
+    """Return a change of records that edits the JSON of the second line."""
+
+    def of_lines(lines):
+        run = json.loads(lines[1])
+        change(run)
+        return [lines[0], json.dumps(run).encode() + b"\n", *lines[2:]]
+
+    return lines_of(of_lines)
+
+
+def with_field(name, value):
+    return edited(lambda run: run.update({name: value}))
+
+
+def with_cell(name, value):
+    return edited(lambda run: run["curve"][4].update({name: value}))
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lines_of(lambda lines: [*lines[:5], lines[5][:-9] + b"\n", *lines[6:]]), "lines that are"),
-        (lines_of(lambda lines: [line[:-1] + b",\n" for line in lines]), "has columns|lines that"),
         (
-            lines_of(lambda lines: [lines[0], *(x[:-1] + b",\n" for x in lines[1:])]),
-            "literal|lines that",
+            lines_of(lambda lines: [lines[0], lines[1][:-9] + b"\n", *lines[2:]]),
+            "line 2: Expecting",
         ),
-        (lambda text: text[:-3], "lines that are cut"),
-        (lambda text: text.replace(b"PG", b"P\0"), "has NUL bytes"),
-        (with_seed(b",,"), "literal|NA values"),
-        (with_seed(b",nan,"), "NA|invalid|nan"),
-        (with_seed(b",1e308,"), "cast|invalid|overflow"),
-        (with_seed(b"," + b"9" * 400 + b","), "Overflow|overflow|large|cast|invalid"),
-        (lines_of(lambda lines: [lines[0], *reversed(lines[1:])]), "not as manifest.json says"),
-        (lines_of(lambda lines: lines[:40] + lines[41:]), "not as manifest.json says"),
-        (lambda text: text.replace(b",error,1\n", b",error,inf\n"), "not as manifest.json says"),
+        (lambda text: text[:-3], "its last line is cut"),
+        (lambda text: text[:-1], "its last line is cut"),
+        (lambda text: text.replace(b"\n", b"\n\n", 1), "line 2: Expecting value"),
+        (lambda text: text.replace(b'"PG"', b'"P\0"'), "line 1: Invalid control"),
+        (lambda text: text.replace(b'"PG"', b'"P\\u0000"'), "expected a text without NUL bytes"),
+        (lambda text: text.replace(b'"PG"', b'"P\\ud800"'), "surrogates not allowed"),
+        (lambda text: text.replace(b'"PG"', b'"P\xff"'), "invalid start byte"),
+        (lambda text: text.replace(b'"error": 1}', b'"error": NaN}'), "has NaN, which is not JSON"),
+        (lambda text: text.replace(b'"error": 1}', b'"error": 1e999}'), "is too large"),
+        (lambda text: text.replace(b'"step": 1,', b'"step": 1, "step": 1,'), "has 'step' twice"),
+        (lambda text: b"[]\n" + text, "line 1: is no object with a curve"),
+        (lambda text: b"[" * 9000 + b"]" * 9000 + b"\n" + text, "recursion|too deep"),
+        *(
+            (edited(lambda run, name=name: run.pop(name)), f"line 2: (lacks {name}|is no object)")
+            for name in records.KEYS
+        ),
+        *((with_field(name, 3), f"line 2: {name} is 3; expected a text") for name in records.TEXTS),
+        *((with_field("seed", seed), "line 2: seed is .*expected a whole") for seed in WHOLE),
+        (with_field("k", 1.5), "line 2: k is 1.5; expected a whole number"),
+        (with_field("x", "a"), "line 2: x is 'a'; expected a number"),
+        (with_field("learning_rate", True), "line 2: learning_rate is True; expected a number"),
+        (with_field("curve", []), "line 2: has a curve without rows"),
+        (with_field("curve", {}), "line 2: is no object with a curve"),
+        (with_field("curve", [3]), "line 2: has 3 in its curve"),
+        (with_field("curve", [{"step": 1, "error": 1}]), "has a row that lacks rollouts, passes"),
+        (edited(lambda run: run["curve"][4].pop("error")), "a row without a metric, at step 4"),
+        *((with_cell("step", step), "step is .*expected a whole") for step in WHOLE),
+        (with_cell("step", 3), "has repeated rows, first arm PG, .* step 3, metric error"),
+        (with_cell("error", "a"), "error is 'a'; expected a number"),
+        (with_cell("error", False), "error is False; expected a number"),
+        (with_cell("error", 10**400), "too large"),
+        (lines_of(lambda lines: [*reversed(lines)]), "not as manifest.json says"),
+        (lines_of(lambda lines: [*lines[:4], *lines[5:]]), "not as manifest.json says"),
+        (edited(lambda run: run["curve"].pop()), "not as manifest.json says"),
+        (with_cell("error", None), "not as manifest.json says"),
+        (with_cell("error", "Infinity"), "not as manifest.json says"),
+        (with_field("more", 1), "not as manifest.json says"),
     ],
 )
 def test_records_that_were_changed_are_not_analysed(change, told, capsys, studies):
     assert cli.main(["run", "toy"]) == 0
     folder = Path("kondo-runs/toy")
-    before = (folder / "records.csv.gz").read_bytes()
-    rewritten(folder / "records.csv.gz", change)
+    before = (folder / "runs.jsonl.gz").read_bytes()
+    rewritten(folder / "runs.jsonl.gz", change)
     text = refused(["plot", "toy"], folder, capsys)
-    assert re.match(rf"kondo plot: {folder}/records\.csv\.gz is damaged \(.*({told})", text)
-    (folder / "records.csv.gz").write_bytes(gzip.compress(gzip.decompress(before), 1))
+    assert re.match(rf"kondo plot: {folder}/runs\.jsonl\.gz is damaged \(.*({told})", text)
+    (folder / "runs.jsonl.gz").write_bytes(gzip.compress(gzip.decompress(before), 1))
     assert cli.main(["plot", "toy"]) == 0  # packed in another way
 
 
@@ -233,10 +279,10 @@ def test_a_finished_run_has_all_its_parts_and_seeds_whatever_its_manifest_lists(
     manifest = json.loads(path.read_text()) | {"finished_parts": []}
     del manifest["records_sha256"]  # as older versions wrote it
     path.write_text(json.dumps(manifest))
-    rewritten(folder / "records.csv.gz", without_second)
+    rewritten(folder / "runs.jsonl.gz", without_second)
     assert "has no records of second, which" in refused(["plot", "toy"], folder, capsys)
-    without_seed = lines_of(lambda lines: [line for line in lines if b",,2," not in line])
-    rewritten(folder / "records.csv.gz", without_seed)
+    without_seed = lines_of(lambda lines: [line for line in lines if b'"seed": 2,' not in line])
+    rewritten(folder / "runs.jsonl.gz", without_seed)
     assert "has no records of second, seed 2, which" in refused(["plot", "toy"], folder, capsys)
 
 
@@ -245,23 +291,23 @@ def test_older_records_without_a_series_are_named(capsys, studies):
     folder = Path("kondo-runs/toy")
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    rewritten(folder / "records.csv.gz", lambda text: text.replace(b",PG,", b",DG,"))
+    rewritten(folder / "runs.jsonl.gz", lambda text: text.replace(b'"PG"', b'"DG"'))
     del manifest["records_sha256"]
     path.write_text(json.dumps(manifest))
-    told = "records.csv.gz lacks records (series must be one of ['DG'], got 'PG'.) Put a good copy"
+    told = "runs.jsonl.gz lacks records (series must be one of ['DG'], got 'PG'.) Put a good copy"
     assert told in refused(["plot", "toy"], folder, capsys)
 
 
 def test_a_part_does_not_bring_records_of_another(capsys, studies):
     folder = stopped(studies)
-    first = folder / "parts/first.csv.gz"
+    first = folder / "parts/first.jsonl.gz"
     table = gzip.decompress(first.read_bytes())
-    rewritten(first, lambda text: text.replace(b"first,", b"second,"))
+    rewritten(first, lambda text: text.replace(b'"first"', b'"second"'))
     for command in ("plot", "run"):
         text = refused([command, "toy"], folder, capsys)
         assert f"{first} is damaged (has records of second)" in text
     first.write_bytes(gzip.compress(table))
-    (folder / "parts/first.partial.csv.gz").write_bytes(gzip.compress(table))
+    (folder / "parts/first.partial.jsonl.gz").write_bytes(gzip.compress(table))
     assert cli.main(["plot", "toy"]) == 0  # each part counts once
 
 
@@ -270,13 +316,13 @@ def test_parts_beside_a_finished_run_do_not_replace_its_records(capsys, studies)
 
     assert cli.main(["run", "toy"]) == 0
     folder = Path("kondo-runs/toy")
-    before = (folder / "records.csv.gz").read_bytes()
+    before = (folder / "runs.jsonl.gz").read_bytes()
     path = folder / "manifest.json"  # as older versions wrote it
     path.write_text(json.dumps(json.loads(path.read_text()) | {"finished_parts": []}))
     (folder / "parts").mkdir()
     part_files.restore(folder, ["first"])
     assert cli.main(["plot", "toy"]) == 0
-    assert (folder / "records.csv.gz").read_bytes() == before
+    assert (folder / "runs.jsonl.gz").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["headline.csv", "claims.csv", "error.png", "old.png"])
@@ -347,16 +393,11 @@ def test_bytes_of_a_name_that_are_no_text_can_be_shown(studies):
     assert "a\\udcff" in Path("report.html").read_text()
 
 
-def doubled(text):
-    header, _, body = text.partition(b"\n")
-    return header + b"\n" + 2 * body
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (doubled, r"99 repeated, first series PG, setting nan, seed 0, step 0, metric error"),
-        (lambda text: text + text.splitlines(keepends=True)[7], r"1 repeated, first series PG"),
+        (lambda text: 2 * text, r"9 repeated, first arm PG, x nan, seed 0"),
+        (lambda text: text + text.splitlines(keepends=True)[7], r"1 repeated, first arm PG"),
     ],
     ids=["all", "one"],
 )
@@ -364,26 +405,26 @@ def test_records_that_stand_twice_do_not_count_seeds_twice(change, told, capsys,
     assert cli.main(["run", "toy"]) == 0
     folder = Path("kondo-runs/toy")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    rewritten(folder / "records.csv.gz", change)
+    rewritten(folder / "runs.jsonl.gz", change)
     capsys.readouterr()
     assert cli.main(["plot", "toy"]) == 1
     text = capsys.readouterr().err
-    assert re.match(rf"kondo plot: {folder}/records\.csv\.gz is damaged \(has {told}", text)
+    assert re.match(rf"kondo plot: {folder}/runs\.jsonl\.gz is damaged \(has {told}", text)
     assert text.count("\n") == 1
-    for name in before.keys() - {"records.csv.gz"}:
+    for name in before.keys() - {"runs.jsonl.gz"}:
         assert (folder / name).read_bytes() == before[name]
 
 
 def without_second(text):
     return b"".join(
-        line for line in text.splitlines(keepends=True) if not line.startswith(b"second,")
+        line for line in text.splitlines(keepends=True) if b'"part": "second"' not in line
     )
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda text: text.partition(b"\n")[0] + b"\n", "has no records"),
+        (lambda text: b"", "has no records"),
         (without_second, r"has no records of second, which manifest\.json calls finished"),
     ],
     ids=["all", "a-part"],
@@ -393,18 +434,18 @@ def test_records_that_are_gone_take_no_figure_with_them(change, told, capsys, st
     folder = Path("kondo-runs/toy")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert {"error.png", "frontier.csv"} < before.keys()
-    rewritten(folder / "records.csv.gz", change)
+    rewritten(folder / "runs.jsonl.gz", change)
     capsys.readouterr()
     assert cli.main(["plot", "toy"]) == 1
     text = capsys.readouterr().err
-    assert re.match(rf"kondo plot: {folder}/records\.csv\.gz is damaged \({told}\)\. Put", text)
+    assert re.match(rf"kondo plot: {folder}/runs\.jsonl\.gz is damaged \({told}\)\. Put", text)
     assert text.count("\n") == 1
-    for name in before.keys() - {"records.csv.gz"}:
+    for name in before.keys() - {"runs.jsonl.gz"}:
         assert (folder / name).read_bytes() == before[name]
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "noise"])
-@pytest.mark.parametrize("name", ["manifest.json", "parts/first.csv.gz"])
+@pytest.mark.parametrize("name", ["manifest.json", "parts/first.jsonl.gz"])
 def test_a_run_is_not_resumed_from_damaged_files(name, how, capsys, studies):
     from lab.studies import toy
 

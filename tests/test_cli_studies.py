@@ -359,7 +359,7 @@ def test_plot_takes_the_newest_run(capsys, studies, tmp_path):
     for newest in folders:
         for folder in folders:
             when = 2 if folder == newest else 1
-            os.utime(tmp_path / folder / "records.csv.gz", (when, when))
+            os.utime(tmp_path / folder / "runs.jsonl.gz", (when, when))
         capsys.readouterr()
         assert cli.main(["plot", "toy"]) == 0
         assert capsys.readouterr().out.startswith(f"reading {newest}\n")
@@ -372,7 +372,7 @@ def test_plot_finds_a_run_that_was_killed(capsys, studies, tmp_path):
     folder = tmp_path / "kondo-runs/toy"
     (folder / "parts").mkdir()
     part_files.restore(folder, ["first", "second"])
-    for name in ("records.csv.gz", "headline.csv"):  # which it had not come to
+    for name in ("runs.jsonl.gz", "headline.csv"):  # which it had not come to
         (folder / name).unlink()
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest |= {"finished": False, "finished_parts": ["first", "second"]}

@@ -27,7 +27,7 @@ from kondo import cli
 
 JUNK = (
     *(None, True, -1, 3, 10**30, 1e308, math.nan, math.inf, "", "x", "..", "a/b", "\0", "\ud800"),
-    *([], {}, [None], [[]], {"a": {}}, "é" * 300, ["records.csv.gz"], ["", ".png"]),
+    *([], {}, [None], [[]], {"a": {}}, "é" * 300, ["runs.jsonl.gz"], ["", ".png"]),
 )
 CELLS = ("", "nan", "inf", "-1", "1e308", "1e-320", "x", '"', "\0", "9" * 30, "None", ",", "\n")
 
@@ -81,9 +81,31 @@ def png_noise(draw: random.Random, content: bytes) -> bytes:
     return content[:at] + chunk + zlib.crc32(chunk).to_bytes(4, "big") + content[end + 4 :]
 
 
+def lines_noise(draw: random.Random, content: bytes) -> bytes:
+    """Change records: a value of a line, a row of its curve, or which lines there are."""
+    lines = content.splitlines(keepends=True)
+    at = draw.randrange(len(lines))
+    run = json.loads(lines[at])
+    where = draw.choice((run, *run["curve"]))
+    where[draw.choice(list(where))] = draw.choice(JUNK)
+    curve = draw.choices(run["curve"], k=3) if isinstance(run["curve"], list) else []
+    odd = b'{"part": NaN}\n', lines[at][: draw.randrange(len(lines[at]))], b"\xff\n", b"\n"
+    changed = (
+        json.dumps(run).encode() + b"\n",
+        json.dumps(run | {"curve": curve}).encode() + b"\n",
+        draw.choice(odd),
+        b"",
+        2 * lines[at],
+    )
+    made = [*lines[:at], draw.choice(changed), *lines[at + 1 :]]
+    return b"".join(draw.choice((made, made, draw.sample(lines, len(lines)), lines[:at])))
+
+
 def packed_noise(draw: random.Random, content: bytes) -> bytes:
-    """Change a compressed table; its checksum is right."""
-    return gzip.compress(table_noise(draw, gzip.decompress(content)), 1)
+    """Change compressed records or a compressed table; the checksum is right."""
+    text = gzip.decompress(content)
+    change = table_noise if draw.random() < 0.2 or text[:1] != b"{" else lines_noise
+    return gzip.compress(change(draw, text), 1)
 
 
 CHANGES = {".json": json_noise, ".csv": table_noise, ".png": png_noise, ".gz": packed_noise}

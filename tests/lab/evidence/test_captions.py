@@ -59,7 +59,7 @@ def committed(name):
     settings = settings_of(
         study, manifest["size"], manifest["num_seeds"], manifest.get("first_seed", 0)
     )
-    return study, settings, records.read(folder / runner.RECORDS), manifest
+    return study, settings, records.table(records.read(folder / runner.RECORDS)), manifest
 
 
 @functools.cache  # an analysis takes seconds, and no test changes what it returns

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from kondo_lab.evidence import comparison, records
+from kondo_lab.evidence import comparison
 from kondo_lab.evidence.study import Estimate
-from kondo_lab.training.part import Record
+from lab.made_up import Record, table_of
 from tolerances import assert_close
 
 
@@ -24,9 +24,9 @@ def record(**changes):
 
 
 def test_a_number_of_the_paper_stands_beside_ours_at_its_place():
-    table = records.frame(
+    table = table_of(
         part="curves",
-        records=[
+        made=[
             record(seed=0, value=0.4),
             record(seed=1, value=0.6),
             record(seed=0, step=20, forward=2000, value=0.1),
@@ -43,9 +43,9 @@ def test_a_number_of_the_paper_stands_beside_ours_at_its_place():
 
 
 def test_finals_are_those_of_each_setting():
-    table = records.frame(
+    table = table_of(
         part="noise",
-        records=[
+        made=[
             record(part="noise", setting=setting, step=step, value=setting + step)
             for setting in (0.0, 1.0)
             for step in (1, 2)

@@ -22,7 +22,8 @@ from kondo.run_files import DamagedFileError, FolderInUseError
 from kondo_lab.evidence import plotting, records, runner
 from kondo_lab.evidence.study import Analysis
 from kondo_lab.training import provenance
-from kondo_lab.training.part import Part, Record, Stopped
+from kondo_lab.training.part import Part, Stopped
+from lab.made_up import Record, runs_of
 from lab.studies import toy
 
 ROOT = Path(__file__).parents[3]
@@ -73,13 +74,22 @@ def test_a_finished_run_leaves_its_files_and_nothing_else(out, console):
     outcome = runner.run(toy.order(out), console)
     expected = ["claims.csv", "curves.csv.gz", "error.png", "frontier.csv"]
     expected += ["headline.csv", "manifest.json"]
-    assert names(out) == [*expected, "records.csv.gz"]
+    assert names(out) == [*expected, "runs.jsonl.gz"]
     assert sorted(path.name for path in outcome.written) == names(out)
     assert not outcome.stopped
     assert outcome.analysis.findings == ["PG ends at 0.0328."]
-    table = records.read(out / "records.csv.gz")
+    table = records.table(records.read(out / "runs.jsonl.gz"))
     assert list(dict.fromkeys(table["part"])) == ["first", "second", "third"]
     assert len(table) == 3 * 2 * 11
+
+
+def test_records_say_of_which_study_device_and_commit_they_are(out, console):
+    runner.run(toy.order(out), console)
+    environment = runner.read_manifest(out)["environment"]
+    told = {"study": "toy", "device": "cpu", "commit": environment["commit"]}
+    runs = records.read(out / "runs.jsonl.gz")
+    assert [dict(run.about) for run in runs] == 6 * [told]
+    assert {(run.task, run.learning_rate, run.k) for run in runs} == {("toy", 1e-3, 1)}
 
 
 def test_headline_has_the_columns_and_empty_cells(out, console):
@@ -156,7 +166,7 @@ def test_ctrl_c_keeps_and_analyses_what_is_finished(out, console):
     assert outcome.stopped
     assert [line.metric for line in outcome.analysis.headline] == ["error"]
     assert not (out / "frontier.csv").exists()
-    assert names(out / "parts") == [".lock", "first.csv.gz", "second.checkpoint"]
+    assert names(out / "parts") == [".lock", "first.jsonl.gz", "second.checkpoint"]
     manifest = runner.read_manifest(out)
     assert (manifest["finished"], manifest["interrupted"]) == (False, True)
     assert list(manifest["seconds_by_part"]) == ["first", "second"]
@@ -173,7 +183,7 @@ def test_a_resumed_run_skips_finished_parts_and_goes_on_at_the_checkpoint(out, c
     assert (manifest["finished"], manifest["interrupted"], manifest["resumed"]) == (True, False, 1)
     whole = out.with_name("whole")
     runner.run(toy.order(whole), console)
-    for name in ("records.csv.gz", "headline.csv", "curves.csv.gz", "frontier.csv", "error.png"):
+    for name in ("runs.jsonl.gz", "headline.csv", "curves.csv.gz", "frontier.csv", "error.png"):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
@@ -192,7 +202,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_part_starts_anew(content, out
     assert not runner.run(toy.order(out), console).stopped
     whole = out.with_name("whole")
     runner.run(toy.order(whole), console)
-    assert (out / "records.csv.gz").read_bytes() == (whole / "records.csv.gz").read_bytes()
+    assert (out / "runs.jsonl.gz").read_bytes() == (whole / "runs.jsonl.gz").read_bytes()
 
 
 def test_a_part_whose_checkpoint_cannot_be_read_for_want_of_memory_keeps_it(out, console):
@@ -231,7 +241,12 @@ def test_seconds_of_a_part_add_up_over_runs(out, console, monkeypatch):
 def test_a_checkpoint_ends_with_its_part(out, console):
     stopped_run(out, console)
     runner.run(toy.order(out, toy.study(stop_at("third", 2))), console)
-    assert names(out / "parts") == [".lock", "first.csv.gz", "second.csv.gz", "third.checkpoint"]
+    assert names(out / "parts") == [
+        ".lock",
+        "first.jsonl.gz",
+        "second.jsonl.gz",
+        "third.checkpoint",
+    ]
 
 
 def test_ctrl_c_before_any_part_is_finished_leaves_nothing_to_analyse(out, console):
@@ -251,7 +266,7 @@ def test_a_part_that_ends_in_spite_of_ctrl_c_is_kept_and_no_other_started(out, c
     chosen = toy.study(stop_at("first", toy.STEPS - 1), starts)
     assert runner.run(toy.order(out, chosen), console).stopped
     assert starts == [("first", 0)]
-    assert (out / "parts" / "first.csv.gz").exists()
+    assert (out / "parts" / "first.jsonl.gz").exists()
 
 
 def test_half_a_study_that_cannot_be_analysed_says_so_and_is_kept(out, console):
@@ -259,7 +274,7 @@ def test_half_a_study_that_cannot_be_analysed_says_so_and_is_kept(out, console):
         raise KeyError("third")
 
     outcome = stopped_run(out, console, analyse=analyse)
-    assert outcome == (None, True, [out / "records.csv.gz"])
+    assert outcome == (None, True, [out / "runs.jsonl.gz"])
     assert "cannot be analysed alone: KeyError: 'third'" in console.file.getvalue()
     assert runner.read_manifest(out)["interrupted"]
 
@@ -280,7 +295,7 @@ def test_a_failing_part_is_named_and_finished_ones_are_kept(out, console):
     with pytest.raises(ZeroDivisionError) as caught:
         runner.run(toy.order(out, toy.study(fails_at("second", 3))), console)
     assert "part 'second' of study 'toy'" in caught.value.__notes__[0]
-    assert names(out / "parts") == [".lock", "first.csv.gz"]
+    assert names(out / "parts") == [".lock", "first.jsonl.gz"]
     assert not runner.read_manifest(out)["finished"]
     starts = []
     runner.run(toy.order(out, toy.study(starts=starts)), console)
@@ -289,7 +304,7 @@ def test_a_failing_part_is_named_and_finished_ones_are_kept(out, console):
 
 def test_a_failed_write_is_an_error_and_leaves_no_half_file(out, console, monkeypatch):
     def full(source, target):
-        if Path(target).name == "second.csv.gz":
+        if Path(target).name == "second.jsonl.gz":
             raise OSError(28, "No space left on device")
         real(source, target)
 
@@ -297,7 +312,7 @@ def test_a_failed_write_is_an_error_and_leaves_no_half_file(out, console, monkey
     monkeypatch.setattr(provenance.os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         runner.run(toy.order(out), console)
-    assert names(out / "parts") == [".lock", "first.csv.gz"]
+    assert names(out / "parts") == [".lock", "first.jsonl.gz"]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +371,7 @@ def test_reanalysing_gives_the_same_bytes(out, console):
         (out / name).write_text("spoilt")
     _, written = runner.reanalyse(toy.study(), out)
     assert contents(out) == before
-    assert sorted(path.name for path in written) == sorted(before.keys() - {"records.csv.gz"})
+    assert sorted(path.name for path in written) == sorted(before.keys() - {"runs.jsonl.gz"})
 
 
 def test_reanalysing_removes_what_is_no_longer_made_and_keeps_other_files(out, console):
@@ -391,17 +406,25 @@ def test_reanalysing_refuses_records_of_another_study(out, console):
         runner.reanalyse(toy.study(version=2), out)
 
 
+def test_records_of_an_older_format_are_named(out, console):
+    runner.run(toy.order(out), console)
+    (out / "runs.jsonl.gz").rename(out / "records.csv.gz")
+    told = r"toy holds records\.csv\.gz, which versions before 0\.3 wrote.*Use the commit"
+    with pytest.raises(runner.FolderError, match=told):
+        runner.reanalyse(toy.study(), out)
+
+
 def test_finished_parts_of_a_run_that_died_can_be_analysed(out, console):
     with pytest.raises(ZeroDivisionError):
         runner.run(toy.order(out, toy.study(fails_at("third", 2))), console)
-    assert not (out / "records.csv.gz").exists()
+    assert not (out / "runs.jsonl.gz").exists()
     analysis, _ = runner.reanalyse(toy.study(), out)
     assert analysis.findings == ["PG ends at 0.0328."]
-    assert set(records.read(out / "records.csv.gz")["part"]) == {"first", "second"}
+    assert set(records.table(records.read(out / "runs.jsonl.gz"))["part"]) == {"first", "second"}
     # A damaged part that is deleted, as its error tells to do, is taken from these records.
-    (out / "parts" / "first.csv.gz").unlink()
+    (out / "parts" / "first.jsonl.gz").unlink()
     runner.reanalyse(toy.study(), out)
-    assert set(records.read(out / "records.csv.gz")["part"]) == {"first", "second"}
+    assert set(records.table(records.read(out / "runs.jsonl.gz"))["part"]) == {"first", "second"}
 
 
 def test_a_folder_that_a_run_writes_to_is_not_analysed(out, console):
@@ -416,7 +439,11 @@ def test_a_folder_that_a_run_writes_to_is_not_analysed(out, console):
 
     runner.run(toy.order(out, toy.study(on_step)), console)
     assert refused
-    assert set(records.read(out / "records.csv.gz")["part"]) == {"first", "second", "third"}
+    assert set(records.table(records.read(out / "runs.jsonl.gz"))["part"]) == {
+        "first",
+        "second",
+        "third",
+    }
 
 
 def test_a_run_that_died_in_its_first_part_has_nothing_to_analyse(out, console):
@@ -523,8 +550,8 @@ def test_a_second_ctrl_c_ends_it_at_once(out, console):
 
     with pytest.raises(KeyboardInterrupt):
         runner.run(toy.order(out, toy.study(on_step)), console)
-    assert (out / "parts" / "first.csv.gz").exists()
-    assert not (out / "records.csv.gz").exists()
+    assert (out / "parts" / "first.jsonl.gz").exists()
+    assert not (out / "runs.jsonl.gz").exists()
 
 
 def test_a_figure_too_large_for_the_repository_is_an_error(tmp_path, monkeypatch):
@@ -563,8 +590,8 @@ def test_records_of_a_stopped_part_are_analysed_and_made_again_when_resumed(out,
                 Record("first", "PG", math.nan, seed, 1, 100, 3, "error", 0.5) for seed in (0, 1)
             ]
             if stopping:
-                raise Stopped("first", made)
-            return [record._replace(step=2, value=0.25) for record in made]
+                raise Stopped("first", runs_of(made))
+            return runs_of(record._replace(step=2, value=0.25) for record in made)
 
         return [Part(name="first", run=run)]
 
@@ -576,7 +603,7 @@ def test_records_of_a_stopped_part_are_analysed_and_made_again_when_resumed(out,
     outcome = runner.run(toy.order(out, toy.study(parts=parts)), console)
     assert not outcome.stopped
     assert outcome.analysis.headline[0].ours == 0.25
-    assert records.read(out / "records.csv.gz")["step"].tolist() == [2, 2]
+    assert records.table(records.read(out / "runs.jsonl.gz"))["step"].tolist() == [2, 2]
 
 
 def test_a_numbered_folder_is_free_or_holds_the_same_unfinished_run(tmp_path, console, monkeypatch):
@@ -619,7 +646,7 @@ def test_a_run_without_its_parts_goes_on_from_its_records(out, console):
     assert not outcome.stopped
     whole = out.with_name("whole")
     runner.run(toy.order(whole), console)
-    for name in ("records.csv.gz", "headline.csv", "curves.csv.gz"):
+    for name in ("runs.jsonl.gz", "headline.csv", "curves.csv.gz"):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
     assert runner.read_manifest(out)["finished_parts"] == ["first", "second", "third"]
 
@@ -629,8 +656,8 @@ def test_records_of_a_stopped_part_are_not_taken_for_finished_ones(out, console)
         def run(context):
             made = [Record("first", "PG", math.nan, 0, 1, 100, 3, "error", 0.5)]
             if stopping:
-                raise Stopped("first", made)
-            return [made[0]._replace(value=0.25)]
+                raise Stopped("first", runs_of(made))
+            return runs_of([made[0]._replace(value=0.25)])
 
         return [Part(name="first", run=run)]
 
@@ -639,7 +666,7 @@ def test_records_of_a_stopped_part_are_not_taken_for_finished_ones(out, console)
     shutil.rmtree(out / "parts")
     stopping = False
     runner.run(toy.order(out, toy.study(parts=parts)), console)
-    assert records.read(out / "records.csv.gz")["value"].tolist() == [0.25]
+    assert records.table(records.read(out / "runs.jsonl.gz"))["value"].tolist() == [0.25]
 
 
 def test_finished_parts_without_records_are_refused(out, console):

@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from kondo_lab.evidence import records, statistics
+from kondo_lab.evidence import statistics
 from kondo_lab.evidence.statistics import Cost
 from kondo_lab.evidence.study import Estimate
-from kondo_lab.training.part import Record
+from lab.made_up import Record, table_of
 
 
 def table(*rows, part="a"):
@@ -14,7 +14,7 @@ def table(*rows, part="a"):
         Record(part, series, setting, seed, step, 100 * step, 3 * step, "error", value)
         for series, setting, seed, step, value in rows
     ]
-    return records.frame(made, part=part)
+    return table_of(made, part=part)
 
 
 NAN = math.nan

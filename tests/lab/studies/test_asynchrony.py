@@ -8,7 +8,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from kondo.actors.setup import process_seed
-from kondo_lab.evidence import records
 from kondo_lab.studies.asynchrony import analysis, run, traces
 from kondo_lab.studies.asynchrony.settings import BUSY, FRESH, SMALL, Settings, settings
 from kondo_lab.studies.asynchrony.traces import Step, Turn
@@ -16,7 +15,8 @@ from kondo_lab.tasks.digits import DigitsBandit
 from kondo_lab.training.actors import slowed
 from kondo_lab.training.learner_error import LEARNER_ERROR
 from kondo_lab.training.member import Frictions
-from kondo_lab.training.part import Context, Record, Stopped
+from kondo_lab.training.part import Context, Stopped
+from lab.made_up import Record, table_of
 from tolerances import assert_close
 
 TINY = dataclasses.replace(SMALL, width=8, batch=20, num_steps=6, learning_rate=0.05)
@@ -155,7 +155,7 @@ def test_a_part_holds_every_way_of_running_and_the_ages(without_ray, tmp_path):
     made, shares = context(tmp_path)
     chosen = dataclasses.replace(TINY, num_seeds=2)
     (part,) = run.parts(chosen)
-    table = records.frame(part.run(made), part=part.name)
+    table = table_of(part.run(made), part=part.name)
     assert part.name == "busy"
     expected = {f"{m}, {how}" for m in run.methods(TINY) for how in analysis.HOWS}
     assert set(table["series"]) == expected | {run.AGE}
@@ -218,7 +218,7 @@ def table(errors):
                     series = run.named(method, how)
                     place = (series, math.nan, seed, step, 20 * step, step, metric)
                     rows.append(Record("fresh", *place, value))
-    return records.frame(rows, part="fresh")
+    return table_of(rows, part="fresh")
 
 
 def everywhere(error, spread):

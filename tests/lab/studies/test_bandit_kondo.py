@@ -87,7 +87,7 @@ def test_the_run_leaves_figures_and_tables(small):
 def test_stopped_early_the_parts_that_are_there_are_analysed(small):
     from kondo_lab.evidence import records
 
-    table = records.read(small[1] / "records.csv.gz")
+    table = records.table(records.read(small[1] / "runs.jsonl.gz"))
     settings = registry.find("bandit-kondo").settings("small", None)
     found = analysis.analyse(table[table["part"] == "ranking"], settings)
     assert set(found.figures) == {"prop2-mixing-threshold"}

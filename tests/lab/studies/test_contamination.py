@@ -21,7 +21,7 @@ def small(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "contamination"
     study = registry.find("contamination")
     outcome = runner.run(toy.order(out, study), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def by_hand(delta, rho, num_arms, weight, nu):

@@ -15,7 +15,8 @@ from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies import registry
 from kondo_lab.studies.control import analysis, claims, run
 from kondo_lab.studies.control.settings import CARTPOLE, SMALL
-from kondo_lab.training.part import Context, DamagedCheckpointError, Record, Stopped
+from kondo_lab.training.part import Context, DamagedCheckpointError, Stopped
+from lab.made_up import Record, table_of
 
 NAMES = [
     "dense",
@@ -120,9 +121,12 @@ def test_what_was_paid_for_a_return_is_known_only_if_every_seed_got_there():
     def records(last):
         points = [(0, 100, 1000, 0.0), (0, 200, 2000, 500.0), (1, 100, 1500, 300.0)]
         points.append((1, 200, 3000, last))
-        return pd.DataFrame(
-            Record("cartpole", "dense", math.nan, seed, step, step, paid, run.RETURN, value)
-            for seed, step, paid, value in points
+        return table_of(
+            [
+                Record("cartpole", "dense", math.nan, seed, step, step, paid, run.RETURN, value)
+                for seed, step, paid, value in points
+            ],
+            part="cartpole",
         )
 
     # Target 400: seed 0 is there after 4/5 of its second stretch, seed 1 half way.
@@ -151,18 +155,18 @@ def test_a_stopped_part_goes_on_with_the_runs_that_are_left(tmp_path, monkeypatc
 
     with pytest.raises(Stopped) as stopped:
         part.run(context(0.2))
-    kept = {(record.series, record.seed) for record in stopped.value.records}
+    kept = {(made.arm, made.seed) for made in stopped.value.runs}
     assert 0 < len(kept) < len(run.runs(SMALL))
     stop.clear()
     notes.clear()
-    records = part.run(context(2.0))
+    found = part.run(context(2.0))
     again = {tuple(note.split(", ")[:2]) for note in notes}
     assert again == {(n, f"seed {s}") for n, s in run.runs(SMALL) if (n, s) not in kept}
-    assert {(record.series, record.seed) for record in records} == set(run.runs(SMALL))
-    first = [record for record in records if (record.series, record.seed) in kept]
-    pd.testing.assert_frame_equal(
-        pd.DataFrame(first), pd.DataFrame(stopped.value.records), check_dtype=False
-    )
+    assert {(made.arm, made.seed) for made in found} == set(run.runs(SMALL))
+    first = [made for made in found if (made.arm, made.seed) in kept]
+    tables = [table_of(some, part="cartpole") for some in (first, stopped.value.runs)]
+    pd.testing.assert_frame_equal(*tables)
+    assert [made.learning_rate for made in first] == [1e-2] * len(kept)
 
 
 @pytest.mark.parametrize("content", ['{"0": [["cartpo', "[1, 2]", '{"first": []}'])

@@ -8,13 +8,15 @@ import pandas as pd
 import pytest
 import torch
 
-from kondo_lab.evidence import plotting, progress, records, runner
+from kondo_lab.evidence import plotting, progress, runner
 from kondo_lab.studies.demo import STUDY, analysis
 from kondo_lab.studies.demo import run as demo
 from kondo_lab.studies.demo.settings import Settings, settings
 from kondo_lab.studies.demo.training import StepRecord
 from kondo_lab.training import worker_pool
 from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.record import Log
+from lab.made_up import table_of
 from tolerances import assert_close
 
 NAMES = ["PG", "DG", "DG-K (3%)"]
@@ -35,7 +37,7 @@ def comparison(*, gate=0.5, num_steps=40):
     """Two tasks, three methods, two seeds; the gated learner takes gate + 0.25 + 0.25 a step."""
     tables = []
     for task in ("digits", "reversal"):
-        made = []
+        log = Log(task)
         for seed in (0, 1):
             for method, end in (("PG", 0.4), ("DG", 0.1), ("DG-K (3%)", 0.2)):
                 errors = [0.9 + (end - 0.9) * at / num_steps for at in range(num_steps)]
@@ -44,8 +46,8 @@ def comparison(*, gate=0.5, num_steps=40):
                 steps = [step(error + 0.01 * seed, **cost) for error in errors]
                 tested = 0.05 + 0.02 * seed if task == "digits" else None
                 run = result(method, steps, seed=seed, test_error=tested)
-                made += demo.run_records(task, run)
-        tables.append(records.frame(made, part=task))
+                demo.add(log, run)
+        tables.append(table_of(log.runs(), part=task))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -121,7 +123,7 @@ def test_the_same_seed_gives_the_same_errors():
 def test_several_seeds_are_trained_in_several_processes(monkeypatch):
     monkeypatch.setattr(worker_pool, "usable_cores", lambda: 2)
     chosen, notes = dataclasses.replace(QUICK, num_seeds=2), []
-    found = records.frame(demo._train(chosen, "reversal", context(notes=notes)), part="reversal")
+    found = table_of(demo._train(chosen, "reversal", context(notes=notes)), part="reversal")
     assert set(found["seed"]) == {0, 1}
     assert notes[-1][0] == 1.0
     assert all(name in notes[-1][1] for name in NAMES)
@@ -138,7 +140,7 @@ def test_a_stopped_part_gives_the_steps_that_all_methods_made():
     # 6 steps in the first round, then two and one of two more.
     with pytest.raises(Stopped) as stop:
         demo._train(QUICK, "digits", context(stopped=lambda: next(calls) >= 9))
-    table = records.frame(stop.value.records, part="digits")
+    table = table_of(stop.value.runs, part="digits")
     assert table["step"].max() == 2
     assert set(table["series"]) == set(NAMES)
 
@@ -146,7 +148,7 @@ def test_a_stopped_part_gives_the_steps_that_all_methods_made():
 def test_a_part_stopped_before_its_first_step_has_no_records():
     with pytest.raises(Stopped) as stop:
         demo._train(QUICK, "digits", context(stopped=lambda: True))
-    assert list(stop.value.records) == []
+    assert list(stop.value.runs) == []
 
 
 def test_trim_gives_every_method_the_same_samples():
@@ -158,23 +160,29 @@ def test_trim_gives_every_method_the_same_samples():
 def test_points_sum_up_to_each_step(monkeypatch):
     monkeypatch.setattr(demo, "NUM_POINTS", 4)
     steps = [step(at / 40, paid=3, gate=0.5) for at in range(1, 41)]
-    points = list(demo.run_records("digits", result("DG-K (3%)", steps, test_error=0.3)))
-    errors = [point for point in points if point.metric == "online error"]
-    assert [point.forward for point in errors] == [1000, 2000, 3000, 4000]
-    assert [point.backward for point in errors] == [30, 60, 90, 120]
+    log = Log("digits")
+    demo.add(log, result("DG-K (3%)", steps, test_error=0.3))
+    (run,) = log.runs()
+    assert [row["rollouts"] for row in run.curve] == [1000, 2000, 3000, 4000]
+    assert [row["passes"] for row in run.curve] == [30, 60, 90, 120]
     # Window of two steps: the mean of steps 9 and 10 of 40.
-    assert_close(errors[0].value, 9.5 / 40)
-    assert_close(errors[-1].value, 39.5 / 40)
-    last = {point.metric: point.value for point in points if point.step == 40}
+    assert_close(run.curve[0]["online error"], 9.5 / 40)
+    assert_close(run.curve[-1]["online error"], 39.5 / 40)
+    last = run.curve[-1]
     assert last["seconds gate"] == 20.0
     assert last["seconds optimiser"] == 40.0
     assert last["test error"] == 0.3
-    assert sum(point.metric == "test error" for point in points) == 1
+    assert sum("test error" in row for row in run.curve) == 1
 
 
 def test_short_runs_have_a_point_per_step():
-    points = demo.run_records("digits", result("PG", [step(0.1)] * 3))
-    assert [p.forward for p in points if p.metric == "online error"] == [100, 200, 300]
+    log = Log("digits")
+    demo.add(log, result("PG", [step(0.1)] * 3))
+    assert [row["rollouts"] for row in log.runs()[0].curve if "online error" in row] == [
+        100,
+        200,
+        300,
+    ]
 
 
 def test_headline_has_means_over_seeds_and_speed_ups_over_pg(found):

@@ -12,9 +12,9 @@ from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.frontier import STUDY, analysis, compared_gates, points
 from kondo_lab.studies.frontier.run import logged
 from kondo_lab.studies.frontier.settings import settings
-from kondo_lab.training.gates import QuantileGate
 from kondo_lab.training.arms import Arm
-from kondo_lab.training.part import Record
+from kondo_lab.training.gates import QuantileGate
+from lab.made_up import Record, table_of
 from lab.studies import toy
 
 FULL = settings("full", None)
@@ -110,8 +110,7 @@ def full_records():
     mnist = made(values, part="mnist", metrics=["online error", "test error"])
     reversal = made(values, part="reversal", metrics=["online error"], num_steps=3000)
     parts = [
-        records.frame(found, part=part)
-        for part, found in (("mnist", mnist), ("reversal", reversal))
+        table_of(found, part=part) for part, found in (("mnist", mnist), ("reversal", reversal))
     ]
     return pd.concat(parts, ignore_index=True)
 
@@ -172,7 +171,7 @@ def test_half_a_study_is_analysed(full_records):
 
 
 def test_a_small_run_has_both_tasks_and_no_paper_to_match(folder):
-    table = records.read(folder / runner.RECORDS)
+    table = records.table(records.read(folder / runner.RECORDS))
     names = {line.series for line in compared_gates.lines(quick("small", None))}
     for part, metrics in (
         ("digits", {"online error", "test error"}),

@@ -11,6 +11,7 @@ import kondo
 from kondo_lab.evidence import runner
 from kondo_lab.studies import registry
 from kondo_lab.studies.gambling import bandit, rules, run
+from kondo_lab.training.record import Log
 from tolerances import assert_close
 
 
@@ -188,7 +189,9 @@ def test_every_rule_draws_the_same_number_of_rewards(settings, rule):
     assert trainer.num_actions * rule.repeats * trainer.num_steps == 20 * 100
     for _ in range(trainer.num_steps):
         trainer.step()
-    assert {record.forward for record in trainer.records("part", "series")} == {20 * 100}
+    log = Log("part")
+    trainer.add_to(log, "series")
+    assert {row["rollouts"] for run in log.runs() for row in run.curve} == {20 * 100}
 
 
 def test_a_member_does_not_depend_on_who_runs_beside_it(settings):

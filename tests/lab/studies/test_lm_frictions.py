@@ -87,7 +87,7 @@ def tiny(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "lm-frictions"
     study = dataclasses.replace(STUDY, settings=lambda size, seeds: TINY)
     outcome = runner.run(toy.order(out, study), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def test_everyone_meets_every_friction_that_can_matter_to_it(tiny):
@@ -456,6 +456,8 @@ def test_the_claims_contenders_can_be_told_apart_in_figures_and_others_are_grey(
 
 def test_the_page_has_the_tables_of_the_committed_records():
     root = Path(__file__).parents[3]
-    made = page.tables(records.read(root / "results/lm-frictions-v1/records.csv.gz"), FULL)
+    made = page.tables(
+        records.table(records.read(root / "results/lm-frictions-v1/runs.jsonl.gz")), FULL
+    )
     text = (root / "docs/results/studies/lm-frictions.md").read_text(encoding="utf-8")
     assert [name for name, markdown in made.items() if markdown not in text] == []

@@ -56,7 +56,7 @@ def tiny(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "WARM_UP_CALLS", 1)  # nothing is recorded or chosen on a CPU
         outcome = runner.run(toy.order(out, study), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def walls(table, field):
@@ -140,7 +140,7 @@ def test_the_full_size_is_what_was_asked_for():
 
 def test_known_rates_are_those_that_lm_rl_has_chosen(pytestconfig):
     path = pytestconfig.rootpath / "results/lm-rl-v1" / runner.RECORDS
-    table = records.read(path)
+    table = records.table(records.read(path))
     tuned = tuning.chosen(table[table["part"].str.startswith(f"tune-{FULL.tuned_before}-")])
     assert {name: tuned[name] for name, _ in TUNED_BY_LM_RL} == dict(TUNED_BY_LM_RL)
 

@@ -1,7 +1,6 @@
 import dataclasses
 import math
 
-import pandas as pd
 import pytest
 import torch
 
@@ -30,8 +29,10 @@ from kondo_lab.studies.lm_rl.settings import (
 )
 from kondo_lab.training import alone as loop
 from kondo_lab.training import run as population_run
-from kondo_lab.training.language_arms import CLIPPED, Arm
-from kondo_lab.training.part import Context, Record, Stopped
+from kondo_lab.training.language_arms import CLIPPED
+from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.record import Log
+from lab.made_up import table_of
 from lab.studies import toy
 
 TINY_MAIN = dataclasses.replace(
@@ -99,7 +100,7 @@ def tiny(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "WARM_UP_CALLS", 1)  # nothing is recorded or chosen on a CPU
         outcome = runner.run(toy.order(out, study), progress.make_console())
-    return out, outcome.analysis, records.read(out / runner.RECORDS)
+    return out, outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def by_part(table, name):
@@ -191,7 +192,7 @@ def test_runs_by_the_clock_end_at_the_target(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "WARM_UP_CALLS", 1)
     easy = dataclasses.replace(TINY, target=0.0)
     (part, *_) = (each for each in run.parts(easy) if each.name.startswith("plane"))
-    found = pd.DataFrame(part.run(context(tmp_path)), columns=Record._fields)
+    found = table_of(part.run(context(tmp_path)), part=part.name)
     # The mean of two evaluations is looked at: not before the second.
     assert found.groupby("setting")["step"].max().tolist() == [1, 1]
 
@@ -217,7 +218,7 @@ def test_no_run_by_the_clock_goes_on_from_the_checkpoint_of_another(tmp_path, mo
 
     def entropies():
         found = run._by_clock(place, long, TINY_PLANE.points[0], [(1e-3, 0), (1e-3, 1)], 4)
-        return [(own.seed, own.step, own.value) for own in found if own.metric == "entropy"]
+        return [(own.seed, row["step"], row.get("entropy")) for own in found for row in own.curve]
 
     expected = entropies()
     monkeypatch.setattr(population_run, "CHECKPOINT_SECONDS", -1.0)  # one at every logged step
@@ -318,7 +319,7 @@ def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
     names = assignments.tune_names(TINY, TINY.main)
     assert len(names) > 1
     for number, name in enumerate(names):
-        table = tuned(
+        runs = tuning_runs(
             {
                 (one, rate, 1000): [0.0, 0.9 if rate == best[one] else 0.1]
                 for one in (best if number == 0 else ["PG"])
@@ -326,23 +327,25 @@ def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
             },
             part=name,
         )
-        records.write(tmp_path / f"{name}.csv.gz", table)
+        records.write(tmp_path / f"{name}.jsonl.gz", runs)
     rates = training.rates_in(TINY, TINY.main, context(tmp_path))
     best |= {"unbiased by GRPO": 3e-4, "noise 1.5 by GRPO": 3e-4}
     known = [each for each in TINY.everyone() if each.name in best]
     assert {each.name: rates(each) for each in known} == best
 
 
-def tuned(rewards, part="tune"):
-    """Tuning records from {(series, rate, seed): rewards of the evaluations}."""
-    return records.frame(
-        part=part,
-        records=[
-            Record(part, series, rate, seed, step, 0, 0, tuning.QUALITY, reward)
-            for (series, rate, seed), several in rewards.items()
-            for step, reward in enumerate(several)
-        ],
-    )
+def tuning_runs(rewards, part="tune"):
+    """Tuning runs from {(series, rate, seed): rewards of the evaluations}."""
+    log = Log(part, about={"study": "lm-rl", "device": "cpu", "commit": None})
+    for (series, rate, seed), several in rewards.items():
+        for step, reward in enumerate(several):
+            log.add(series, seed, {tuning.QUALITY: reward}, x=rate, step=step)
+    return log.runs()
+
+
+def tuned(rewards):
+    """Return the table of `tuning_runs`."""
+    return table_of(tuning_runs(rewards), part="tune")
 
 
 def test_the_rate_of_the_highest_reward_at_the_end_is_chosen():

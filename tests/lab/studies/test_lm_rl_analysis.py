@@ -34,9 +34,8 @@ from kondo_lab.studies.lm_rl.runs import (
     SpeedUp,
 )
 from kondo_lab.studies.lm_rl.settings import FULL, SMALL
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything
-from kondo_lab.training.part import Record
+from lab.made_up import Record, table_of
 from tolerances import assert_close
 
 GRID, PLANE = SMALL.main, SMALL.planes[0]
@@ -64,7 +63,7 @@ def grid_records(rewards, *, field=GRID, entropy=0.2):
             for metric, value in values.items():
                 place = (step, ROWS * step, 10 * step)
                 lines.append(Record(part, series, 1e-3, seed, *place, metric, value))
-    return records.frame(lines, part=part)
+    return table_of(lines, part=part)
 
 
 def joined(*tables):
@@ -83,7 +82,7 @@ def clocked(part, point, runs_of, *, learner=1.0, loop=2.0):
             for metric, value in values.items():
                 place = (step, point.num_rows * step, point.num_kept * step)
                 lines.append(Record(part, point.name, rate, seed, *place, metric, value))
-    return records.frame(lines, part=part)
+    return table_of(lines, part=part)
 
 
 def tried(number, by_rate, **seconds):
@@ -443,7 +442,7 @@ def diagnosed(reward, *, series="PG", contenders=(), **logged):
         for name, given in logged.items()
         for step, value in enumerate(given if isinstance(given, tuple) else (1.0, given))
     ]
-    table = records.frame(lines, part="p")
+    table = table_of(lines, part="p")
     return [found.kind for found in failures.found(arena, table, contenders)]
 
 
@@ -494,7 +493,7 @@ def test_starts_end_at_the_first_reward_that_is_enough():
 
 def tuned_points(rewards):
     part = assignments.warm_name(GRID)
-    return records.frame(
+    return table_of(
         [
             Record(part, "start", math.nan, seed, step, 0, 0, tuning.QUALITY, reward)
             for seed, several in rewards.items()

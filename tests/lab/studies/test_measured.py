@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 import torch
 
-from kondo_lab.evidence import records as files
 from kondo_lab.studies.measured import STUDY, analysis, quality, run
 from kondo_lab.studies.measured.run import DG, EXACT, FREE, PG
 from kondo_lab.studies.measured.settings import BanditShape, ReversalShape, Settings, settings
 from kondo_lab.studies.measured.workloads import build
 from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.record import Log
+from lab.made_up import table_of
 from tolerances import assert_close
 
 BANDIT = BanditShape(width=8, batch=40)
@@ -32,7 +33,7 @@ def context(device, stopped=False):
 
 def run_part(chosen, name, device=torch.device("cpu")):  # noqa: B008
     (part,) = [part for part in STUDY.parts(chosen) if part.name == name]
-    return files.frame(part.run(context(device)), part=name)
+    return table_of(part.run(context(device)), part=name)
 
 
 @pytest.mark.parametrize("shape", [BANDIT, REVERSAL])
@@ -105,10 +106,9 @@ def test_speed_ups_are_ratios_to_the_pg_of_the_same_round():
         EXACT: turn({"learner": 4.0, "loop": 8.0}, 10),
         run.STAGES: turn({"forward": 2.0, "backward": 6.0}, 40),
     }
-    found = {
-        (record.series, record.metric): record.value
-        for record in run._round_records(BANDIT, 0, 0, taken)
-    }
+    log = Log(BANDIT.name)
+    run._log_round(log, BANDIT, 0, 0, taken)
+    found = {(one.arm, name): value for one in log.runs() for name, value in one.curve[0].items()}
     assert [found[s, run.LEARNER] for s in (PG, DG, FREE, EXACT)] == [1, 0.5, 4, 2]
     assert [found[s, run.LOOP] for s in (PG, DG, FREE, EXACT)] == [1, 0.5, 2, 1.5]
     assert [found[s, run.COUNTED] for s in (PG, DG, FREE, EXACT)] == [1, 1, 4, 2]
@@ -149,8 +149,9 @@ def made_up(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     fast, slow = BanditShape(width=8, batch=40), BanditShape(width=16, batch=40)
     chosen = Settings(rounds=5, bandits=(fast, slow), reversals=())
-    rows = []
+    tables = []
     for place, (shape, speed_up) in enumerate(((fast, 2.0), (slow, 0.5))):
+        log = Log(shape.name)
         for number, noise in enumerate((1.0, 1.0, 1.0, 1.5, 0.5)):
             values = {
                 PG: {"seconds learner": 0.01, run.COST_RATIO: 4.0},
@@ -158,14 +159,10 @@ def made_up(monkeypatch, tmp_path):
                 FREE: {run.LEARNER: 2 * speed_up * noise, run.LOOP: 1.5, run.COUNTED: 33.0},
                 EXACT: {run.LEARNER: speed_up * noise, run.LOOP: 1.0, run.COUNTED: 4.0},
             }
-            rows += [
-                run._record(shape, place, series, number, 4, metric, value)
-                for series, metrics in values.items()
-                for metric, value in metrics.items()
-            ]
-    table = files.frame(rows[: len(rows) // 2], part=fast.name)
-    other = files.frame(rows[len(rows) // 2 :], part=slow.name)
-    return pd.concat([table, other], ignore_index=True), chosen, fast, slow
+            for series, metrics in values.items():
+                log.add(series, number, metrics, x=place, rollouts=shape.rows, passes=4)
+        tables.append(table_of(log.runs(), part=shape.name))
+    return pd.concat(tables, ignore_index=True), chosen, fast, slow
 
 
 def test_headline_has_medians_beside_the_papers_curve(made_up):

@@ -9,9 +9,9 @@ from kondo_lab.studies.mnist_dg import STUDY, more_seeds, paper, run
 from kondo_lab.studies.mnist_dg.run import EXACT, TO_CE, TO_PG, cosine_gaps
 from kondo_lab.studies.mnist_dg.settings import SMALL, settings
 from kondo_lab.training import image_bandits
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.losses import CrossEntropy, ExactPG
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Member
 from kondo_lab.training.part import Context
 from lab.studies import toy
@@ -23,7 +23,7 @@ def small(tmp_path_factory):
     """The whole study at small size, through the real runner."""
     out = tmp_path_factory.mktemp("runs") / "mnist-dg"
     outcome = runner.run(toy.order(out, STUDY), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 CONTEXT = Context(

@@ -40,7 +40,11 @@ def test_its_runs_are_those_of_the_study_and_are_made_once(tmp_path: Path) -> No
     )
     (part,) = (part for part in run.parts(SETTINGS) if part.name == "samples-1")
     theirs = {
-        (each.series, each.seed, each.step, each.metric): each.value for each in part.run(context)
+        (each.arm, each.seed, row["step"], metric): value
+        for each in part.run(context)
+        for row in each.curve
+        for metric, value in row.items()
+        if metric not in ("step", "rollouts", "passes")
     }
     ours = {
         (each["arm"], each["seed"], row["step"], metric): value

@@ -10,7 +10,7 @@ from kondo_lab.studies.mnist_kondo import STUDY, analysis, paper, speed_ups, tol
 from kondo_lab.studies.mnist_kondo import run as mnist_kondo_run
 from kondo_lab.studies.mnist_kondo.claims import claims
 from kondo_lab.studies.mnist_kondo.settings import SMALL, settings
-from kondo_lab.training.part import Record
+from lab.made_up import Record, table_of
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -20,7 +20,7 @@ def small(tmp_path_factory):
     """The whole study at small size, through the real runner."""
     out = tmp_path_factory.mktemp("runs") / "mnist-kondo"
     outcome = runner.run(toy.order(out, STUDY), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def record(series, seed, step, value, **changes):
@@ -83,9 +83,9 @@ def test_every_mix_is_run(small):
 
 def by_hand(test, online):
     """Records of {series: one list per seed}, values at steps 10, 20 and 40."""
-    return records.frame(
+    return table_of(
         part="curves",
-        records=[
+        made=[
             record(series, seed, step, value, metric=metric)
             for metric, of_series in (("test error", test), ("online error", online))
             for series, seeds in of_series.items()
@@ -200,7 +200,7 @@ def test_errors_that_still_fall_are_told():
         for series, values in (("DG-K 3%", (0.2, 0.19)), ("DG-K 100%", (0.2, 0.1)))
         for step, value in zip((20, 30), values, strict=True)
     ]
-    told = analysis._plateau_finding(records.frame(part="rates", records=rows), few)
+    told = analysis._plateau_finding(table_of(part="rates", made=rows), few)
     assert told.endswith("DG-K 3% 0.95, DG-K 100% 0.50; still falling: DG-K 100%.")
 
 
@@ -215,7 +215,7 @@ def test_the_learning_rate_is_chosen_by_the_seeds_that_are_not_reported():
             (1, 3e-3, 0.2),
         )
     ]
-    table = records.frame(part="rates", records=rows)
+    table = table_of(part="rates", made=rows)
     assert analysis.best_learning_rate(table, "DG-K 3%", few) == 1e-3
 
 
@@ -230,7 +230,7 @@ def noise_records(borne_by, seeds=4, way="delight noise"):
         for level in (0.0, 1.0, 2.0, 4.0)
         for value in [0.02 if level >= levels[seed % len(levels)] else 0.01]
     ]
-    return records.frame(made, part="noise")
+    return table_of(made, part="noise")
 
 
 def borne(levels, seeds=4):

@@ -9,7 +9,8 @@ from kondo_lab.studies.mnist_stale import STUDY, analysis, run
 from kondo_lab.studies.mnist_stale.settings import SMALL, Settings, settings
 from kondo_lab.training import learner_error
 from kondo_lab.training.member import Frictions
-from kondo_lab.training.part import Context, Record
+from kondo_lab.training.part import Context
+from lab.made_up import Record, table_of
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -19,14 +20,14 @@ def small(tmp_path_factory):
     """The whole study at small size, through the real runner."""
     out = tmp_path_factory.mktemp("runs") / "mnist-stale"
     outcome = runner.run(toy.order(out, STUDY), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def table(errors, part="oldest"):
     """Records from {(series, delay, seed): error at the end}."""
-    return records.frame(
+    return table_of(
         part=part,
-        records=[
+        made=[
             Record(part, series, delay, seed, 10, 1000, 1000, metric, value)
             for (series, delay, seed), error in errors.items()
             for metric, value in (("learner error", error), ("test error", error), ("diverged", 0))

@@ -5,7 +5,7 @@ import pytest
 from kondo_lab.evidence import progress, records, runner
 from kondo_lab.studies.reversal_dg import STUDY, analysis, run
 from kondo_lab.studies.reversal_dg.settings import SMALL
-from kondo_lab.training.part import Record
+from lab.made_up import Record, table_of
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -15,7 +15,7 @@ def small(tmp_path_factory):
     """The whole study at small size, through the real runner."""
     out = tmp_path_factory.mktemp("runs") / "reversal-dg"
     outcome = runner.run(toy.order(out, STUDY), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def test_every_figure_is_drawn_and_every_method_compared(small):
@@ -66,9 +66,9 @@ def test_a_fresh_policy_gets_half_of_the_tokens_right(small):
 
 
 def test_the_average_error_weighs_a_point_by_the_steps_before_it():
-    table = records.frame(
+    table = table_of(
         part="lengths",
-        records=[
+        made=[
             Record("lengths", "DG", 10.0, 0, step, 100 * step, 100 * step, "online error", value)
             for step, value in ((10, 1.0), (40, 0.2))
         ],
@@ -96,7 +96,7 @@ def sweep(seeds):
         for x in (10.0, 50.0)
         for seed in range(seeds)
     ]
-    return analysis.analyse(records.frame(made, part=part), STUDY.settings("full", None))
+    return analysis.analyse(table_of(made, part=part), STUDY.settings("full", None))
 
 
 def test_orders_of_exponents_have_errors_and_one_seed_is_too_few():

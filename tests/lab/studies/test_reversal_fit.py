@@ -10,7 +10,7 @@ from kondo_lab.studies.reversal_fit import STUDY, analysis, resamples
 from kondo_lab.studies.reversal_fit.analysis import USED, Compared
 from kondo_lab.studies.reversal_fit.claims import FIGURES, STATEMENT, WON, claims
 from kondo_lab.studies.reversal_fit.settings import SMALL, Pair, Settings
-from kondo_lab.training.part import Record
+from lab.made_up import Record, table_of
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -22,7 +22,7 @@ def small(tmp_path_factory):
     """The whole study at small size, through the real runner."""
     out = tmp_path_factory.mktemp("runs") / "reversal-fit"
     outcome = runner.run(toy.order(out, STUDY), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def number(figure, method, expected, ours, metric="online error"):
@@ -134,19 +134,19 @@ def test_numbers_are_compared_where_they_stand_in_the_papers():
     curve = dict.fromkeys(range(20, 2501, 20), 0.5) | {1000: 0.0166}
     made = line("prefix", "DG-K 3%", PAIR, curve)
     made += line("prefix", "PMPO float32", PAIR, dict.fromkeys(curve, 0.3))
-    tables = [records.frame(made, part="prefix")]
+    tables = [table_of(made, part="prefix")]
     ends = [
         row
         for size in (30, 50)
         for row in line("vocabularies", "PG", PAIR, {10_000: 0.2}, setting=size)
     ]
-    tables.append(records.frame(ends, part="vocabularies"))
+    tables.append(table_of(ends, part="vocabularies"))
     lengths = [
         row
         for length, late in ((12, 0.0), (18, 0.1), (24, 0.4))
         for row in line("lengths", "DG", PAIR, {2500: 0.5, 5000: late}, setting=length)
     ]
-    tables.append(records.frame(lengths, part="lengths"))
+    tables.append(table_of(lengths, part="lengths"))
     found = analysis.compared(analysis.pd.concat(tables), Settings(), PAIR)
     got = {(each.figure, each.method, each.metric, each.x): each for each in found}
     assert_close(got["Kondo Fig 8", "DG-K 3%", "online error", 1000].ours.mean, 0.0166)

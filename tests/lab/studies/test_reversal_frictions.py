@@ -24,7 +24,8 @@ from kondo_lab.studies.reversal_frictions.compute import Bounded, Cost, Gain
 from kondo_lab.studies.reversal_frictions.settings import SMALL, Settings, settings
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Frictions
-from kondo_lab.training.part import Context, Record
+from kondo_lab.training.part import Context
+from lab.made_up import Record, table_of
 from lab.studies import toy
 from lab.training import toys
 from tolerances import assert_close
@@ -37,14 +38,14 @@ def small(tmp_path_factory):
     """The whole study at small size, through the real runner."""
     out = tmp_path_factory.mktemp("runs") / "reversal-frictions"
     outcome = runner.run(toy.order(out, STUDY), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS), out
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS)), out
 
 
 def looked_at(errors_of, *, series="DG", part=PART, samples=100):
     """Records from {(setting, seed): errors at steps 1, 2, ...}, of so many samples a step."""
-    return records.frame(
+    return table_of(
         part=part,
-        records=[
+        made=[
             Record(part, series, x, seed, step, samples * step, step, "learner error", value)
             for (x, seed), values in errors_of.items()
             for step, value in enumerate(values, start=1)
@@ -301,7 +302,7 @@ def together_table(full, errors_of, *, steps=10, seeds=3):
         for step, look in zip(range(1, steps + 1), values, strict=True)
         for metric, value in (("learner error", look * (1 + seed / 100)), ("diverged", 0.0))
     ]
-    return records.frame(rows, part=PART)
+    return table_of(rows, part=PART)
 
 
 def falls_at(place, *, to=0.0, steps=10):
@@ -370,7 +371,7 @@ def test_the_abstract_says_nothing_of_no_friction():
         for seed in range(3)
         for error in [0.01 if name == "DG" else 0.5 + seed / 100]
     ]
-    lines = claim_lines.each_lines(records.frame(rows, part=part), alone, "prefix")
+    lines = claim_lines.each_lines(table_of(rows, part=part), alone, "prefix")
     judged = {line.metric.rpartition(", ")[2] for line in lines if line.against == "abstract"}
     assert judged == {"staleness"}
     factors = [line for line in lines if line.series == "PG / DG"]
@@ -470,7 +471,7 @@ def test_the_log_axes_have_labels_though_bars_reach_to_zero():
         for seed, error in enumerate(errors_of.get(name, (0.0, 0.9)))
         for metric, value in (("learner error", error), ("diverged", 0.0))
     ]
-    found = analysis.analyse(records.frame(rows, part="each-prefix"), chosen)
+    found = analysis.analyse(table_of(rows, part="each-prefix"), chosen)
     figure = found.figures["error-by-friction-prefix"]
     FigureCanvasAgg(figure).draw()
     least = 1 / (2 * 500 * 10)

@@ -7,7 +7,7 @@ from kondo_lab.evidence.study import Estimate, headline
 from kondo_lab.studies.reversal_kondo import STUDY, analysis
 from kondo_lab.studies.reversal_kondo.claims import claims
 from kondo_lab.studies.reversal_kondo.settings import SMALL
-from kondo_lab.training.part import Record
+from lab.made_up import Record, table_of
 from lab.studies import toy
 
 
@@ -16,7 +16,7 @@ def small(tmp_path_factory):
     """The whole study at small size, through the real runner."""
     out = tmp_path_factory.mktemp("runs") / "reversal-kondo"
     outcome = runner.run(toy.order(out, STUDY), progress.make_console())
-    return outcome.analysis, records.read(out / runner.RECORDS)
+    return outcome.analysis, records.table(records.read(out / runner.RECORDS))
 
 
 def test_every_figure_is_drawn(small):
@@ -97,7 +97,7 @@ def test_the_papers_pmpo_is_judged_by_float32_and_exact_ties_by_nothing():
         for step in steps
         for value in [analysis.FIG_8.get(name, {}).get(step, 0.5)]
     ]
-    found = analysis.analyse(records.frame(made, part=part), full)
+    found = analysis.analyse(table_of(made, part=part), full)
     errors = [line for line in found.headline if line.metric == "online error"]
     verdicts = {name: {line.verdict for line in errors if line.series == name} for name in names}
     assert verdicts["PMPO float32"] == verdicts["DG"] == verdicts["PPO"] == {"matches"}
@@ -115,7 +115,7 @@ def test_pg_in_the_place_of_ppo_has_no_verdict_and_the_figure_is_marked_as_fitte
         for seed in range(3)
         for step in (1000, 2500, 5000, 7500, 10_000)
     ]
-    found = analysis.analyse(records.frame(made, part=part), full)
+    found = analysis.analyse(table_of(made, part=part), full)
     lines = [line for line in found.headline if line.expected is not None]
     ppo = [line for line in lines if "PPO" in line.series]
     assert any(line.series == "PPO" for line in ppo)
@@ -167,7 +167,7 @@ def test_a_speed_up_has_the_spread_of_its_seeds():
         for step in range(1, 9)
         for error in [0.25 if step >= at else 0.9]
     ]
-    found = analysis._speed(records.frame(made, part="vocabularies"), "vocabularies", "DG", 4.0, 1)
+    found = analysis._speed(table_of(made, part="vocabularies"), "vocabularies", "DG", 4.0, 1)
     assert found == Estimate(3.0, 1.0, 2)  # 4 / 2 and 8 / 2
 
 

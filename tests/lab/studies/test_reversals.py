@@ -3,12 +3,13 @@
 import pandas as pd
 import torch
 
-from kondo_lab.evidence import records, seed_blocks
+from kondo_lab.evidence import seed_blocks
 from kondo_lab.evidence.study import Estimate, headline, ordering
 from kondo_lab.studies import reversals
 from kondo_lab.training import arms
 from kondo_lab.training.member import each_seed
-from kondo_lab.training.part import Context, Record
+from kondo_lab.training.part import Context
+from lab.made_up import Record, table_of
 from tolerances import assert_close
 
 
@@ -23,9 +24,9 @@ def context(tmp_path):
 
 def lengths(values):
     """Records of DG from {(seed, length): errors at steps 1, 2, ...}."""
-    return records.frame(
+    return table_of(
         part="lengths",
-        records=[
+        made=[
             Record(
                 part="lengths",
                 series="DG",
@@ -83,8 +84,8 @@ def test_pg_stands_for_ppo_only_where_ppo_was_not_run():
         return Record(part, series, 1.0, 0, 1, 100, 100, "online error", value)
 
     tables = [
-        records.frame([one("a", "PG", 0.25)], part="a"),
-        records.frame([one("b", "PG", 0.5), one("b", "PPO", 0.75)], part="b"),
+        table_of([one("a", "PG", 0.25)], part="a"),
+        table_of([one("b", "PG", 0.5), one("b", "PPO", 0.75)], part="b"),
     ]
     assert reversals.without_ppo(pd.concat(tables)) == {"a"}
     found = reversals.with_ppo(pd.concat(tables))

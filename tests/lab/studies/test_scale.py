@@ -22,6 +22,7 @@ from kondo_lab.studies.scale.costs import Costs
 from kondo_lab.studies.scale.events import Clock, Shared
 from kondo_lab.studies.scale.settings import Settings, settings
 from kondo_lab.studies.scale.simulation import HERE, Network, System, simulate
+from kondo_lab.training.record import Log
 from tolerances import assert_close
 
 NOTHING = {field.name: 0.0 for field in dataclasses.fields(Costs)} | {"samples": 1000}
@@ -106,7 +107,7 @@ def test_one_actor_with_one_order_is_a_cycle():
     """Every second of the way counts once: nothing overlaps with anything."""
     found = costs(
         rollout=1.0, load=0.25, pack=0.5, pack_row=0.01, actor_gap=0.125, actor_gap_byte=1e-4,
-        actor_hop=0.375, wait=0.05, wait_reference=0.01, handle=0.02, step=2.0, publish=0.1,
+        actor_hop=0.375, wait=0.05, wait_reference=0.01, handle=0.02, learner_step=2.0, publish=0.1,
         message=0.2, sent_row=0.03, kept_row=0.04, learner_gap=0.15, learner_hop=0.35,
         header_bytes=100, row_bytes=10, weights_bytes=1e6,
     )  # fmt: skip
@@ -125,14 +126,14 @@ def test_one_actor_with_one_order_is_a_cycle():
 def test_two_orders_overlap_actor_and_learner():
     """The slower of the two sets the pace, and the other waits."""
     for rollout, step in ((3.0, 1.0), (1.0, 3.0)):
-        seen = outcome(costs(rollout=rollout, step=step), system(queue=2))
+        seen = outcome(costs(rollout=rollout, learner_step=step), system(queue=2))
         assert_close(seen.pace, 1 / 3)
         assert_close(seen.idle, 1 - step / 3)
         assert_close(seen.actors_busy, rollout / 3)
 
 
 def test_actors_add_up_until_the_learner_is_full():
-    found = costs(rollout=8.0, step=1.0)
+    found = costs(rollout=8.0, learner_step=1.0)
     paces = [outcome(found, system(actors=actors)).pace for actors in (1, 2, 4, 16)]
     assert_close(paces[0], 1 / 8)
     assert_close(paces[1], 2 / 8)
@@ -142,20 +143,20 @@ def test_actors_add_up_until_the_learner_is_full():
 
 def test_two_cores_pass_no_more_than_two_seconds_of_work_a_second():
     """8 actors, one second of rollout and one of the learner: each core does half of both."""
-    found = costs(rollout=1.0, step=0.5, system=0.5)
+    found = costs(rollout=1.0, learner_step=0.5, system=0.5)
     seen = outcome(found, system(actors=8, cores=2, queue=8), rollouts=400)
     assert 0.95 < seen.pace <= 1.0 + 1e-9
     assert outcome(found, system(actors=8, queue=8)).pace == pytest.approx(2.0)
 
 
 def test_a_learner_that_is_faster_does_only_its_own_work_faster():
-    found = costs(step=4.0, learner_gap=1.0)
+    found = costs(learner_step=4.0, learner_gap=1.0)
     assert_close(outcome(found, system(actors=4)).pace, 1 / 5)
     assert_close(outcome(found, system(actors=4, learner_speed=4.0)).pace, 1 / 2)
 
 
 def test_a_learner_that_fetches_waits_for_the_network_and_one_that_is_sent_to_does_not():
-    found = costs(step=1.0, header_bytes=2e6)
+    found = costs(learner_step=1.0, header_bytes=2e6)
     built = system(actors=8, network=LINK, threads=1)
     assert_close(outcome(found, built).pace, 1 / (1.0 + 2 * 0.5 + 2.0))
     # With a second thread the next messages come while a step is at work, as fast as the link is.
@@ -169,7 +170,7 @@ def test_a_learner_that_fetches_waits_for_the_network_and_one_that_is_sent_to_do
 
 
 def test_weights_go_out_once_per_version_and_machine():
-    found = costs(rollout=1.0, step=0.1, weights_bytes=1000)
+    found = costs(rollout=1.0, learner_step=0.1, weights_bytes=1000)
     apart = outcome(found, system(actors=8, per_step=8, actors_per_machine=1))
     together = outcome(found, system(actors=8, per_step=8, actors_per_machine=8))
     assert_close(apart.outward / apart.pace, 1000.0)
@@ -178,12 +179,12 @@ def test_weights_go_out_once_per_version_and_machine():
 
 def test_weights_are_loaded_only_where_they_are_new():
     """Two rollouts ordered together act with one version: 1 + 1 + 1, then a step of 1."""
-    found = costs(rollout=1.0, load=1.0, step=1.0)
+    found = costs(rollout=1.0, load=1.0, learner_step=1.0)
     assert_close(outcome(found, system(queue=2, per_step=2)).pace, 2 / 4)
 
 
 def test_a_link_full_of_weights_sets_the_pace():
-    found = costs(weights_bytes=2e6, step=0.01)
+    found = costs(weights_bytes=2e6, learner_step=0.01)
     network = dataclasses.replace(LINK, latency=0.0)
     seen = outcome(found, system(actors=50, queue=1, network=network))
     assert seen.pace == pytest.approx(0.5, rel=0.05)
@@ -191,20 +192,20 @@ def test_a_link_full_of_weights_sets_the_pace():
 
 def test_checkpoints_take_their_time():
     built = system(actors=4, checkpoint_every=10)
-    seen = outcome(costs(step=1.0, checkpoint=5.0), built, rollouts=200, warm_up=50)
+    seen = outcome(costs(learner_step=1.0, checkpoint=5.0), built, rollouts=200, warm_up=50)
     assert_close(seen.pace, 10 / 15)
 
 
 def test_a_driver_that_is_slow_sets_the_pace():
     """A receipt and a report of each rollout; of a step of ten, one report for all."""
-    found = costs(handle=1.0, step=0.1)
+    found = costs(handle=1.0, learner_step=0.1)
     assert outcome(found, system(actors=20)).pace == pytest.approx(1 / 2, rel=0.02)
     together = outcome(found, system(actors=20, per_step=10), rollouts=1000)
     assert together.pace == pytest.approx(1 / 1.1, rel=0.03)
 
 
 def test_a_step_ordered_ahead_hides_its_way_to_the_learner():
-    found = costs(step=1.0, learner_hop=1.0)
+    found = costs(learner_step=1.0, learner_hop=1.0)
     assert_close(outcome(found, system(actors=8, ahead=2)).pace, 1.0)
     assert_close(outcome(found, system(actors=8, ahead=1)).pace, 1 / 2)
 
@@ -216,7 +217,7 @@ ANY_COSTS = st.builds(
     costs,
     rollout=st.floats(0.1, 3.0),
     load=SECONDS,
-    step=st.floats(0.1, 3.0),
+    learner_step=st.floats(0.1, 3.0),
     message=SECONDS,
     kept_row=st.floats(0.0, 0.01),
     sent_row=st.floats(0.0, 0.01),
@@ -296,7 +297,7 @@ def test_staleness_is_the_orders_under_way_over_the_rollouts_of_a_step(
     actors, queue, per_step, rollout, step
 ):
     """Whoever is slow: in the time of an order all others are trained on once."""
-    found = costs(rollout=rollout, step=step, actor_spread=0.2, learner_spread=0.2)
+    found = costs(rollout=rollout, learner_step=step, actor_spread=0.2, learner_spread=0.2)
     built = system(actors=actors, queue=queue, per_step=per_step)
     seen = outcome(found, built, rollouts=40 * built.orders, warm_up=10 * built.orders)
     expected = actors * queue / per_step - 1
@@ -305,12 +306,12 @@ def test_staleness_is_the_orders_under_way_over_the_rollouts_of_a_step(
 
 def test_an_order_names_the_newest_version_the_driver_has_heard_of():
     """Steps that ended while the driver was busy are not published before its next turn."""
-    seen = outcome(costs(handle=1.0, step=0.1), system(actors=4, queue=1), rollouts=40)
+    seen = outcome(costs(handle=1.0, learner_step=0.1), system(actors=4, queue=1), rollouts=40)
     assert set(seen.staleness) == {3}
 
 
 def test_the_same_seed_gives_the_same_outcome_and_another_one_another():
-    found = costs(rollout=1.0, step=0.5, actor_spread=0.3, learner_spread=0.3)
+    found = costs(rollout=1.0, learner_step=0.5, actor_spread=0.3, learner_spread=0.3)
     built = system(actors=4, cores=2)
     first, again, other = (outcome(found, built, seed=seed) for seed in (0, 0, 1))
     assert first == again
@@ -319,7 +320,7 @@ def test_the_same_seed_gives_the_same_outcome_and_another_one_another():
 
 def test_the_spread_of_times_is_log_normal():
     """Mean exp(s^2 / 2) of the median: a learner that is always busy takes that long a step."""
-    found = costs(step=1.0, learner_spread=0.5)
+    found = costs(learner_step=1.0, learner_spread=0.5)
     seen = outcome(found, system(actors=4), rollouts=5000)
     assert 1 / seen.pace == pytest.approx(math.exp(0.125), rel=0.03)
 
@@ -347,7 +348,7 @@ def test_a_simulation_of_nothing_is_refused():
 
 def test_limits_are_what_each_resource_passes():
     found = costs(
-        rollout=2.0, step=3.0, message=0.5, handle=0.1, header_bytes=1e5, weights_bytes=2e5
+        rollout=2.0, learner_step=3.0, message=0.5, handle=0.1, header_bytes=1e5, weights_bytes=2e5
     )
     built = system(actors=4, network=LINK, prefetch=True, per_step=2)
     limits = theory.limits(found, built)
@@ -365,7 +366,7 @@ def test_limits_are_what_each_resource_passes():
 
 
 def test_what_takes_no_time_is_no_limit():
-    assert set(theory.limits(costs(rollout=1.0, step=1.0, header_bytes=1.0), system())) == {
+    assert set(theory.limits(costs(rollout=1.0, learner_step=1.0, header_bytes=1.0), system())) == {
         theory.ACTORS,
         theory.LEARNER,
         theory.AHEAD,
@@ -386,7 +387,7 @@ TINY = Settings(
     rollouts=50,
 )
 MADE_UP = costs(
-    rollout=1.0, step=0.1, message=0.01, kept_row=1e-4, sent_row=1e-4, handle=1e-3,
+    rollout=1.0, learner_step=0.1, message=0.01, kept_row=1e-4, sent_row=1e-4, handle=1e-3,
     header_bytes=1000.0, row_bytes=100.0, weights_bytes=1e5, learner_gap=0.01,
 )  # fmt: skip
 
@@ -404,19 +405,20 @@ class Quiet:
 @pytest.fixture(scope="module")
 def made_up():
     """Records of one task: made-up costs, measured paces 10% below simulated, TINY's systems."""
-    rows = list(run._records("digits", run.FITTED, math.nan, 0, 0, dataclasses.asdict(MADE_UP)))
+    log = Log("digits")
+    log.add(run.FITTED, 0, dataclasses.asdict(MADE_UP))
     for number, value in enumerate((0.001, 0.002, 0.003)):
         timed = dict.fromkeys(analysis.TIMED_LINES, value)
-        rows += run._records("digits", run.TIMED, math.nan, number, 0, timed)
+        log.add(run.TIMED, number, timed)
     for mode in run.MODES:
         for actors in TINY.real_actors:
             for seed in range(2):
                 for who, pace in ((run.MEASURED, 9.0 * actors), (run.SIMULATED, 10.0 * actors)):
                     values = {run.PACE: pace + 0.1 * seed, run.IDLE: 0.5, run.STALENESS: 1.0}
                     values[run.BYTES] = 5.0
-                    rows += run._records("digits", f"{who}, {mode}", actors, seed, 1, values)
-    rows += run._simulate(TINY, "digits", MADE_UP, Quiet())
-    return files.frame(rows, part="digits")
+                    log.add(f"{who}, {mode}", seed, values, x=actors, step=1)
+    run._simulate(TINY, MADE_UP, Quiet(), log)
+    return files.table(files.checked(log.runs(), part="digits"))
 
 
 @pytest.fixture(scope="module")

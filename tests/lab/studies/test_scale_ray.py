@@ -12,10 +12,10 @@ import pytest
 
 from kondo.actors.cluster import connected
 from kondo.actors.setup import Settings as RaySettings
-from kondo_lab.evidence import records as files
 from kondo_lab.studies.scale import STUDY, analysis, measure, real_runs, run
 from kondo_lab.studies.scale.settings import NETWORKS, Settings
 from kondo_lab.training import actors
+from lab.made_up import table_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -123,7 +123,7 @@ def test_the_whole_study_runs_and_is_analysed(monkeypatch):
         def stopped(self):
             return False
 
-    table = files.frame(part.run(Quiet()), part="digits")
+    table = table_of(part.run(Quiet()), part="digits")
     found = STUDY.analyse(table, TINY)
     assert {line.series for line in found.headline} >= {"digits, at source", "digits, send all"}
     assert len(found.figures) == 3

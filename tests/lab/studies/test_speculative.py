@@ -13,9 +13,9 @@ from kondo_lab.evidence.study import Estimate, Headline
 from kondo_lab.studies.speculative import STUDY, analysis, claims, draft_agreement, drafts, points
 from kondo_lab.studies.speculative.run import logged
 from kondo_lab.studies.speculative.settings import settings
-from kondo_lab.training.gates import Everything
 from kondo_lab.training.arms import Arm
-from kondo_lab.training.part import Record
+from kondo_lab.training.gates import Everything
+from lab.made_up import Record, table_of
 from lab.studies import toy
 from lab.training import toys
 from tolerances import assert_close
@@ -174,7 +174,7 @@ def full_records():
                     Record("mnist", series, rate, seed, step, *paid, name, value)
                     for name, value in values.items()
                 ]
-    return records.frame(made, part="mnist")
+    return table_of(made, part="mnist")
 
 
 def test_the_analysis_tells_agreement_error_and_cost(full_records):
@@ -243,7 +243,7 @@ def test_a_screen_that_no_seed_gets_to_the_target_with_has_an_infinite_cost(full
 
 
 def test_a_small_run_records_agreement_of_every_screen(folder):
-    table = records.read(folder / runner.RECORDS)
+    table = records.table(records.read(folder / runner.RECORDS))
     kept = table[table["metric"] == "kept agreement"]
     chosen = quick("small", None)
     assert set(kept["series"]) == {screen.series for screen in drafts.screens(chosen)}

@@ -17,7 +17,8 @@ from kondo_lab.evidence import plotting, progress, runner, statistics
 from kondo_lab.evidence.claims import by_lines
 from kondo_lab.evidence.study import Analysis, Estimate, FrontierPoint, Study
 from kondo_lab.evidence.study import headline as line
-from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training.part import Context, Part, Stopped
+from kondo_lab.training.record import Log
 
 STEPS = 10
 
@@ -49,11 +50,12 @@ def count(name, chosen, context, on_step, starts):
             raise Stopped
         on_step(name, step, context)
         context.progress((step + 1) / STEPS, f"step [{step}]")
+    log = Log(name, task="toy", learning_rate=1e-3)
     for seed in range(chosen.num_seeds):
         for step in range(STEPS + 1):
-            yield Record(
-                name, "PG", math.nan, seed, step, 100 * step, 3 * step, "error", value(seed, step)
-            )
+            error = {"error": value(seed, step)}
+            log.add("PG", seed, error, step=step, rollouts=100 * step, passes=3 * step)
+    return log.runs()
 
 
 def analyse(records, chosen):

@@ -15,15 +15,15 @@ from kondo_lab.models.sampler import sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import contenders, decisions, run, selections, step_seconds, timed_step
 from kondo_lab.training.alone import Learner
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.decisions import Batch
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
-from kondo_lab.training.member import Frictions
-from kondo_lab.training.member import Member, Population, Shape
+from kondo_lab.training.member import Frictions, Member, Population, Shape
 from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.record import keeping
 from kondo_lab.training.run import train
 from kondo_lab.training.step_seconds import seconds_per_step
 from kondo_lab.training.supervised import Start
+from lab.made_up import lines_of
 from tolerances import assert_close
 
 GRPO = {"loss": contenders.CLIPPED, "divided": True}
@@ -52,6 +52,8 @@ KEPT = text_arm(name="DG-K 30%", gate=kondo.Gate(rate=0.3))
 
 class Echo:
     """Repeat the first token of the prompt, then end: a policy that knows nothing gets some."""
+
+    title = "echo"
 
     prompt_length, answer_length = PROMPT_LENGTH, ANSWER_LENGTH
 
@@ -218,9 +220,8 @@ def test_a_gate_for_everything_keeps_zero_delight_too(eta):
 def test_training_on_what_is_kept_learns_the_task():
     one = learner(learning_rate=2e-2)
     before = one.evaluate()["held-out reward"]
-    records = train(
-        one, context(), part="echo", num_steps=60, log_steps=[30], evaluate_steps=[0, 60]
-    )
+    found = train(one, context(), part="echo", num_steps=60, log_steps=[30], evaluate_steps=[0, 60])
+    records = lines_of(found)
     held_out = {r.step: r.value for r in records if r.metric == "held-out reward"}
     assert held_out == {0: before, 60: one.evaluate()["held-out reward"]}
     assert held_out[60] > 0.9 > 0.6 > held_out[0]
@@ -243,7 +244,7 @@ def context(tmp=None, *, stop_after=math.inf):
 
 
 def without_seconds(records):
-    return [record for record in records if not record.metric.startswith("seconds")]
+    return keeping(records, lambda row, metric: not metric.startswith("seconds"))
 
 
 def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
@@ -254,11 +255,12 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
         trained(learner(), context(tmp_path, stop_after=4))
     records = trained(learner(), context(tmp_path))
     assert without_seconds(records) == without_seconds(expected)
-    assert {r.step for r in records} == {0, 2, 5, 7}
+    assert [row["step"] for row in records[0].curve] == [0, 2, 5, 7]
 
 
 def test_records_say_what_was_paid():
-    records = train(learner(DENSE, setting=0.5), context(), part="p", num_steps=2, log_steps=[1])
+    found = train(learner(DENSE, setting=0.5), context(), part="p", num_steps=2, log_steps=[1])
+    records = lines_of(found)
     values = {(r.step, r.metric): r.value for r in records}
     assert values[2, "rows differentiated"] == 64
     assert values[2, "kept tokens"] == 32 * values[2, "completion length"]
@@ -334,8 +336,8 @@ def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
     tokens = {name: {step.learned.tokens for step in steps} for name, steps in found.items()}
     assert tokens["PG plain"] == {32 * (PROMPT_LENGTH + ANSWER_LENGTH)}
     assert max(tokens["DG-K 30%"]) < min(tokens["PG"])
-    records = step_seconds.seconds_records("seconds", found, one)
-    metrics = {(r.series, r.metric): r.value for r in records}
+    made = step_seconds.seconds_runs("seconds", found, one)
+    metrics = {(run.arm, name): value for run in made for name, value in run.curve[0].items()}
     for name, steps in found.items():
         for stage in (*timed_step.STAGES, timed_step.LEARNER, timed_step.LOOP):
             low, middle, high = (metrics[name, f"seconds {stage} p{p}"] for p in (20, 50, 80))
@@ -439,7 +441,7 @@ def test_a_run_ends_where_it_is_enough(tmp_path):
         enough=enough,
     )
     assert asked == [2]  # after evaluated steps alone; by then 0, 1 and 2 were logged
-    assert max(record.step for record in found) == 2
+    assert max(row["step"] for row in found[0].curve) == 2
 
 
 def test_the_likeliest_answers_are_measured_where_asked_for():

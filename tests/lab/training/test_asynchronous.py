@@ -7,8 +7,7 @@ import torch
 
 from kondo_lab.training.asynchronous import LAG, TURNS, AsynchronousPopulation, running
 from kondo_lab.training.corrections import corrections
-from kondo_lab.training.member import NONE, Frictions
-from kondo_lab.training.member import Member, Population, Shape
+from kondo_lab.training.member import NONE, Frictions, Member, Population, Shape
 from kondo_lab.training.supervised import warm_start
 from lab.training import language_toys as toys
 

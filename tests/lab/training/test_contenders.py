@@ -12,7 +12,6 @@ from kondo.lm import BudgetGate
 from kondo_lab.models.sampler import Sampled
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import contenders, decisions
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.decisions import Batch, Chosen, decide, loss
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
 from no_reads import NoReads

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kondo_lab.training import cuda_graphs
-from kondo_lab.training.cuda_graphs import Captured
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.cuda_graphs import Captured
 from lab.training import toys
 from tolerances import assert_close
 

@@ -9,8 +9,8 @@ import torch
 import kondo
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import draft_screens
-from kondo_lab.training.gates import Everything
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.gates import Everything
 from lab.training import toys
 from tolerances import TOLERANCES, assert_close
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from kondo.run_files import save_state
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import run
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.frictions import KINDS, Snapshots
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.losses import ImportanceWeighted
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Frictions
 from kondo_lab.training.part import Context, Stopped
 from lab.training import toys

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import kondo
 from kondo_lab.training import arms
-from kondo_lab.training.losses import CrossEntropy, ExactPG, PreferenceOptimisation
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.losses import CrossEntropy, ExactPG, PreferenceOptimisation
 from kondo_lab.training.programs import BanditProgram
 from lab.training import toys
 from tolerances import assert_close

@@ -9,8 +9,7 @@ from kondo_lab.training import decisions
 from kondo_lab.training import language_frictions as frictions
 from kondo_lab.training.alone import Learner
 from kondo_lab.training.corrections import corrections
-from kondo_lab.training.member import NONE, Frictions, Frictions
-from kondo_lab.training.member import Member, Population, Shape, effective_share
+from kondo_lab.training.member import NONE, Frictions, Member, Population, Shape, effective_share
 from kondo_lab.training.supervised import warm_start
 from lab.training import language_toys as toys
 from lab.training.toys import HostIsBlind

@@ -4,24 +4,24 @@ import math
 
 import pytest
 import torch
+from kondo_lab.models.language_model import compute_dtype
+from kondo_lab.training.language_population import MEANS, TOTALS, Member, Population, Shape
 
 import kondo
 from kondo import signals
 from kondo.lm import BudgetGate
-from kondo_lab.evidence import records
 from kondo_lab.models.architecture import compute_dtype
 from kondo_lab.models.sampler import sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text import NUM_TOKENS, make
 from kondo_lab.training import contenders, decisions, run
 from kondo_lab.training import language_population as population
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.decisions import Batch
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
-from kondo_lab.training.language_population import MEANS, TOTALS, Member, Population, Shape
 from kondo_lab.training.part import Context, Stopped
 from kondo_lab.training.run import train
 from kondo_lab.training.supervised import Start, mean_reward, warm_start
+from lab.made_up import lines_of, table_of
 from lab.training import language_toys as toys
 from lab.training.toys import HostIsBlind
 from tolerances import assert_close
@@ -311,7 +311,7 @@ def test_records_say_who_when_and_at_what_cost(tmp_path):
         log_steps=[2],
         evaluate_steps=[0, 3],
     )
-    table = records.frame(found, part="p")
+    table = table_of(found, part="p")
     held_out = {"held-out reward", "held-out sampled reward"}
     logged = {*MEANS, *TOTALS}
     by_step = {step: set(of_step["metric"]) for step, of_step in table.groupby("step")}
@@ -342,7 +342,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch, device):
     if device.type == "cpu":
         assert resumed == whole
     else:  # a GPU may take another kernel for a replay than for a first call
-        for one, other in zip(resumed, whole, strict=True):
+        for one, other in zip(lines_of(resumed), lines_of(whole), strict=True):
             assert (one[:6], one.metric) == (other[:6], other.metric)
 
 
@@ -362,7 +362,8 @@ def test_populations_train_side_by_side(tmp_path):
     def key(record):
         return (record.metric, record.series, record.seed, record.step)
 
-    for one, other in zip(sorted(found, key=key), sorted(expected, key=key), strict=True):
+    both = (sorted(lines_of(each), key=key) for each in (found, expected))
+    for one, other in zip(*both, strict=True):
         assert key(one) == key(other)
         assert_close(one.value, other.value, dtype=torch.float32)
 
@@ -386,7 +387,8 @@ def test_a_text_task_trains_from_end_to_end(tmp_path):
     found = train(
         trained, context(tmp_path), part="p", num_steps=2, log_steps=[], evaluate_steps=[2]
     )
-    assert all(math.isfinite(record.value) for record in found)
+    assert all(math.isfinite(line.value) for line in lines_of(found))
+    assert {run.task for run in found} == {"addition-1"}
 
 
 @pytest.mark.gpu

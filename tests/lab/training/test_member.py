@@ -4,9 +4,9 @@ from functools import partial
 import pytest
 
 import kondo
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything, QuantileGate
 from kondo_lab.training.losses import CrossEntropy, ExactPG, ImportanceWeighted
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Frictions
 
 

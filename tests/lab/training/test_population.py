@@ -7,8 +7,8 @@ import torch
 
 import kondo
 from kondo.run_files import save_state
-from kondo_lab.training.gates import Everything, QuantileGate
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.gates import Everything, QuantileGate
 from lab.training import toys
 from tolerances import assert_close
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import kondo
-from kondo_lab.training.gates import Everything
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.gates import Everything
 from lab.training import toys
 from tolerances import assert_close
 

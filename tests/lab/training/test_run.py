@@ -7,6 +7,7 @@ import torch
 from kondo_lab.training import run
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.part import Context, DamagedCheckpointError, Stopped
+from lab.made_up import lines_of
 from lab.training import toys
 from tolerances import assert_close
 
@@ -57,9 +58,13 @@ def assert_same(found, expected, device):
     if device.type == "cpu":
         assert found == expected
         return
+    assert_near(lines_of(found), lines_of(expected), dtype=torch.float32)
+
+
+def assert_near(found, expected, **options):
     assert [r._replace(value=0) for r in found] == [r._replace(value=0) for r in expected]
     values = (torch.tensor([r.value for r in records]) for records in (found, expected))
-    assert_close(*values, dtype=torch.float32)
+    assert_close(*values, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +74,10 @@ def look_often(monkeypatch):
 
 def test_records_say_who_when_and_at_what_cost(tmp_path):
     population = bandits()
-    records = run.train(population, context(tmp_path), part="p", num_steps=7, log_steps=[2, 5])
+    found = run.train(population, context(tmp_path), part="p", num_steps=7, log_steps=[2, 5])
+    records = lines_of(found)
+    assert [run.learning_rate for run in found] == [m.learning_rate for m in population.members]
+    assert {run.task for run in found} == {population.program.task.title}
     assert [r.step for r in records] == [step for step in (2, 5, 7) for _ in population.members]
     assert {r.metric for r in records} == {"online error"}
     assert {r.part for r in records} == {"p"}
@@ -85,7 +93,8 @@ def test_records_say_who_when_and_at_what_cost(tmp_path):
 
 
 def test_online_error_and_backward_are_those_counted_by_hand(tmp_path):
-    records = run.train(bandits(), context(tmp_path), part="p", num_steps=7, log_steps=[2, 5])
+    found = run.train(bandits(), context(tmp_path), part="p", num_steps=7, log_steps=[2, 5])
+    records = lines_of(found)
     by_hand = bandits()
     errors, kept, expected = [[] for _ in by_hand.members], [0 for _ in by_hand.members], []
     for step in range(1, 8):
@@ -110,7 +119,7 @@ def test_evaluated_steps_add_the_held_out_error_and_the_probe(tmp_path):
         asked.append(trained.num_steps)
         return {"norm": trained.parameters["0.weight"].flatten(1).norm(dim=1)}
 
-    records = run.train(
+    trained = run.train(
         population,
         context(tmp_path),
         part="p",
@@ -119,6 +128,7 @@ def test_evaluated_steps_add_the_held_out_error_and_the_probe(tmp_path):
         evaluate_steps=[3, 6],
         probe=probe,
     )
+    records = lines_of(trained)
     assert asked == [3, 6]
     steps = {
         metric: sorted({r.step for r in records if r.metric == metric})
@@ -169,10 +179,7 @@ def test_populations_made_by_row_shape_hold_every_member_once(tmp_path, device):
     def order(record):
         return record.series, record.step
 
-    found, expected = sorted(found, key=order), sorted(expected, key=order)
-    assert [r._replace(value=0) for r in found] == [r._replace(value=0) for r in expected]
-    values = (torch.tensor([r.value for r in records]) for records in (found, expected))
-    assert_close(*values)
+    assert_near(*(sorted(lines_of(each), key=order) for each in (found, expected)))
 
 
 @pytest.mark.parametrize("stop_after", [3, 5, 9])  # between logs, at a log, and at both
@@ -203,7 +210,7 @@ def test_a_stopped_run_resumes_bit_by_bit(tmp_path, device, stop_after):
 def test_a_run_at_its_end_is_not_stopped(tmp_path):
     user = User(stop_at=1.0)
     records = run.train(sequences(), context(tmp_path, user), part="p", num_steps=3, log_steps=[])
-    assert {r.step for r in records} == {3}
+    assert {row["step"] for one in records for row in one.curve} == {3}
     assert not (tmp_path / "part.pt").exists()
 
 

@@ -9,9 +9,9 @@ from kondo_lab.models.sampler import Sampled
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text.alphabet import encode
 from kondo_lab.training import selections
-from kondo_lab.training.language_arms import Arm, PartialDelight
 from kondo_lab.training.decisions import Batch, decide, fixed_rows, loss
 from kondo_lab.training.gates import WeightedGate
+from kondo_lab.training.language_arms import PartialDelight
 from no_reads import NoReads
 from oracles import core
 from tolerances import assert_close

@@ -13,6 +13,7 @@ from kondo_lab.models.networks import MLP
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything, QuantileGate
 from kondo_lab.training.losses import (
     CrossEntropy,
@@ -20,7 +21,6 @@ from kondo_lab.training.losses import (
     ImportanceWeighted,
     PreferenceOptimisation,
 )
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Frictions, Member
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram, SequenceProgram

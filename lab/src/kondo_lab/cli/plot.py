@@ -72,7 +72,9 @@ def _newest(study: "Study") -> Path:
     written = {
         path: max(file.lstat().st_mtime for file in files)
         for path in (*runs, *kept)
-        if (files := [*filter(os.path.lexists, [path / RECORDS]), *path.glob(f"{PARTS}/*.csv.gz")])
+        if (
+            files := [*filter(os.path.lexists, [path / RECORDS]), *path.glob(f"{PARTS}/*.jsonl.gz")]
+        )
     }
     if not written:
         raise CommandError(

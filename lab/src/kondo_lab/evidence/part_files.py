@@ -1,28 +1,29 @@
-"""Records of single parts, which a run keeps until its last part is finished.
+"""Runs of single parts, which a run keeps until its last part is finished.
 
-    out/parts/<part>.csv.gz             of a finished part
-    out/parts/<part>.partial.csv.gz     of a part that was stopped
+    out/parts/<part>.jsonl.gz           of a finished part
+    out/parts/<part>.partial.jsonl.gz   of a part that was stopped
 
-`records.csv.gz` holds them all, by the name of their part. So a run whose `parts` are not there,
+`runs.jsonl.gz` holds them all, by the name of their part. So a run whose `parts` are not there,
 such as a committed one, can go on too.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from kondo.run_files import DamagedFileError
 from kondo_lab.evidence import records
 from kondo_lab.training.part import Part
+from kondo_lab.training.record import Run
 
-RECORDS = "records.csv.gz"
+RECORDS = "runs.jsonl.gz"
+OLDER_RECORDS = "records.csv.gz"
+"""Of older versions: a table instead of runs."""
 PARTS = "parts"
 
 
 def path_of(out: Path, part: str, *, partial: bool = False) -> Path:
     """Return where a part's records go: all of them, or those of a part that was stopped."""
-    return out / PARTS / f"{part}{'.partial' if partial else ''}.csv.gz"
+    return out / PARTS / f"{part}{'.partial' if partial else ''}.jsonl.gz"
 
 
 def finished(out: Path, parts: Sequence[Part]) -> list[str]:
@@ -36,26 +37,26 @@ def all_files(out: Path, parts: Sequence[Part]) -> list[Path]:
 
 
 def gather(out: Path, files: Sequence[Path]) -> bool:
-    """Write the records of the parts that are there as one table; return whether there are any."""
-    tables: dict[str, pd.DataFrame] = {}
+    """Write the runs of the parts that are there into one file; return whether there are any."""
+    runs: dict[str, list[Run]] = {}
     for path in files:  # of a part that is finished and was stopped before, the whole one is first
-        if path.exists() and _part_of(path) not in tables:
-            tables[_part_of(path)] = _read(path)
-    if tables:
-        records.write(out / RECORDS, pd.concat(tables.values(), ignore_index=True))
-    return bool(tables)
+        if path.exists() and _part_of(path) not in runs:
+            runs[_part_of(path)] = _read(path)
+    if runs:
+        records.write(out / RECORDS, [run for some in runs.values() for run in some])
+    return bool(runs)
 
 
 def _part_of(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def _read(path: Path) -> pd.DataFrame:
-    """Return the records of a part's file, which are all of that part."""
-    table = records.read(path)
-    if others := sorted(set(table["part"]) - {_part_of(path)}):
+def _read(path: Path) -> list[Run]:
+    """Return the runs of a part's file, which are all of that part."""
+    runs = records.read(path)
+    if others := sorted({run.part for run in runs} - {_part_of(path)}):
         raise DamagedFileError(f"{path} is damaged (has records of {', '.join(others)}).")
-    return table
+    return runs
 
 
 def check(files: Sequence[Path]) -> None:
@@ -84,11 +85,11 @@ def restore(out: Path, names: Sequence[str]) -> None:
     missing = [name for name in names if not path_of(out, name).exists()]
     if not missing or not (out / RECORDS).exists():
         return
-    table = records.read(out / RECORDS)
-    for name in sorted(set(missing) - set(table["part"])):
+    runs = records.read(out / RECORDS)
+    for name in sorted(set(missing) - {run.part for run in runs}):
         raise DamagedFileError(
             f"{out / RECORDS} has no records of part {name!r}, which the manifest calls "
             f"finished. Put a good copy in its place, or run the study into another folder."
         )
     for name in missing:
-        records.write(path_of(out, name), table[table["part"] == name])
+        records.write(path_of(out, name), [run for run in runs if run.part == name])

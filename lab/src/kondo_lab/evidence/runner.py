@@ -1,8 +1,8 @@
 """Runs a study into a folder, resumes it there, and analyses what the folder holds.
 
     out/manifest.json      what is run; "finished" tells whether all of it was
-    out/parts/<part>.csv.gz, <part>.partial.csv.gz, <part>.checkpoint      while it is not
-    out/records.csv.gz, curves.csv.gz, headline.csv, frontier.csv, *.png      what came of it
+    out/parts/<part>.jsonl.gz, <part>.partial.jsonl.gz, <part>.checkpoint      while it is not
+    out/runs.jsonl.gz, curves.csv.gz, headline.csv, frontier.csv, *.png      what came of it
 
 The analysis reads records back from their file, so that it sees the same numbers in every run.
 """
@@ -24,7 +24,7 @@ from rich.console import Console
 
 from kondo.run_files import LOCK, DamagedFileError, WriteError, locked, set_aside
 from kondo_lab.evidence import part_files, plotting, progress, records, statistics
-from kondo_lab.evidence.part_files import PARTS, RECORDS, path_of
+from kondo_lab.evidence.part_files import OLDER_RECORDS, PARTS, RECORDS, path_of
 from kondo_lab.evidence.result_folder import CLAIMS, CURVES, FRONTIER, HEADLINE, MANIFEST, MEND
 from kondo_lab.evidence.run_manifest import FinishedError as FinishedError
 from kondo_lab.evidence.run_manifest import FolderError as FolderError
@@ -41,6 +41,7 @@ from kondo_lab.evidence.run_manifest import read_manifest as read_manifest
 from kondo_lab.evidence.study import Analysis, Claim, FrontierPoint, Headline, Study
 from kondo_lab.training import provenance
 from kondo_lab.training.part import Context, DamagedCheckpointError, Part, Stopped
+from kondo_lab.training.record import Run
 from kondo_lab.training.worker_pool import stop_on_interrupt
 
 _WRITTEN = (MANIFEST, RECORDS, CURVES, HEADLINE, CLAIMS, FRONTIER)
@@ -134,6 +135,11 @@ def _reanalyse(study: Study, folder: Path) -> tuple[Analysis, list[Path]]:
             f"{folder} is in the older format of `kondo demo`, which this version cannot read. "
             "Its manifest.json and figure.png can be read as they are; run the demo again for more."
         )
+    if not os.path.lexists(folder / RECORDS) and (folder / OLDER_RECORDS).exists():
+        raise FolderError(
+            f"{folder} holds {OLDER_RECORDS}, which versions before 0.3 wrote and this one cannot "
+            "read. Use the commit in its manifest, or run the study again into another folder."
+        )
     if manifest is None or not (os.path.lexists(folder / RECORDS) or (folder / PARTS).exists()):
         raise FolderError(f"{folder} holds no records of a run: no {MANIFEST} or no {RECORDS}.")
     try:
@@ -194,12 +200,13 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
             partial.unlink(missing_ok=True)
             try:
                 report(0.0, "")
-                records.write(path_of(order.out, part.name), _made(part, context, console))
+                made = _made(part, context, console)
+                records.write(path_of(order.out, part.name), _signed(made, manifest))
                 manifest["finished_parts"] = part_files.finished(order.out, parts)
             except Stopped as stopped:
-                if stopped.records:
-                    table = records.frame(stopped.records, part=part.name)
-                    records.write(partial, table)
+                if stopped.runs:
+                    made = records.checked(stopped.runs, part=part.name)
+                    records.write(partial, _signed(made, manifest))
                 return True
             except Exception as error:
                 error.add_note(
@@ -217,15 +224,26 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
     return False
 
 
-def _made(part: Part, context: Context, console: Console) -> pd.DataFrame:
-    """Return the records of a part; it starts anew if it cannot read its checkpoint."""
+def _signed(runs: Iterable[Run], manifest: Manifest) -> list[Run]:
+    """Return runs that say of which study they are, on which device and by which commit."""
+    environment = manifest["environment"]
+    about = {
+        "study": manifest["study"],
+        "device": environment.get("gpu", environment["device"]),
+        "commit": environment["commit"],
+    }
+    return [dataclasses.replace(run, about={**about, **run.about}) for run in runs]
+
+
+def _made(part: Part, context: Context, console: Console) -> list[Run]:
+    """Return the runs of a part; it starts anew if it cannot read its checkpoint."""
     try:
-        return records.frame(part.run(context), part=part.name)
+        return records.checked(part.run(context), part=part.name)
     except DamagedCheckpointError as error:
         name = set_aside(context.checkpoint).name
         text = f"{error} It is set aside as {name}; part {part.name} starts anew."
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-        return records.frame(part.run(context), part=part.name)
+        return records.checked(part.run(context), part=part.name)
 
 
 def _analyse(
@@ -238,7 +256,7 @@ def _analyse(
     """
     path = folder / RECORDS
     try:
-        table = records.read(path)
+        table = records.table(records.read(path))
         if lost := _lost(study, settings, manifest, table):
             raise DamagedFileError(
                 f"{path} is damaged (has no records of {', '.join(lost)}, which {MANIFEST} calls "
@@ -255,7 +273,7 @@ def _analyse(
         _check_places(folder, [*manifest["figures"], *(path.name for path in pictures)])
         for path, figure in pictures.items():
             plotting.save(figure, path)
-    records.write(folder / CURVES, statistics.over_seeds(table))
+    records.write_table(folder / CURVES, statistics.over_seeds(table))
     records.write_rows(folder / HEADLINE, Headline, analysis.headline)
     records.write_rows(folder / CLAIMS, Claim, analysis.claims)
     written = [folder / CURVES, folder / HEADLINE, folder / CLAIMS, *pictures]

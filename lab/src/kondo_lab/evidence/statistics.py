@@ -1,7 +1,7 @@
 """Numbers out of records: means over seeds, curves, and what was paid until a quality was reached.
 
-`records` is a table with the fields of `kondo_lab.training.part.Record` as columns. Wherever one is
-chosen, `setting` may be left out if the series has only one.
+`records` is a table, as `kondo_lab.evidence.records.table` makes one of runs. Wherever a setting is
+chosen, it may be left out if the series has only one.
 """
 
 import math

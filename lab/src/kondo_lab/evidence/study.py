@@ -183,7 +183,7 @@ class Study:
     parts: Callable[[Any], list[Part]]
     """settings -> parts."""
     analyse: "Callable[[pandas.DataFrame, Any], Analysis]"
-    """(records, one column per field of Record; settings) -> analysis. Some parts may be missing
-    when a run was stopped early: skip what they feed."""
+    """(the runs, as `records.table` makes a table of them; settings) -> analysis. Some parts may be
+    missing when a run was stopped early: skip what they feed."""
     cpu_only: bool = False
     """Whether it trains on the CPU wherever it runs."""

@@ -12,20 +12,18 @@ are judged, by `judge_fresh_seeds`.
 import argparse
 import dataclasses
 import gc
-import gzip
-import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from kondo_lab.evidence import records
 from kondo_lab.studies import reversals
-from kondo_lab.studies.mnist_dg.holdout import curve
 from kondo_lab.studies.mnist_stale.run import methods as stale_methods
 from kondo_lab.studies.mnist_stale.settings import Settings as Stale
 from kondo_lab.studies.reversal_frictions import run as frictions
@@ -34,8 +32,9 @@ from kondo_lab.tasks.draws import HAS_TRITON
 from kondo_lab.training import arms, image_bandits, learner_error, run
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Frictions, Member, each_seed
-from kondo_lab.training.part import Context, Record
+from kondo_lab.training.part import Context
 from kondo_lab.training.population import Population
+from kondo_lab.training.record import Run, keeping
 
 REVERSAL = Settings()
 STALE = Stale()
@@ -164,8 +163,8 @@ def _populations(asked: Job, context: Context) -> list[Population]:
     ]
 
 
-def runs(asked: Job, part: str, context: Context, commit: str) -> Iterator[dict[str, Any]]:
-    """Train a job; yield a row for each run."""
+def runs(asked: Job, part: str, context: Context, commit: str) -> list[Run]:
+    """Train a job and return the runs."""
     images = asked.study == "mnist-stale"
     probe = partial(learner_error.sequence_error, num_prompts=REVERSAL.test_prompts)
     if images:
@@ -180,26 +179,18 @@ def runs(asked: Job, part: str, context: Context, commit: str) -> Iterator[dict[
             evaluate_steps=asked.log_steps if asked.evaluated else (),
             probe=probe if asked.evaluated else None,
         )
-    by_run: dict[tuple[str, float, int], list[Record]] = {}
-    for each in found:
-        if each.metric != learner_error.DIVERGED or each.value:  # kept where a run diverged
-            by_run.setdefault((each.series, each.setting, each.seed), []).append(each)
     gpu = context.device.type == "cuda"
-    shared = {
+    about = {
         "study": asked.study,
-        "part": part,
-        "k": 1,
-        "learning_rate": STALE.learning_rate if images else RATE,
         "device": torch.cuda.get_device_name() if gpu else "cpu",
         "torch": torch.__version__,
         "triton": _triton() if gpu else "",
         "commit": commit,
+        "x_name": asked.x,
     }
-    for (arm, x, seed), own in by_run.items():
-        sizes = {"H": 10, "M": 2} | {asked.x: round(x)}
-        task = "mnist bandit" if images else f"reversal H={sizes['H']} M={sizes['M']}, prefix"
-        one = {"task": task, "arm": arm, "x_name": asked.x, "x": x, "seed": seed}
-        yield {**shared, **one, "curve": curve(own)}
+    # That a run diverged is kept where it did.
+    kept = keeping(found, lambda row, metric: metric != learner_error.DIVERGED or bool(row[metric]))
+    return [dataclasses.replace(run, about=about) for run in kept]
 
 
 def _triton() -> str:
@@ -245,16 +236,15 @@ def main() -> None:
                 checkpoint=Path(folder) / "part.pt",
             )
             try:
-                lines = [json.dumps(row) + "\n" for row in runs(asked, name, context, given.commit)]
+                made = runs(asked, name, context, given.commit)
             except TimeUpError as error:
                 print(f"{time.monotonic() - start:.0f} s: {each} stopped {error}", flush=True)
                 break
-        with gzip.open(given.out / f"{name}.jsonl.gz", "at", encoding="utf-8") as file:
-            file.writelines(lines)
+        records.add(given.out / f"{name}.jsonl.gz", map(records.line, made))
         took = time.monotonic() - begun
         slower = max(0.5, took / asked.seconds)
         expected = f"{asked.seconds:.0f} expected"
-        print(f"{each}: {len(lines)} runs, {took:.0f} s, {expected}", flush=True)
+        print(f"{each}: {len(made)} runs, {took:.0f} s, {expected}", flush=True)
         gc.collect()
         if given.device == "cuda":
             torch.cuda.empty_cache()

@@ -14,8 +14,6 @@ p is one-sided, by Holm within family, role, test and factor; missed: the opposi
 that never gets there costs infinity, and in growth whichever bound makes it harder to call.
 """
 
-import gzip
-import json
 import math
 import statistics
 import sys
@@ -28,6 +26,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import fisher_exact, mannwhitneyu
 
+from kondo_lab.evidence import records
 from kondo_lab.studies.reversals import longest_of
 
 Row: TypeAlias = dict[str, str]
@@ -123,12 +122,11 @@ def judge(rules: list[Row], runs: Runs) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    records: Runs = defaultdict(dict)
+    found: Runs = defaultdict(dict)
     for path in map(Path, sys.argv[2:-1]):
-        for line in gzip.decompress(path.read_bytes()).splitlines():
-            run = json.loads(line)
+        for run in records.lines(path):
             part = run["part"].removesuffix("-pg")
-            records[part, run["arm"], run["x"]][run["seed"]] = run["curve"]
+            found[part, run["arm"], run["x"]][run["seed"]] = run["curve"]
     given = pd.read_csv(sys.argv[1], dtype=str, keep_default_na=False).to_dict("records")
-    verdicts = judge(given, records)
+    verdicts = judge(given, found)
     verdicts.to_csv(sys.argv[-1], index=False, float_format="%.4g", lineterminator="\n")

@@ -15,9 +15,10 @@ from kondo_lab.tasks.base import Credit
 from kondo_lab.tasks.reversal import ReversalTask
 from kondo_lab.training import run
 from kondo_lab.training.member import Member
-from kondo_lab.training.part import Context, Record
+from kondo_lab.training.part import Context
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import SequenceProgram
+from kondo_lab.training.record import Run
 
 Points = Mapping[float, float]
 """x -> what was read off a figure there."""
@@ -130,7 +131,7 @@ def train(
     precision: str,
     log_steps: Sequence[int] | None = None,
     **options: Any,
-) -> list[Record]:
+) -> list[Run]:
     """Train with products of this precision, logged at every fortieth of the way unless told."""
     if log_steps is None:
         log_steps = [num_steps * place // 40 for place in range(1, 41)]

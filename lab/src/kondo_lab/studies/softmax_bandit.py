@@ -6,19 +6,20 @@ R = 1{A = y*}, p = pi(y*), K - 1 wrong arms of equal probability and a constant 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from kondo_lab.training.part import Context, Record, Stopped
+from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.record import Log, Run
 from kondo_lab.training.worker_pool import one_thread
 
 
-def on_one_thread(run: Callable[[Context], Iterable[Record]]) -> Callable[[Context], list[Record]]:
+def on_one_thread(run: Callable[[Context], Iterable[Run]]) -> Callable[[Context], list[Run]]:
     """Return a part's run that computes on one thread: the tensors here are small."""
 
-    def alone(context: Context) -> list[Record]:
+    def alone(context: Context) -> list[Run]:
         with one_thread():
             return list(run(context))
 
@@ -33,20 +34,21 @@ def report(context: Context, share: float, note: str) -> None:
 
 
 def by_seed(
-    part: str,
-    series: str,
-    setting: float,
+    log: Log,
+    arm: str,
+    x: float,
     measured: Mapping[str, Tensor],
     *,
     step: int = 0,
-    forward: int = 0,
-    backward: int | Tensor = 0,
-) -> Iterator[Record]:
-    """Yield the records of measured numbers, metric -> [seeds]; `backward` may be [seeds] too."""
-    for metric, values in measured.items():
-        for seed, value in enumerate(values.tolist()):
-            paid = int(backward[seed]) if isinstance(backward, Tensor) else backward
-            yield Record(part, series, setting, seed, step, forward, paid, metric, value)
+    rollouts: int = 0,
+    passes: int | Tensor = 0,
+) -> None:
+    """Log measured numbers, metric -> [seeds]; `passes` may be [seeds] too."""
+    by_metric = {metric: values.tolist() for metric, values in measured.items()}
+    for seed, values in enumerate(zip(*by_metric.values(), strict=True)):
+        paid = int(passes[seed]) if isinstance(passes, Tensor) else passes
+        found = dict(zip(by_metric, values, strict=True))
+        log.add(arm, seed, found, x=x, step=step, rollouts=rollouts, passes=paid)
 
 
 def peaked(p: float, num_arms: int) -> Tensor:

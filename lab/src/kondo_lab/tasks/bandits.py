@@ -43,6 +43,11 @@ class ImageBandit:
         return cls("mnist", mnist.load(folder), num_actions=mnist.NUM_DIGITS, device=device)
 
     @property
+    def title(self) -> str:
+        """Name of the images, as records have it."""
+        return f"{self.name} bandit"
+
+    @property
     def test_inputs(self) -> Tensor:
         """[m, num_inputs] float32 in [0, 1]: the held-out images, converted at each call."""
         return self.data.shown(self.data.test_images)

@@ -79,6 +79,12 @@ class SequenceTask(ABC):
         self.num_tokens = num_tokens
         self.credit, self.kappa = reward, kappa
 
+    @property
+    def title(self) -> str:
+        """Name, length H, vocabulary M and what is paid for, as records have it."""
+        paid = "prefix" if self.credit == "to_first_error" else "tokens"
+        return f"{self.name} H={self.answer_length} M={self.num_tokens}, {paid}"
+
     @abstractmethod
     def prompts(self, draws: Draws, step: int | Tensor, num_prompts: int) -> Tensor:
         """Return [P, num_prompts, prompt_length] int64, fresh at every step."""

@@ -9,9 +9,10 @@ from kondo_lab.models.networks import Initialisation
 from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.training import run
 from kondo_lab.training.member import Member
-from kondo_lab.training.part import Context, Record
+from kondo_lab.training.part import Context
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram
+from kondo_lab.training.record import Run
 
 Data = Literal["mnist", "digits"]
 
@@ -45,7 +46,7 @@ def populations(
 
 def train(
     settings: Any, context: Context, members: Sequence[Member], *, samples: int = 1, **options: Any
-) -> list[Record]:
+) -> list[Run]:
     """Train the members on images, `samples` actions for each.
 
     `settings` have data, width, batch and initialisation; `options` are those of `run.train`.

@@ -1,39 +1,19 @@
-"""What a part of a study is, and what it gives back: records.
+"""What a part of a study is, and what it gives back: runs.
 
-A part knows nothing of files: it is given a `Context`, reports progress, and returns records.
+A part knows nothing of files: it is given a `Context`, reports progress, and returns runs.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
 from kondo.run_files import DamagedFileError, check_regular
+from kondo_lab.training.record import Run
 
 T = TypeVar("T")
-
-
-class Record(NamedTuple):
-    """One number of one member. A table of records is all that analysis gets."""
-
-    part: str
-    """Name of the part that made it."""
-    series: str
-    """The line in the figure, as in the papers' legends: PG, DG, DG-K 3%, ..."""
-    setting: float
-    """What the part sweeps (rate, noise, length, ...); NaN where it sweeps nothing."""
-    seed: int
-    step: int
-    """Updates made; 0 where there is no training."""
-    forward: int
-    """Samples seen so far by this member."""
-    backward: int
-    """Samples a backward pass was paid for so far."""
-    metric: str
-    """online error, test error, cosine, seconds, ..."""
-    value: float
 
 
 class Stopped(Exception):  # noqa: N818 (a request granted, not an error)
@@ -41,12 +21,12 @@ class Stopped(Exception):  # noqa: N818 (a request granted, not an error)
 
     Args:
         name: of the part.
-        records: made so far, for the analysis of the stopped run. A resumed run makes them again.
+        runs: made so far, for the analysis of the stopped study. A resumed one makes them again.
     """
 
-    def __init__(self, name: str = "", records: Sequence[Record] = ()):
+    def __init__(self, name: str = "", runs: Sequence[Run] = ()):
         super().__init__(name)
-        self.records = records
+        self.runs = runs
 
 
 class DamagedCheckpointError(DamagedFileError):
@@ -91,6 +71,6 @@ class Part:
 
     name: str
     """Lower-case letters, digits and hyphens: it names a file."""
-    run: Callable[[Context], Iterable[Record]]
+    run: Callable[[Context], Iterable[Run]]
     work: float = 1.0
     """Expected seconds, or any measure of work common to the study's parts: for the time left."""

@@ -18,9 +18,10 @@ from torch import Tensor
 from kondo.run_files import load_state, save_state
 from kondo_lab.training.cuda_graphs import new_stream
 from kondo_lab.training.member import Member
-from kondo_lab.training.part import Context, Record, Stopped
+from kondo_lab.training.part import Context, Stopped
 from kondo_lab.training.population import Population, row_shape
 from kondo_lab.training.programs import Program
+from kondo_lab.training.record import Run
 
 Probe = Callable[[Any], dict[str, Tensor]]
 """Measures something of a population at an evaluated step: metric -> [P]."""
@@ -103,8 +104,8 @@ def train(
     evaluate_steps: Sequence[int] = (),
     probe: Probe | None = None,
     enough: Enough | None = None,
-) -> list[Record]:
-    """Train to `num_steps` and return the records of every logged step.
+) -> list[Run]:
+    """Train to `num_steps` and return the runs, a row for every logged step.
 
     Resumes from context.checkpoint if it is there; writes it every few minutes, and when the user
     stops, to raise Stopped then.
@@ -112,7 +113,7 @@ def train(
     Args:
         populations: one, or several that share `num_steps`.
         context: progress, stop and checkpoint.
-        part: written into the records.
+        part: written into the runs.
         num_steps: updates of each member.
         log_steps: after which steps to log; `num_steps` is always among them.
         evaluate_steps: after which steps to log, and evaluate as well; 0 measures the start.
@@ -156,9 +157,9 @@ def train(
                 if stopped:
                     raise Stopped(part)
     return [
-        record
-        for population, history in zip(several, histories, strict=True)
-        for record in records(part, population.members, population.num_rows, history)
+        one
+        for each, history in zip(several, histories, strict=True)
+        for one in runs(part, each.members, each.num_rows, history, task=_task_of(each))
     ]
 
 
@@ -200,19 +201,42 @@ def _measure(population: Trainable, evaluated: bool, probe: Probe | None) -> dic
     return {"step": population.num_steps, "backward": backward, "values": values}
 
 
-def records(
-    part: str, members: Sequence[Any], num_rows: int, history: Sequence[dict[str, Any]]
-) -> Iterator[Record]:
-    """Yield what was measured of P members that see `num_rows` samples a step.
+def runs(
+    part: str,
+    members: Sequence[Any],
+    num_rows: int,
+    history: Sequence[dict[str, Any]],
+    *,
+    task: str = "",
+) -> Iterator[Run]:
+    """Yield the runs of P members that see `num_rows` samples a step.
 
     `history` has, per logged step, its "step", "backward" [P], and "values" by metric, each [P].
     """
-    for entry in history:
-        step, paid = entry["step"], entry["backward"]
-        for metric, values in entry["values"].items():
-            for member, value, backward in zip(members, values, paid, strict=True):
-                place = (member.series, member.setting, member.seed, step)
-                yield Record(part, *place, step * num_rows, backward, metric, value)
+    for number, member in enumerate(members):
+        curve = []
+        for entry in history:
+            row = {
+                "step": entry["step"],
+                "rollouts": entry["step"] * num_rows,
+                "passes": entry["backward"][number],
+            }
+            curve.append(row | {name: own[number] for name, own in entry["values"].items()})
+        yield Run(
+            part=part,
+            arm=member.series,
+            seed=member.seed,
+            x=member.setting,
+            learning_rate=member.learning_rate,
+            task=task,
+            curve=curve,
+        )
+
+
+def _task_of(population: Trainable) -> str:
+    """Return the title of the task that a population learns; empty where it has none."""
+    task = getattr(getattr(population, "program", population), "task", None)
+    return str(getattr(task, "title", ""))
 
 
 def _note(metric: str, histories: Sequence[Sequence[dict[str, Any]]]) -> str:

@@ -1,6 +1,5 @@
 """How long a step takes, stage by stage."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from kondo_lab.training.alone import Learner, Path, Step
 from kondo_lab.training.arms import Arm
-from kondo_lab.training.part import Record
+from kondo_lab.training.record import Log, Run
 from kondo_lab.training.timed_step import LEARNER, LOOP, STAGES
 
 PLAIN = " plain"
@@ -65,11 +64,9 @@ def seconds_per_step(
     return {name: steps[rounds:] for name, steps in found.items()}
 
 
-def seconds_records(
-    part: str, found: Mapping[str, Sequence[Step]], learner: Learner
-) -> list[Record]:
+def seconds_runs(part: str, found: Mapping[str, Sequence[Step]], learner: Learner) -> list[Run]:
     """Return what `seconds_per_step` measured, three quantiles per stage."""
-    records = []
+    log = Log(part, task=learner.program.task.title)
     for series, steps in found.items():
         values = {
             f"seconds {stage} p{percent}": float(
@@ -79,6 +76,5 @@ def seconds_records(
             for percent in (20, 50, 80)
         }
         values["tokens differentiated"] = statistics.fmean(step.learned.tokens for step in steps)
-        place = (math.nan, learner.members[0].seed, 0, learner.num_rows, 0)
-        records += [Record(part, series, *place, *value) for value in values.items()]
-    return records
+        log.add(series, learner.members[0].seed, values, rollouts=learner.num_rows)
+    return log.runs()

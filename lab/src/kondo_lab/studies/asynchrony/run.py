@@ -10,7 +10,7 @@ import dataclasses
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +28,8 @@ from kondo_lab.training.actors import digits, slowed
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.learner_error import LEARNER_ERROR
 from kondo_lab.training.member import Frictions, Member
-from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training.part import Context, Part, Stopped
+from kondo_lab.training.record import Log, Run, keeping
 from kondo_lab.training.run import train
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def actor_settings(settings: Settings, crew: Crew, method: str, seed: int) -> Ac
     )
 
 
-def _compare(settings: Settings, crew: Crew, context: Context) -> list[Record]:
+def _compare(settings: Settings, crew: Crew, context: Context) -> list[Run]:
     """Run all methods on Ray with this crew, then their twins. Sweeps nothing."""
     # Ray comes with an extra of its own; the list of studies must not need it.
     from kondo.actors.cluster import connected
@@ -128,18 +129,17 @@ def _compare(settings: Settings, crew: Crew, context: Context) -> list[Record]:
     total, steps = counts.total(), settings.num_steps
     mean = sum(age * count for age, count in counts.items()) / total
     task = DigitsBandit(batch=settings.batch, seed=0)
-    return [
-        *(
-            Record(crew.name, AGE, age, 0, steps, steps * settings.batch, 0, AGES, count / total)
-            for age, count in sorted(counts.items())
-        ),
-        *_trace_records(crew.name, settings, ON_RAY, found, task),
-        *_trace_records(crew.name, settings, REPLAYED, twins, task),
-        *_simulated(settings, crew.name, mean, context, num_images=len(task.labels)),
-    ]
+    log = Log(crew.name, task="digits bandit", learning_rate=settings.learning_rate)
+    seen = steps * settings.batch
+    for age, count in sorted(counts.items()):
+        log.add(AGE, 0, {AGES: count / total}, x=age, step=steps, rollouts=seen)
+    _log_traces(log, settings, ON_RAY, found, task)
+    _log_traces(log, settings, REPLAYED, twins, task)
+    simulated = _simulated(settings, crew.name, mean, context, num_images=len(task.labels))
+    return [*log.runs(), *simulated]
 
 
-Runs = dict[tuple[str, int], "Trace"]
+Traces = dict[tuple[str, int], "Trace"]
 """By method and seed."""
 
 
@@ -148,13 +148,13 @@ def _all(
     context: Context,
     one: "Callable[[str, int], Trace]",
     progress: tuple[float, float],
-) -> Runs:
+) -> Traces:
     """Run all methods and seeds, one after the other; `progress` before and after them.
 
     A part takes minutes: one that was stopped starts again from its beginning.
     """
     start, end = progress
-    found: Runs = {}
+    found: Traces = {}
     each = [(name, seed) for seed in range(settings.num_seeds) for name in methods(settings)]
     for done, (method, seed) in enumerate(each):
         if context.stopped():
@@ -171,10 +171,8 @@ def windows(settings: Settings) -> list[int]:
     return [settings.num_steps * n // settings.windows for n in range(1, settings.windows + 1)]
 
 
-def _trace_records(
-    part: str, settings: Settings, how: str, runs: Runs, task: DigitsBandit
-) -> Iterator[Record]:
-    for (method, seed), trace in runs.items():
+def _log_traces(log: Log, settings: Settings, how: str, traces: Traces, task: DigitsBandit) -> None:
+    for (method, seed), trace in traces.items():
         backward, begin = 0, 0
         for end in windows(settings):
             some = trace.steps[begin:end]
@@ -183,10 +181,8 @@ def _trace_records(
             values = {ONLINE: sum(step.error for step in some) / len(some)}
             if end == settings.num_steps:
                 values |= errors(trace.policy, task)
-            for metric, value in values.items():
-                forward = end * settings.batch
-                series = named(method, how)
-                yield Record(part, series, math.nan, seed, end, forward, backward, metric, value)
+            seen = end * settings.batch
+            log.add(named(method, how), seed, values, step=end, rollouts=seen, passes=backward)
 
 
 @torch.no_grad()
@@ -199,7 +195,7 @@ def errors(policy: MLP, task: DigitsBandit) -> dict[str, float]:
 
 def _simulated(
     settings: Settings, part: str, mean: float, context: Context, *, num_images: int
-) -> list[Record]:
+) -> list[Run]:
     """Train populations with the laboratory's own delays, of this mean age."""
     delays = {
         FIXED: Frictions(delay=round(mean)),
@@ -240,4 +236,4 @@ def _simulated(
             evaluate_steps=[settings.num_steps],
             probe=partial(learner_error.image_error, num_images=num_images),
         )
-    return [record for record in found if record.metric in (ONLINE, TEST, LEARNER_ERROR)]
+    return keeping(found, lambda row, metric: metric in (ONLINE, TEST, LEARNER_ERROR))

@@ -1,6 +1,6 @@
 """Gradients of `kondo.losses` by autograd, of sampled bandits and of tables of bandits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,7 +10,8 @@ import kondo
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_dg.settings import Settings
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
+from kondo_lab.training.record import Log, Run
 
 PG, DG, CE = "PG", "DG", "CE"
 GAP, ERROR = "1 - cosine", "error"
@@ -80,8 +81,9 @@ def label_gradient(logits: Tensor) -> Tensor:
     return torch.autograd.grad(logits.log_softmax(dim=-1)[..., 0].sum(), logits)[0]
 
 
-def _gap(settings: Settings, context: Context) -> Iterator[Record]:
+def _gap(settings: Settings, context: Context) -> list[Run]:
     """Proposition 1 at fixed policies: cosine gap and moments of PG and DG on the same batches."""
+    log = Log("gap", task=f"bandit K={settings.arms}")
     draws = Draws(range(settings.seeds), context.device)
     size = settings.gap_batches * settings.batch
     for done, error in enumerate(settings.gap_errors):
@@ -106,11 +108,13 @@ def _gap(settings: Settings, context: Context) -> Iterator[Record]:
             means = {
                 key: values.view(settings.seeds, -1).mean(1) for key, values in measured.items()
             }
-            yield from bandit.by_seed("gap", name, error, means, forward=size, backward=size)
+            bandit.by_seed(log, name, error, means, rollouts=size, passes=size)
+    return log.runs()
 
 
-def _single(settings: Settings, context: Context) -> Iterator[Record]:
+def _single(settings: Settings, context: Context) -> list[Run]:
     """Figure 5: one bandit, sampled gradients, normalised steps."""
+    log = Log("single", task=f"bandit K={settings.arms}", learning_rate=settings.step_length)
     draws = Draws(range(settings.seeds), context.device)
     shown = _spaced(settings.single_steps, 15)
     for name, loss in losses(settings.eta).items():
@@ -124,20 +128,23 @@ def _single(settings: Settings, context: Context) -> Iterator[Record]:
             if step in shown:
                 error = 1 - logits.softmax(dim=1)[:, 0]
                 gap = bandit.cosine_gap(found, true_gradient(logits))
-                yield from bandit.by_seed(
-                    "single",
+                bandit.by_seed(
+                    log,
                     name,
                     settings.eta,
                     {ERROR: error, GAP: gap},
                     step=step,
-                    forward=step * settings.batch,
-                    backward=step * settings.batch,
+                    rollouts=step * settings.batch,
+                    passes=step * settings.batch,
                 )
             logits = logits + settings.step_length * found / found.norm(dim=1, keepdim=True)
+    return log.runs()
 
 
-def _table(settings: Settings, context: Context) -> Iterator[Record]:
+def _table(settings: Settings, context: Context) -> list[Run]:
     """Figure 6: many bandits at once, exact gradients, normalised steps; DG at several eta."""
+    task = f"{settings.contexts} bandits K={settings.table_arms}"
+    log = Log("table", task=task, learning_rate=settings.step_length)
     draws = Draws(range(settings.table_seeds), context.device)
     start = draws.normal("table", 0, settings.contexts, settings.table_arms).double()
     shown = _spaced(settings.table_steps, 20)
@@ -156,17 +163,19 @@ def _table(settings: Settings, context: Context) -> Iterator[Record]:
                 error = 1 - logits.softmax(dim=-1)[..., 0].mean(dim=1)
                 gap = bandit.cosine_gap(found.flatten(1), label_gradient(logits).flatten(1))
                 measured = {ERROR: error, GAP: gap}
-                yield from bandit.by_seed("table", name, eta, measured, step=step)
+                bandit.by_seed(log, name, eta, measured, step=step)
             length = found.flatten(1).norm(dim=1).view(-1, 1, 1)
             logits = logits + settings.step_length * found / length
+    return log.runs()
 
 
-def _search(settings: Settings, context: Context) -> Iterator[Record]:
+def _search(settings: Settings, context: Context) -> list[Run]:
     """Look for sets of contexts in which DG stands further from CE than PG, at each eta.
 
     Contexts are drawn as p = u^a, a from 1/8 to 8 per set, so that sets of likely and of unlikely
     successes both occur; wrong arms are equal, so |e_y - pi|^2 is (1 - p)^2 K / (K - 1).
     """
+    log = Log("search", task="sets of bandits")
     draws = Draws(range(settings.search_seeds), context.device)
     cells = [(n, eta) for n in settings.search_contexts for eta in settings.search_etas]
     for done, (contexts, eta) in enumerate(cells):
@@ -182,7 +191,8 @@ def _search(settings: Settings, context: Context) -> Iterator[Record]:
             PG_CLOSER: (closer < -1e-12).double().mean(dim=1),
             "smallest lead of DG": closer.min(dim=1).values,
         }
-        yield from bandit.by_seed("search", f"N={contexts}", eta, measured)
+        bandit.by_seed(log, f"N={contexts}", eta, measured)
+    return log.runs()
 
 
 def _cosine_of_weights(weights: Tensor, squared: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Draw from softmax bandits, gate with `kondo.Gate`, and measure the gradient that is left."""
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +11,8 @@ import kondo
 from kondo_lab.studies import softmax_bandit as bandit
 from kondo_lab.studies.bandit_kondo.settings import Settings
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
+from kondo_lab.training.record import Log, Run
 
 PG, GATE, PG_FITTED = "PG", "DG-K price 0", "PG, b = p"
 BEST, DRAWN = "best weight, enumerated", "share kept, drawn"
@@ -59,8 +59,9 @@ def _gated(batch: Batch, advantages: Tensor) -> Tensor:
     return kondo.Gate(price=0.0)(kondo.delight(batch.log_probs, advantages)).weight
 
 
-def _moments(settings: Settings, context: Context) -> Iterator[Record]:
+def _moments(settings: Settings, context: Context) -> list[Run]:
     """Per-sample moments of the gradient, with and without the gate."""
+    log = Log("moments", task="bandit")
     draws = Draws(range(settings.seeds), context.device)
     cells = [(p, k) for p in settings.moment_probs for k in settings.moment_arms]
     n = settings.moment_samples
@@ -73,7 +74,8 @@ def _moments(settings: Settings, context: Context) -> Iterator[Record]:
             measured = _measure_moments(batch, advantages * weight)
             measured["kept share"] = (weight > 0).double().mean(dim=1)
             series, paid = f"{name}, K={num_arms}", (weight > 0).sum(dim=1)
-            yield from bandit.by_seed("moments", series, p, measured, forward=n, backward=paid)
+            bandit.by_seed(log, series, p, measured, rollouts=n, passes=paid)
+    return log.runs()
 
 
 def _measure_moments(batch: Batch, coefficients: Tensor) -> dict[str, Tensor]:
@@ -92,8 +94,9 @@ def _measure_moments(batch: Batch, coefficients: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _cosine(settings: Settings, context: Context) -> Iterator[Record]:
+def _cosine(settings: Settings, context: Context) -> list[Run]:
     """1 - cos of the mean gradient against how many samples it is the mean of."""
+    log = Log("cosine", task=f"bandit K={settings.cosine_arms}")
     draws = Draws(range(settings.cosine_seeds), context.device)
     ends = [2**j for j in range(1, settings.cosine_samples.bit_length())]
     for done, p in enumerate(settings.cosine_probs):
@@ -113,13 +116,13 @@ def _cosine(settings: Settings, context: Context) -> Iterator[Record]:
                 gap = {"1 - cosine": bandit.cosine_gap(mean, true)}
                 paid = (coefficients[:, :end] != 0).sum(dim=1)
                 # The step is the number of samples averaged: there are no updates.
-                yield from bandit.by_seed(
-                    "cosine", name, p, gap, step=end, forward=end, backward=paid
-                )
+                bandit.by_seed(log, name, p, gap, step=end, rollouts=end, passes=paid)
+    return log.runs()
 
 
-def _first_success(settings: Settings, context: Context) -> Iterator[Record]:
+def _first_success(settings: Settings, context: Context) -> list[Run]:
     """Batches of log(1 / delta) / p samples: how many gated gradients point the true way."""
+    log = Log("first-success", task=f"bandit K={settings.cosine_arms}")
     draws = Draws(range(settings.seeds), context.device)
     num_arms = settings.cosine_arms
     for done, p in enumerate(settings.success_probs):
@@ -139,11 +142,13 @@ def _first_success(settings: Settings, context: Context) -> Iterator[Record]:
             "backward passes": paid.mean(dim=1),
         }
         total = paid.sum(dim=1)
-        yield from bandit.by_seed("first-success", GATE, p, measured, forward=seen, backward=total)
+        bandit.by_seed(log, GATE, p, measured, rollouts=seen, passes=total)
+    return log.runs()
 
 
-def _ranking(settings: Settings, context: Context) -> Iterator[Record]:
+def _ranking(settings: Settings, context: Context) -> list[Run]:
     """Search the alpha from which on the additive priority keeps the successes of a batch."""
+    log = Log("ranking", task="bandit")
     draws = Draws(range(settings.ranking_seeds), context.device)
     cells = [(p, k) for p in settings.ranking_probs for k in settings.ranking_arms]
     size = settings.ranking_samples
@@ -156,8 +161,9 @@ def _ranking(settings: Settings, context: Context) -> Iterator[Record]:
                 log_probs, success, settings.baseline, settings.ranking_halvings
             )
             paid = int(success.sum())
-            for metric, value in (("alpha*", threshold), ("failures delight keeps", wrong)):
-                yield Record("ranking", f"K={num_arms}", p, seed, 0, size, paid, metric, value)
+            measured = {"alpha*": threshold, "failures delight keeps": wrong}
+            log.add(f"K={num_arms}", seed, measured, x=p, rollouts=size, passes=paid)
+    return log.runs()
 
 
 def _search_threshold(
@@ -198,8 +204,9 @@ def best_weight(delight: float, price: float, eta: float, grid: int) -> float:
     return float(weights[((delight - price) * weights + eta * entropy).argmax()])
 
 
-def _gate_problem(settings: Settings, context: Context) -> Iterator[Record]:
+def _gate_problem(settings: Settings, context: Context) -> list[Run]:
     """What a sample is worth to the gate: the best weight by enumeration, and what is drawn."""
+    log = Log("gate-problem", task="a delight")
     draws = Draws(range(settings.seeds), context.device)
     cells = [(price, eta) for price in settings.gate_prices for eta in settings.gate_etas]
     for done, (price, eta) in enumerate(cells):
@@ -208,9 +215,10 @@ def _gate_problem(settings: Settings, context: Context) -> Iterator[Record]:
         gate = kondo.Gate(price=price, temperature=eta)
         for step, chi in enumerate(settings.gate_delights):
             best = best_weight(chi, price, eta, settings.gate_grid)
-            yield Record("gate-problem", series, chi, 0, 0, 0, 0, BEST, best)
+            log.add(series, 0, {BEST: best}, x=chi)
             uniform = draws.uniform(f"gate/{series}", step, settings.gate_draws).double()
             values = torch.full_like(uniform, chi)
             kept = gate.choose(values, torch.ones_like(values, dtype=torch.bool), uniform).keep
             measured = {DRAWN: kept.double().mean(dim=1)}
-            yield from bandit.by_seed("gate-problem", series, chi, measured)
+            bandit.by_seed(log, series, chi, measured)
+    return log.runs()

@@ -1,7 +1,7 @@
 """Exact sums, samples through `kondo.losses`, sign-blind weights in two worlds, many contexts."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,7 +13,8 @@ from kondo_lab.studies.contamination import theory
 from kondo_lab.studies.contamination.settings import Settings
 from kondo_lab.studies.contamination.theory import Source
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training.part import Context, Part, Stopped
+from kondo_lab.training.record import Log, Run
 
 PG, IS = "PG", "IS"
 COSINE, BATCH_COSINE = "cosine", "cosine of a batch"
@@ -61,8 +62,9 @@ def weights(settings: Settings, probs: Tensor, drawn: Tensor) -> dict[str, Tenso
     return found | {dg(eta): theory.dg_weight(probs, values, eta) for eta in settings.etas}
 
 
-def _expected(settings: Settings, context: Context) -> Iterator[Record]:
+def _expected(settings: Settings, context: Context) -> list[Run]:
     """Mean gradients by exact sums over the arms. Setting: delta."""
+    log = Log("expected", task=f"bandit K={settings.arms}")
     values = theory.advantages(settings.arms)
     for done, error in enumerate(settings.errors):
         _report(context, done / len(settings.errors), f"delta {error:g}")
@@ -71,7 +73,7 @@ def _expected(settings: Settings, context: Context) -> Iterator[Record]:
         for eta in settings.etas:
             gate = float(theory.dg_weight(probs, values, eta)[1])
             bound = theory.gate_bound(float(probs[1]), eta)
-            yield from _records("expected", dg(eta), error, {GATE: gate, BOUND: bound})
+            log.add(dg(eta), 0, {GATE: gate, BOUND: bound}, x=error)
         for kind in SOURCES:
             nu = theory.source(kind, settings.arms)
             for rho in settings.shares:
@@ -80,7 +82,9 @@ def _expected(settings: Settings, context: Context) -> Iterator[Record]:
                     found = theory.expected(probs, drawn, weight * values)
                     strength = theory.signal_over_contamination(probs, nu, rho, weight)
                     measured = {COSINE: theory.cosine(found, true), STRENGTH: strength}
-                    yield from _records("expected", name, error, measured, at(kind, rho))
+                    named = {f"{metric}, {at(kind, rho)}": own for metric, own in measured.items()}
+                    log.add(name, 0, named, x=error)
+    return log.runs()
 
 
 def coefficients(
@@ -111,8 +115,9 @@ def draw(
     return torch.where(foreign, by_source, by_policy)
 
 
-def _sampled(settings: Settings, context: Context) -> Iterator[Record]:
+def _sampled(settings: Settings, context: Context) -> list[Run]:
     """The same by sampling, through the library's losses. Setting: delta."""
+    log = Log("sampled", task=f"bandit K={settings.arms}")
     draws = Draws(range(settings.seeds), context.device)
     size, rho = settings.batches * settings.batch, settings.share
     cells = [(kind, error) for kind in SOURCES for error in settings.sampled_errors]
@@ -142,11 +147,10 @@ def _sampled(settings: Settings, context: Context) -> Iterator[Record]:
                 BATCH_COSINE: 1 - gaps,
                 MOMENT: failures,
             }
-            for metric, found in measured.items():
-                where = f"{metric}, {at(kind, rho)}"
-                for seed, value in enumerate(found.tolist()):
-                    # Methods weigh every sample.
-                    yield Record("sampled", name, error, seed, 0, size, size, where, value)
+            named = {f"{metric}, {at(kind, rho)}": each for metric, each in measured.items()}
+            # Methods weigh every sample.
+            bandit.by_seed(log, name, error, named, rollouts=size, passes=size)
+    return log.runs()
 
 
 def sign_blind(settings: Settings) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -166,12 +170,13 @@ def _thresholds(tau: float) -> dict[str, Callable[[Tensor], Tensor]]:
     }
 
 
-def _worlds(settings: Settings, context: Context) -> Iterator[Record]:
+def _worlds(settings: Settings, context: Context) -> list[Run]:
     """Sign-blind weights where the rare arm fails, and where it succeeds. Setting: delta.
 
     The policy favours one arm. Contamination is all on one disfavoured arm: a failure if the
     favoured arm is right, a success (a discovery) if the contaminating arm is.
     """
+    log = Log("worlds", task=f"bandit K={settings.arms}")
     _report(context, 0.0, "")
     error, rho = settings.rare_error, settings.share
     values = theory.advantages(settings.arms)
@@ -199,11 +204,13 @@ def _worlds(settings: Settings, context: Context) -> Iterator[Record]:
             FAILURE: theory.signal_over_contamination(failing, bug, rho, on_failure),
             SUCCESS: float((found * true).sum() / true.norm()),
         }
-        yield from _records("worlds", name, error, measured)
+        log.add(name, 0, measured, x=error)
+    return log.runs()
 
 
-def _contexts(settings: Settings, context: Context) -> Iterator[Record]:
+def _contexts(settings: Settings, context: Context) -> list[Run]:
     """Many contexts, most of them solved: the stacked gradient, by exact sums. Setting: delta."""
+    log = Log("contexts", task=f"bandit K={settings.arms}")
     values, rho = theory.advantages(settings.arms), settings.share
     nu = theory.source("one arm", settings.arms)
     halfway = bandit.peaked(0.5, settings.arms)
@@ -225,19 +232,11 @@ def _contexts(settings: Settings, context: Context) -> Iterator[Record]:
                         found.setdefault((name, metric), []).append(scale * mean)
             for (name, metric), vectors in found.items():
                 value = theory.cosine(torch.cat(vectors), torch.cat(true))
-                yield from _records("contexts", name, error, {metric: value}, f"{share:g} solved")
+                log.add(name, 0, {f"{metric}, {share:g} solved": value}, x=error)
+    return log.runs()
 
 
 def _report(context: Context, share: float, note: str) -> None:
     if context.stopped():
         raise Stopped  # nothing to save: a part takes seconds
     context.progress(share, note)
-
-
-def _records(
-    part: str, series: str, error: float, measured: dict[str, float], where: str = ""
-) -> Iterator[Record]:
-    """Yield exact sums: they sample nothing."""
-    for metric, value in measured.items():
-        name = f"{metric}, {where}" if where else metric
-        yield Record(part, series, error, 0, 0, 0, 0, name, value)

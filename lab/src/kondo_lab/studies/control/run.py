@@ -1,13 +1,13 @@
 """One part per task. Its runs, one for each contender and seed, are spread over processes.
 
-    runs still to do -> worker pool -> each run's records, kept in the part's checkpoint -> records
+    runs still to do -> worker pool -> each run, kept in the part's checkpoint -> runs
 
 A stopped part goes on with the runs that were not finished.
 """
 
+import dataclasses
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import kondo
 from kondo.run_files import atomically
 from kondo_lab.studies.control.settings import Settings, Task
-from kondo_lab.training import worker_pool
-from kondo_lab.training.control import MakeGate, Progress, Run
-from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training import control, worker_pool
+from kondo_lab.training.control import MakeGate, Progress
+from kondo_lab.training.part import Context, Part, Stopped
+from kondo_lab.training.record import Log, Run
 
 RETURN = "return"
 """Mean over the last 100 episodes."""
@@ -77,17 +78,17 @@ def runs(settings: Settings) -> list[tuple[str, int]]:
     return [(name, seed) for seed in seed_list for name in contenders(settings)]
 
 
-def _train_all(settings: Settings, task: Task, context: Context) -> list[Record]:
+def _train_all(settings: Settings, task: Task, context: Context) -> list[Run]:
     """Train every contender with every seed on a task."""
     finished = context.resume(_read) or {}
     everything = runs(settings)
     todo = [number for number in range(len(everything)) if number not in finished]
     shares = dict.fromkeys(range(len(everything)), 0.0) | dict.fromkeys(finished, 1.0)
 
-    def on_update(_: int, message: tuple[int, float, str, list[Record]]) -> None:
+    def on_update(_: int, message: tuple[int, float, str, Run | None]) -> None:
         number, share, note, made = message
         shares[number] = share
-        if made:
+        if made is not None:
             finished[number] = made
             _write(context.checkpoint, finished)
         context.progress(sum(shares.values()) / len(shares), note)
@@ -100,10 +101,10 @@ def _train_all(settings: Settings, task: Task, context: Context) -> list[Record]
             stopped=context.stopped,
             on_update=on_update,
         )
-    records = [record for number in sorted(finished) for record in finished[number]]
+    made = [finished[number] for number in sorted(finished)]
     if len(finished) < len(everything):
-        raise Stopped(task.name, records)
-    return records
+        raise Stopped(task.name, made)
+    return made
 
 
 def train_some(
@@ -116,21 +117,22 @@ def train_some(
 ) -> None:
     """Make these of the `runs`, one after the other; the job of a worker.
 
-    Sends (number of a run, share of it that is done, a note, its records once it is done).
+    Sends (number of a run, share of it that is done, a note, the run once it is done).
     """
     for number in numbers:
         name, seed = runs(settings)[number]
-        made: list[Record] = []
+        log = Log(task.name, task=task.name, learning_rate=task.training.learning_rate)
         logged, iterations = log_points(settings, task), task.training.iterations
-        run = Run(task.training, contenders(settings)[name], seed)
+        run = control.Run(task.training, contenders(settings)[name], seed)
         for progress in run.train(compared=logged):
             if stopped():
                 return
             if progress.iteration in logged:
-                made += records_of(task.name, name, seed, progress)
+                add(log, name, seed, progress)
                 note = f"{name}, seed {seed}, return {progress.mean_return:.0f}"
                 last = progress.iteration == iterations
-                send((number, progress.iteration / iterations, note, made if last else []))
+                made = log.runs()[0] if last else None
+                send((number, progress.iteration / iterations, note, made))
 
 
 def log_points(settings: Settings, task: Task) -> set[int]:
@@ -139,8 +141,8 @@ def log_points(settings: Settings, task: Task) -> set[int]:
     return {total * point // points for point in range(1, points + 1)}
 
 
-def records_of(part: str, series: str, seed: int, progress: Progress) -> Iterator[Record]:
-    """Yield what is logged of an iteration."""
+def add(log: Log, arm: str, seed: int, progress: Progress) -> None:
+    """Log an iteration."""
     values = {
         RETURN: progress.mean_return,
         ENTROPY: progress.entropy,
@@ -149,16 +151,16 @@ def records_of(part: str, series: str, seed: int, progress: Progress) -> Iterato
         GRADIENT_ERROR: progress.gradient_error,
     }
     seen, paid = progress.samples, progress.differentiated
-    for metric, value in values.items():
-        yield Record(part, series, math.nan, seed, progress.iteration, seen, paid, metric, value)
+    log.add(arm, seed, values, step=progress.iteration, rollouts=seen, passes=paid)
 
 
-def _read(checkpoint: Path) -> dict[int, list[Record]]:
-    """Return the records of the runs that were finished before the part was stopped."""
+def _read(checkpoint: Path) -> dict[int, Run]:
+    """Return the runs that were finished before the part was stopped."""
     found = json.loads(checkpoint.read_text(encoding="utf-8"))
-    return {int(number): [Record(*row) for row in rows] for number, rows in found.items()}
+    return {int(number): Run(**fields) for number, fields in found.items()}
 
 
-def _write(checkpoint: Path, finished: dict[int, list[Record]]) -> None:
+def _write(checkpoint: Path, finished: dict[int, Run]) -> None:
+    fields = {number: dataclasses.asdict(run) for number, run in finished.items()}
     with atomically(checkpoint) as partial_file:
-        partial_file.write_text(json.dumps(finished), encoding="utf-8")
+        partial_file.write_text(json.dumps(fields), encoding="utf-8")

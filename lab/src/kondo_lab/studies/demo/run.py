@@ -1,11 +1,11 @@
 """One part per task. A part trains all methods of a seed in turns, and its seeds in processes.
 
-settings -> runs of one seed, interleaved (`train_seeds`) -> worker pool -> records
+settings -> runs of one seed, interleaved (`train_seeds`) -> worker pool -> runs
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,8 @@ from kondo_lab.tasks import digits, reversal, seeds
 from kondo_lab.tasks.rollout import Task
 from kondo_lab.training import worker_pool
 from kondo_lab.training.arms import Arm, percent
-from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training.part import Context, Part, Stopped
+from kondo_lab.training.record import Log, Run
 
 ONLINE, TEST = "online error", "test error"
 STAGES = ("sampling", "gate", "forward", "backward", "optimiser")
@@ -92,8 +93,8 @@ def parts(settings: Settings) -> list[Part]:
     return [Part(name=n, run=partial(_train, settings, n), work=w) for n, w in TASKS.items()]
 
 
-def _train(settings: Settings, task: str, context: Context) -> list[Record]:
-    """Train every method on a task, a process per seed, and return the records."""
+def _train(settings: Settings, task: str, context: Context) -> list[Run]:
+    """Train every method on a task, a process per seed, and return the runs."""
     seed_list = range(settings.first_seed, settings.first_seed + settings.num_seeds)
     num_workers = min(len(seed_list), worker_pool.usable_cores())
     sent: dict[int, tuple[float, dict[str, float]]] = {}
@@ -114,11 +115,14 @@ def _train(settings: Settings, task: str, context: Context) -> list[Record]:
         stopped=context.stopped,
         on_update=on_update,
     )
-    runs = [run for share in shares for run in share]
-    records = [record for run in trim(runs) for record in run_records(task, run)]
-    if not all(run.finished for run in runs):
-        raise Stopped(task, records)
-    return records
+    results = [result for share in shares for result in share]
+    chosen = settings.digits if task == "digits" else settings.reversal
+    log = Log(task, task=task, learning_rate=chosen.learning_rate)
+    for result in trim(results):
+        add(log, result)
+    if not all(result.finished for result in results):
+        raise Stopped(task, log.runs())
+    return log.runs()
 
 
 def train_seeds(
@@ -159,8 +163,8 @@ def trim(runs: Sequence[RunResult]) -> list[RunResult]:
     return [dataclasses.replace(run, steps=run.steps[:common]) for run in runs if common]
 
 
-def run_records(task: str, run: RunResult) -> Iterator[Record]:
-    """Yield evenly spaced points of one run, the last step included; totals since its start."""
+def add(log: Log, run: RunResult) -> None:
+    """Log evenly spaced points of one run, the last step included; totals since its start."""
     num_steps = len(run.steps)
     num_points = min(NUM_POINTS, num_steps)
     width = window(num_steps)
@@ -171,5 +175,4 @@ def run_records(task: str, run: RunResult) -> Iterator[Record]:
         values |= {f"seconds {s}": math.fsum(getattr(one, s) for one in made) for s in STAGES}
         if step == num_steps and run.test_error is not None:
             values[TEST] = run.test_error
-        for metric, value in values.items():
-            yield Record(task, run.method, math.nan, run.seed, step, seen, paid, metric, value)
+        log.add(run.method, run.seed, values, step=step, rollouts=seen, passes=paid)

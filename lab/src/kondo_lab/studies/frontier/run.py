@@ -9,8 +9,9 @@ from kondo_lab.studies.frontier import compared_gates
 from kondo_lab.studies.frontier.settings import Settings
 from kondo_lab.tasks.reversal import ReversalTask
 from kondo_lab.training import image_bandits, run
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.programs import SequenceProgram
+from kondo_lab.training.record import Run
 
 REVERSAL = "reversal"
 
@@ -31,7 +32,7 @@ def logged(num_steps: int, settings: Settings) -> list[int]:
     )
 
 
-def _images(settings: Settings, context: Context) -> Iterable[Record]:
+def _images(settings: Settings, context: Context) -> Iterable[Run]:
     members = compared_gates.members(settings, learning_rate=settings.image_learning_rate)
     return run.train(
         image_bandits.populations(
@@ -49,7 +50,7 @@ def _images(settings: Settings, context: Context) -> Iterable[Record]:
     )
 
 
-def _reversal(settings: Settings, context: Context) -> Iterable[Record]:
+def _reversal(settings: Settings, context: Context) -> Iterable[Run]:
     network = StackedDecoder(
         Architecture(
             width=settings.width,

@@ -1,7 +1,7 @@
 """Train softmax policies on the gambling bandit, many seeds and noise levels at once."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from kondo_lab.studies.gambling.bandit import Arms
 from kondo_lab.studies.gambling.rules import Rule, Samples
 from kondo_lab.studies.gambling.settings import Settings
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
+from kondo_lab.training.record import Log, Run
 
 LUCKY = "share of lucky draws"
 FINAL = "bad arms at the end"
@@ -97,8 +98,9 @@ def cases(settings: Settings) -> dict[str, tuple[Arms, Actor, tuple[float, ...]]
     return found
 
 
-def _actors(settings: Settings, context: Context) -> Iterator[Record]:
+def _actors(settings: Settings, context: Context) -> list[Run]:
     """Landmines and noisy samplers, as the author's code has them, one by one."""
+    log = Log("actors", task=f"bandit K={settings.many_arms}")
     tried = [(rule, name) for name in cases(settings) for rule in few_rules()]
     for done, (rule, name) in enumerate(tried):
         softmax_bandit.report(context, done / len(tried), f"{rule.name}, {name}")
@@ -106,11 +108,13 @@ def _actors(settings: Settings, context: Context) -> Iterator[Record]:
         trainer = Trainer(settings, arms, rule, ratios, context.device, actor=actor)
         for _ in range(trainer.num_steps):
             trainer.step()
-        yield from trainer.records("actors", f"{rule.name}, {name}")
+        trainer.add_to(log, f"{rule.name}, {name}")
+    return log.runs()
 
 
-def _luck(settings: Settings, context: Context) -> Iterator[Record]:
+def _luck(settings: Settings, context: Context) -> list[Run]:
     """How often a draw of the bad arm has positive delight, at fixed policies."""
+    log = Log("luck", task="bandit K=2")
     draws = Draws(range(settings.seeds), context.device)
     arms = bandit.gamble(settings.gap)
     for done, p in enumerate(settings.luck_probs):
@@ -124,7 +128,8 @@ def _luck(settings: Settings, context: Context) -> Iterator[Record]:
             chi = kondo.delight(torch.full_like(normal, math.log(1 - p)), advantages)
             shares = {LUCKY: (chi > 0).double().mean(dim=1)}
             size = settings.luck_samples
-            yield from softmax_bandit.by_seed("luck", f"p={p:g}", ratio, shares, forward=size)
+            softmax_bandit.by_seed(log, f"p={p:g}", ratio, shares, rollouts=size)
+    return log.runs()
 
 
 def _train_all(
@@ -134,7 +139,8 @@ def _train_all(
     tried: Sequence[Rule],
     ratios: Sequence[float],
     context: Context,
-) -> Iterator[Record]:
+) -> list[Run]:
+    log = Log(part, task=f"bandit K={len(arms.means)}")
     for done, rule in enumerate(tried):
         trainer = Trainer(settings, arms, rule, ratios, context.device)
         for step in range(trainer.num_steps):
@@ -142,11 +148,13 @@ def _train_all(
                 share = (done + step / trainer.num_steps) / len(tried)
                 softmax_bandit.report(context, share, rule.name)
             trainer.step()
-        yield from trainer.records(part, rule.name)
+        trainer.add_to(log, rule.name)
+    return log.runs()
 
 
-def _optimisers(settings: Settings, context: Context) -> Iterator[Record]:
+def _optimisers(settings: Settings, context: Context) -> list[Run]:
     """The same bandit at other learning rates of Adam, and with plain SGD."""
+    log = Log("optimisers", task="bandit K=2")
     variants = [(f"Adam {rate:g}", rate, False) for rate in settings.learning_rates]
     variants.append((f"SGD {settings.sgd_rate:g}", settings.sgd_rate, True))
     tried = [(rule, *variant) for rule in few_rules() for variant in variants]
@@ -158,7 +166,8 @@ def _optimisers(settings: Settings, context: Context) -> Iterator[Record]:
         )
         for _ in range(trainer.num_steps):
             trainer.step()
-        yield from trainer.records("optimisers", f"{rule.name}, {name}")
+        trainer.add_to(log, f"{rule.name}, {name}")
+    return log.runs()
 
 
 class History:
@@ -219,9 +228,9 @@ class Trainer:
         self.sigma = sigma.repeat_interleave(settings.seeds).unsqueeze(1)
         self.logits = torch.zeros(members, len(arms.means), dtype=torch.float64, device=device)
         self.logits.requires_grad_()
-        step = (settings.learning_rate if rate is None else rate) * rule.batches
+        self.learning_rate = (settings.learning_rate if rate is None else rate) * rule.batches
         make = torch.optim.SGD if sgd else torch.optim.Adam
-        self.optimiser: torch.optim.Optimizer = make([self.logits], lr=step)
+        self.optimiser: torch.optim.Optimizer = make([self.logits], lr=self.learning_rate)
         self.means = torch.tensor(arms.means, dtype=torch.float64, device=device)
         self.history = History(members, len(arms.means), device)
         self.done = 0
@@ -294,10 +303,11 @@ class Trainer:
     def _tail(self) -> int:
         return max(1, round(self.settings.tail * self.num_steps))
 
-    def records(self, part: str, series: str) -> Iterator[Record]:
-        """Return the final numbers of every member."""
+    def add_to(self, log: Log, arm: str) -> None:
+        """Log the final numbers of every member."""
         seen, seeds = self.rewards_per_step * self.done, self.settings.seeds
         ends = (self.bad_tail / self._tail).tolist()
         for member, (value, paid) in enumerate(zip(ends, self.paid.tolist(), strict=True)):
             ratio, seed = self.ratios[member // seeds], member % seeds
-            yield Record(part, series, ratio, seed, self.done, seen, paid, FINAL, value)
+            place = {"x": ratio, "step": self.done, "rollouts": seen, "passes": paid}
+            log.add(arm, seed, {FINAL: value}, **place, learning_rate=self.learning_rate)

@@ -13,7 +13,8 @@ from kondo_lab.studies.lm_rl import expected_seconds, training
 from kondo_lab.studies.lm_rl.assignments import evenly
 from kondo_lab.studies.lm_rl.settings import Field
 from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
-from kondo_lab.training.part import Part, Record
+from kondo_lab.training.part import Part
+from kondo_lab.training.record import Run
 
 
 def parts(settings: Settings) -> list[Part]:
@@ -39,7 +40,7 @@ def _further_part(settings: Settings) -> Part:
     return make_part(name, settings, main, work, _further, settings)
 
 
-def _further(place: Place, settings: Settings) -> list[Record]:
+def _further(place: Place, settings: Settings) -> list[Run]:
     means = assignments.tuned_means(settings, place.context)
     members = assignments.beyond_members(settings, means)
     members += assignments.decay_members(settings, assignments.rates_in(settings, place.context))
@@ -54,7 +55,7 @@ def _sweep(settings: Settings, sweep: Sweep, seed: int) -> list[Part]:
     return found
 
 
-def _train(place: Place, settings: Settings, sweep: Sweep, seed: int, piece: slice) -> list[Record]:
+def _train(place: Place, settings: Settings, sweep: Sweep, seed: int, piece: slice) -> list[Run]:
     rates = assignments.rates_in(settings, place.context)
     members = assignments.members(settings, sweep, seed, rates)[piece]
     steps = evenly(sweep.field.num_steps, settings.evaluations)

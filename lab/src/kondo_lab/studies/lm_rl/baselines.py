@@ -28,8 +28,6 @@ by `judge_baselines`.
 import argparse
 import dataclasses
 import gc
-import gzip
-import json
 import math
 import statistics
 import time
@@ -41,6 +39,7 @@ import numpy as np
 import torch
 
 from kondo import UnbiasedGate
+from kondo_lab.evidence import records
 from kondo_lab.studies.lm_rl import plane, runs, starts
 from kondo_lab.studies.lm_rl.settings import FULL, TOY, Field
 from kondo_lab.training.alone import Learner
@@ -137,8 +136,7 @@ class Runner:
         self.seeds = range(FIRST, FIRST + NUM_SEEDS.get(field.size, 5))
         self.lines: list[Line] = []
         if path.exists():
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                self.lines = [json.loads(line) for line in file]
+            self.lines = records.lines(path)
         self.learner: Learner | None = None
         self.start: Start
 
@@ -225,8 +223,7 @@ class Runner:
     def keep(self, own: Line) -> Line:
         """Add a line to the file, and return it."""
         line = self.shared | {"k": 1} | own
-        with gzip.open(self.path, "at", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        records.add(self.path, [line])
         self.lines.append(line)
         return line
 

@@ -15,8 +15,6 @@ with all that it paid: then a rule is not met if it is of `one`, and not missed 
 ARMS.csv gets what each arm paid, of its reported seeds: mean and standard error.
 """
 
-import gzip
-import json
 import math
 import sys
 from collections import defaultdict
@@ -26,6 +24,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_1samp
 
+from kondo_lab.evidence import records
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.studies.lm_rl import runs
 from kondo_lab.studies.lm_rl.baselines import TARGET, Line, paid, run_of
@@ -101,11 +100,10 @@ def judge(rules: pd.DataFrame, arms: Arms) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    records: Arms = defaultdict(dict)
-    with gzip.open(sys.argv[2], "rt", encoding="utf-8") as file:
-        for line in map(json.loads, file):
-            if line["role"] == "reported":
-                records[line["task"], line["model"], line["arm"]][line["seed"]] = line
+    found: Arms = defaultdict(dict)
+    for line in records.lines(Path(sys.argv[2])):
+        if line["role"] == "reported":
+            found[line["task"], line["model"], line["arm"]][line["seed"]] = line
     given = pd.read_csv(sys.argv[1], dtype=str, keep_default_na=False)
-    for table, path in ((summary(records), sys.argv[3]), (judge(given, records), sys.argv[4])):
+    for table, path in ((summary(found), sys.argv[3]), (judge(given, found), sys.argv[4])):
         table.to_csv(Path(path), index=False, float_format="%.4g", lineterminator="\n")

@@ -20,7 +20,8 @@ from kondo_lab.training import step_seconds
 from kondo_lab.training.alone import Learner, Path
 from kondo_lab.training.arms import Arm, percent
 from kondo_lab.training.language_arms import LOSSES, text_arm
-from kondo_lab.training.part import Part, Record, Stopped
+from kondo_lab.training.part import Part, Stopped
+from kondo_lab.training.record import Run
 from kondo_lab.training.run import train
 
 
@@ -112,7 +113,7 @@ def timed_contenders(settings: Settings) -> list[Arm]:
     ]
 
 
-def _grid(place: Place, settings: Settings, seeds: range, piece: slice) -> list[Record]:
+def _grid(place: Place, settings: Settings, seeds: range, piece: slice) -> list[Run]:
     field = place.field
     rates = training.rates_in(settings, field, place.context)
     members = assignments.grid_members(settings, field, seeds, rates)[piece]
@@ -120,14 +121,14 @@ def _grid(place: Place, settings: Settings, seeds: range, piece: slice) -> list[
     return training.lean(training.train_population(place, members, steps))
 
 
-def _try_point(place: Place, settings: Settings, point: Point) -> list[Record]:
+def _try_point(place: Place, settings: Settings, point: Point) -> list[Run]:
     """Try a point's learning rates on the tuning seeds. Setting: the learning rate."""
     seeds = settings.tune_seeds(place.field)
     pairs = [(rate, seed) for rate in point.learning_rates for seed in seeds]
     return _by_clock(place, settings, point, pairs, point.num_steps)
 
 
-def _best(place: Place, settings: Settings, role: Role) -> list[Record]:
+def _best(place: Place, settings: Settings, role: Role) -> list[Run]:
     """Run the best point of a role with all reported seeds. Setting: the learning rate."""
     field = place.field
     assert isinstance(field, Plane)
@@ -138,7 +139,7 @@ def _best(place: Place, settings: Settings, role: Role) -> list[Record]:
     return _by_clock(place, settings, point, pairs, round(settings.longer * point.num_steps))
 
 
-def _rival(place: Place, settings: Settings, point: Point) -> list[Record]:
+def _rival(place: Place, settings: Settings, point: Point) -> list[Run]:
     """Run a point with all reported seeds, as long as the best. Setting: the learning rate."""
     pairs = [(rate, seed) for rate in point.learning_rates for seed in range(place.field.num_seeds)]
     return _by_clock(place, settings, point, pairs, round(settings.longer * point.num_steps))
@@ -150,7 +151,7 @@ def _by_clock(
     point: Point,
     pairs: Sequence[tuple[float, int]],
     num_steps: int,
-) -> list[Record]:
+) -> list[Run]:
     """Train a point with every learning rate and seed of `pairs`, each until it is at the target.
 
     One learner makes all runs, so that graphs are recorded once. A part that is stopped begins
@@ -159,7 +160,7 @@ def _by_clock(
     context = dataclasses.replace(place.context, stopped=lambda: False)
     evaluations = round(settings.wall_evaluations * num_steps / point.num_steps)
     learner: Learner | None = None
-    found: list[Record] = []
+    found: list[Run] = []
     for rate, seed in pairs:
         if place.context.stopped():
             raise Stopped(place.part)
@@ -185,7 +186,7 @@ def _by_clock(
     return found
 
 
-def _seconds(place: Place, settings: Settings) -> list[Record]:
+def _seconds(place: Place, settings: Settings) -> list[Run]:
     """Time every arm's step, of the start of seed 0. Dense goes without the product."""
     limited = dataclasses.replace(settings, max_tokens=settings.timed_tokens)
     timed = timed_contenders(settings)
@@ -198,4 +199,4 @@ def _seconds(place: Place, settings: Settings) -> list[Record]:
         dense_paths=("plain",),
         progress=place.context.progress,
     )
-    return step_seconds.seconds_records(place.part, found, learner)
+    return step_seconds.seconds_runs(place.part, found, learner)

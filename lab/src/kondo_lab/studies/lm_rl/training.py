@@ -5,12 +5,11 @@
     wall    one arm of one seed, end to end through the product
 
 A part may be run on its own after those it needs: starts are made again where they are missing,
-tuned rates are read from the records of the tuning parts.
+tuned rates are read from the runs of the tuning parts.
 """
 
 import dataclasses
 import gc
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,9 +21,10 @@ from kondo_lab.training.alone import Learner, Path
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.asynchronous import LAG, AsynchronousPopulation, running
 from kondo_lab.training.member import Member
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import Shape, TextProgram
+from kondo_lab.training.record import Log, Run, keeping
 from kondo_lab.training.run import train
 from kondo_lab.training.worker_pool import one_thread
 
@@ -58,12 +58,12 @@ def make_part(
     settings: Training,
     field: Field,
     work: float,
-    make: Callable[..., Iterable[Record]],
+    make: Callable[..., Iterable[Run]],
     *inputs: Any,
 ) -> Part:
-    """Return a part that makes records of its place and inputs, of `work` expected seconds."""
+    """Return a part that makes runs of its place and inputs, of `work` expected seconds."""
 
-    def run(context: Context) -> list[Record]:
+    def run(context: Context) -> list[Run]:
         tidy(context)
         with one_thread():  # of a CPU
             return list(make(Place(settings, field, name, context), *inputs))
@@ -104,31 +104,33 @@ def wall_parts(settings: Training, field: Field, seeds: Iterable[int]) -> list[P
     return found
 
 
-def lean(records: Sequence[Record]) -> list[Record]:
+def lean(runs: Sequence[Run]) -> list[Run]:
     """Leave out the diagnostics of all steps but the last."""
-    last = max(record.step for record in records)
-    return [record for record in records if record.metric in CURVES or record.step == last]
+    last = max(row["step"] for run in runs for row in run.curve)
+    return keeping(runs, lambda row, metric: metric in CURVES or row["step"] == last)
 
 
-def _warm(place: Place) -> Iterable[Record]:
+def _warm(place: Place) -> Iterable[Run]:
     """Start every seed; series are where seeds stand, steps are supervised ones."""
     settings, field, part, context = place
     seeds = starts.seeds_of(settings, field)
+    log = Log(part, task=starts.task_of(field).title, learning_rate=field.warm_rate)
     for point in starts.train(settings, field, context):
         paid = point.step * field.warm_batch
         for seed, loss, reward in zip(seeds, point.loss, point.reward, strict=True):
-            for value in ((tuning.QUALITY, reward), (WARM_LOSS, loss)):
-                yield Record(part, "start", math.nan, seed, point.step, paid, paid, *value)
+            values = {tuning.QUALITY: reward, WARM_LOSS: loss}
+            log.add("start", seed, values, step=point.step, rollouts=paid, passes=paid)
+    return log.runs()
 
 
-def try_rates(place: Place, members: Sequence[Member], num_steps: int) -> list[Record]:
+def try_rates(place: Place, members: Sequence[Member], num_steps: int) -> list[Run]:
     """Train members for so many steps and return their rewards alone."""
     steps = assignments.evenly(num_steps, place.settings.tune_evaluations)
     found = train_population(place, members, steps)
-    return [record for record in found if record.metric in REWARDS]
+    return keeping(found, lambda row, metric: metric in REWARDS)
 
 
-def train_population(place: Place, members: Sequence[Member], steps: Sequence[int]) -> list[Record]:
+def train_population(place: Place, members: Sequence[Member], steps: Sequence[int]) -> list[Run]:
     """Train a population, evaluated after `steps`; with a queue if its members have one."""
     settings, field, part, context = place
     queued = any(member.frictions.queue for member in members)
@@ -157,7 +159,7 @@ def _program(settings: Training, field: Field, num_prompts: int, context: Contex
     return TextProgram(starts.task_of(field), starts.model_of(field, context.device), shape)
 
 
-def _wall(place: Place, arm: Arm, path: Path, seed: int) -> list[Record]:
+def _wall(place: Place, arm: Arm, path: Path, seed: int) -> list[Run]:
     """Train one arm by the clock. Setting: the learning rate."""
     own = tuned_member(place, arm, seed)
     own = dataclasses.replace(own, series=assignments.titled(arm, path))
@@ -170,7 +172,7 @@ def tuned_member(place: Place, arm: Arm, seed: int) -> Member:
     return assignments.member(arm, rate, seed)
 
 
-def train_by_clock(place: Place, learner: Learner) -> list[Record]:
+def train_by_clock(place: Place, learner: Learner) -> list[Run]:
     """Train one model for a field's steps, evaluated on the way."""
     num_steps, points = place.field.num_steps, place.settings.wall_evaluations
     return train(

@@ -81,11 +81,11 @@ def finished(context: Context, names: list[str]) -> pd.DataFrame:
     """
     tables = []
     for name in names:
-        path = context.checkpoint.with_name(f"{name}.csv.gz")
+        path = context.checkpoint.with_name(f"{name}.jsonl.gz")
         if not path.exists():
             raise ValueError(
                 f"names must be those of finished parts, got {name!r}, whose records are not at "
                 f"{path}; run it first."
             )
-        tables.append(files.read(path))
+        tables.append(files.table(files.read(path)))
     return pd.concat(tables, ignore_index=True)

@@ -9,7 +9,7 @@ a cost that only the gate pays. Gated learners go through `kondo.backward`.
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ from kondo_lab.studies.measured.settings import RATE, Settings, Shape
 from kondo_lab.studies.measured.workloads import Workload, build
 from kondo_lab.tasks.rollout import Rollout
 from kondo_lab.training.losses import Loss
-from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training.part import Context, Part, Stopped
+from kondo_lab.training.record import Log, Run
 
 PG, DG = "PG", "DG"
 FREE, EXACT = f"DG-K {100 * RATE:g}% free screen", f"DG-K {100 * RATE:g}% exact screen"
@@ -106,12 +107,14 @@ class _Turn(NamedTuple):
     """Rows differentiated."""
 
 
-def _measure(settings: Settings, place: int, context: Context) -> Iterator[Record]:
-    """Yield the records of one workload."""
+def _measure(settings: Settings, place: int, context: Context) -> list[Run]:
+    """Return the runs of one workload. Seeds are rounds; setting: the workload's place."""
     shape, device = settings.shapes[place], context.device
+    log = Log(shape.name, task=shape.name, learning_rate=settings.learning_rate)
     if device.type == "cpu" and shape.gigaflops > settings.max_cpu_gigaflops:
-        yield _record(shape, place, PG, 0, shape.rows, LEFT_OUT, shape.gigaflops)
-        return
+        left_out = {LEFT_OUT: shape.gigaflops}
+        log.add(PG, 0, left_out, x=place, rollouts=shape.rows, passes=shape.rows)
+        return log.runs()
     work = build(shape, learning_rate=settings.learning_rate, device=device)
     turns: dict[str, Callable[[], _Turn]] = {
         name: partial(_loop_step, work, learner, device)
@@ -128,9 +131,10 @@ def _measure(settings: Settings, place: int, context: Context) -> Iterator[Recor
             raise Stopped(shape.name)  # nothing to save: a part takes seconds to a minute
         shuffle(order)  # whatever else the machine does must hit all of them alike
         taken = {name: _take(turns[name]) for name in order}
-        yield from _round_records(shape, place, number, taken)
+        _log_round(log, shape, place, number, taken)
         done = (number + 1) / settings.rounds
         context.progress(done, f"dense step {1e3 * taken[PG].seconds['learner']:.3g} ms")
+    return log.runs()
 
 
 def _take(turn: Callable[[], _Turn]) -> _Turn:
@@ -186,10 +190,8 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _round_records(
-    shape: Shape, place: int, number: int, taken: dict[str, _Turn]
-) -> Iterator[Record]:
-    """Yield one round's seconds, and its ratios to the PG of the same round."""
+def _log_round(log: Log, shape: Shape, place: int, number: int, taken: dict[str, _Turn]) -> None:
+    """Log one round's seconds, and its ratios to the PG of the same round."""
     stages, dense = taken[STAGES].seconds, taken[PG].seconds
     ratio = stages["backward"] / stages["forward"]
     for series in (PG, DG, FREE, EXACT):
@@ -201,11 +203,4 @@ def _round_records(
         if series == PG:
             values |= {f"seconds {stage}": spent for stage, spent in stages.items()}
             values[COST_RATIO] = ratio
-        for metric, value in values.items():
-            yield _record(shape, place, series, number, kept, metric, value)
-
-
-def _record(
-    shape: Shape, place: int, series: str, number: int, kept: int, metric: str, value: float
-) -> Record:
-    return Record(shape.name, series, place, number, 0, shape.rows, kept, metric, value)
+        log.add(series, number, values, x=place, rollouts=shape.rows, passes=kept)

@@ -11,23 +11,25 @@ series at the same x: a rule that placebos pass as often is no rule.
 """
 
 import argparse
-import gzip
-import json
+import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kondo_lab.evidence import records
 from kondo_lab.studies.mnist_dg import paper
 from kondo_lab.studies.mnist_dg.run import compared_at, cosine_gaps
 from kondo_lab.studies.mnist_dg.settings import SMALL, Settings
 from kondo_lab.training import image_bandits
 from kondo_lab.training.member import each_seed
-from kondo_lab.training.part import Context, Record
+from kondo_lab.training.part import Context
+from kondo_lab.training.record import Run
 
 CHUNK = 30
 """Seeds that train side by side."""
@@ -35,8 +37,8 @@ CHUNK = 30
 
 def runs(
     settings: Settings, samples: int, seeds: Sequence[int], device: torch.device, commit: str
-) -> Iterator[dict[str, Any]]:
-    """Train every arm of a part of the study with these seeds; yield a row for each run."""
+) -> list[Run]:
+    """Train every arm of a part of the study with these seeds and return the runs."""
     arms = compared_at(samples)
     members = each_seed(arms, seeds, learning_rate=settings.learning_rate, setting=samples)
     step = settings.num_steps // settings.num_probes
@@ -47,7 +49,7 @@ def runs(
             stopped=lambda: False,
             checkpoint=Path(folder) / "part.pt",
         )
-        records = image_bandits.train(
+        found = image_bandits.train(
             settings,
             context,
             members,
@@ -60,43 +62,22 @@ def runs(
             evaluate_steps=range(step, settings.num_steps + 1, step),
             probe=partial(cosine_gaps, num_batches=settings.probe_batches),
         )
-    shared = {
+    about = {
         "study": "mnist-dg",
-        "part": f"samples-{samples}",
-        "k": 1,
-        "learning_rate": settings.learning_rate,
-        "task": f"{settings.data} bandit",
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "commit": commit,
     }
-    for arm in arms:
-        for seed in seeds:
-            own = [each for each in records if (each.series, each.seed) == (arm, seed)]
-            yield {**shared, "arm": arm, "seed": seed, "curve": curve(own)}
-
-
-def curve(records: Sequence[Record]) -> list[dict[str, float]]:
-    """Return what one run measured, a row for each step."""
-    rows: dict[int, dict[str, float]] = {}
-    for each in sorted(records, key=lambda record: record.step):
-        start: dict[str, float] = {
-            "step": each.step,
-            "rollouts": each.forward,
-            "passes": each.backward,
-        }
-        rows.setdefault(each.step, start)[each.metric] = float(f"{each.value:.6g}")
-    return list(rows.values())
+    order = {(arm, seed): place for place, (arm, seed) in enumerate(product(arms, seeds))}
+    found.sort(key=lambda run: order[run.arm, run.seed])
+    return [dataclasses.replace(run, about=about) for run in found]
 
 
 def add(
     path: Path, settings: Settings, samples: int, seeds: range, minutes: float, **run: Any
 ) -> None:
     """Add the runs of these seeds to a file, chunk by chunk, until the time is up."""
-    had: set[int] = set()
-    if path.exists():
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            had = {json.loads(line)["seed"] for line in file}
+    had = {line["seed"] for line in records.lines(path)} if path.exists() else set()
     missing = [seed for seed in seeds if seed not in had]
     start, longest = time.monotonic(), 0.0
     for first in range(0, len(missing), CHUNK):
@@ -105,9 +86,7 @@ def add(
             print(f"no time left for the seeds from {missing[first]} on")
             break
         chunk = missing[first : first + CHUNK]
-        lines = [json.dumps(row) + "\n" for row in runs(settings, samples, chunk, **run)]
-        with gzip.open(path, "at", encoding="utf-8") as file:
-            file.writelines(lines)
+        records.add(path, map(records.line, runs(settings, samples, chunk, **run)))
         longest = max(longest, time.monotonic() - begun)
         print(f"seeds {chunk[0]} to {chunk[-1]}: {longest:.0f} s", flush=True)
 

@@ -5,8 +5,6 @@
 reads holdout-rules.csv and holdout-samples-*.jsonl.gz of that folder, writes holdout-verdicts.csv.
 """
 
-import gzip
-import json
 import sys
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -14,6 +12,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
+from kondo_lab.evidence import records
 from kondo_lab.studies.mnist_dg.analysis import END, ONLINE
 from kondo_lab.studies.mnist_dg.settings import Settings
 
@@ -68,8 +67,7 @@ if __name__ == "__main__":
     several: Curves = {}
     for path in sorted(folder.glob("holdout-samples-*.jsonl.gz")):
         samples = int(path.name.removesuffix(".jsonl.gz").rpartition("-")[2])
-        for line in gzip.decompress(path.read_bytes()).splitlines():
-            run = json.loads(line)
+        for run in records.lines(path):
             several.setdefault((samples, run["arm"]), []).append(run["curve"])
     judged = judge(pd.read_csv(folder / "holdout-rules.csv"), several)
     out = folder / "holdout-verdicts.csv"

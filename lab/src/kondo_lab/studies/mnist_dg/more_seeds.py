@@ -67,9 +67,10 @@ def ends(settings: Settings, number: Number) -> dict[int, float]:
             log_steps=steps,
         )
     late: dict[int, list[float]] = {}
-    for record in found:
-        if record.step > END * settings.num_steps:
-            late.setdefault(record.seed, []).append(record.value)
+    for run in found:
+        for row in run.curve:
+            if row["step"] > END * settings.num_steps:
+                late.setdefault(run.seed, []).append(row[ONLINE])
     return {seed: statistics.fmean(values) for seed, values in late.items()}
 
 

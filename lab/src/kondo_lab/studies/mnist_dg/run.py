@@ -17,9 +17,10 @@ from kondo_lab.training.arms import Arm, BaselineName
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.losses import CrossEntropy, ExactPG
 from kondo_lab.training.member import Member, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram
+from kondo_lab.training.record import Run
 
 BASELINES: tuple[BaselineName, ...] = ("zero", "constant", "expected", "oracle")
 EXACT = {"exact PG": Arm(loss=ExactPG()), "cross-entropy": Arm(loss=CrossEntropy())}
@@ -72,7 +73,7 @@ def compared_at(samples: int) -> dict[str, Arm]:
     return compared | EXACT if samples == 1 else compared
 
 
-def _train(settings: Settings, samples: int, context: Context) -> Iterable[Record]:
+def _train(settings: Settings, samples: int, context: Context) -> Iterable[Run]:
     compared = compared_at(samples)
     seeds = settings.num_seeds if samples == 1 else settings.sweep_seeds
     members = each_seed(compared, seeds, learning_rate=settings.learning_rate, setting=samples)
@@ -92,7 +93,7 @@ def _train(settings: Settings, samples: int, context: Context) -> Iterable[Recor
     )
 
 
-def _learning_rates(settings: Settings, context: Context) -> Iterable[Record]:
+def _learning_rates(settings: Settings, context: Context) -> Iterable[Run]:
     """PG and DG by learning rate, and DG by eta. Setting: either."""
     seeds = settings.appendix_seeds
     members = []
@@ -104,7 +105,7 @@ def _learning_rates(settings: Settings, context: Context) -> Iterable[Record]:
     return _sweep(settings, context, RATES, [(settings.width, settings.batch, members)])
 
 
-def _shapes(settings: Settings, part: str, context: Context) -> Iterable[Record]:
+def _shapes(settings: Settings, part: str, context: Context) -> Iterable[Run]:
     """PG and DG by the size of a batch or the width of a network. Setting: either."""
     shapes = []
     for size in settings.batches if part == BATCHES else settings.widths:
@@ -120,7 +121,7 @@ def _sweep(
     context: Context,
     part: str,
     shapes: Sequence[tuple[int, int, list[Member]]],
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Train the members of every (width, batch) side by side."""
     task = image_bandits.task(settings.data, context.device)
     start = settings.initialisation

@@ -11,7 +11,8 @@ from kondo_lab.studies.mnist_kondo.settings import Settings
 from kondo_lab.training import arms, image_bandits
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Member, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
+from kondo_lab.training.record import Run
 from kondo_lab.training.run import log_spaced
 
 SIGNALS: dict[str, signals.Signal] = {
@@ -37,7 +38,7 @@ def parts(settings: Settings) -> list[Part]:
     ]
 
 
-def _curves(settings: Settings, context: Context) -> Iterable[Record]:
+def _curves(settings: Settings, context: Context) -> Iterable[Run]:
     """Figures 1 and 3: PG, DG and DG-K with many seeds, test error on the way."""
     compared = {"PG": arms.PG} | _delightful(settings)
     members = each_seed(compared, settings.num_seeds, learning_rate=settings.learning_rate)
@@ -59,7 +60,7 @@ def _delightful(settings: Settings) -> dict[str, Arm]:
     return {"DG": arms.DG, arms.dg_k(settings.rate): gate}
 
 
-def _rates(settings: Settings, context: Context) -> Iterable[Record]:
+def _rates(settings: Settings, context: Context) -> Iterable[Run]:
     """Figure 2: rates x learning rates, far beyond 1M forward passes. Setting: learning rate."""
     members = []
     for rate in settings.rates:
@@ -78,7 +79,7 @@ def _rates(settings: Settings, context: Context) -> Iterable[Record]:
     )
 
 
-def _noise(settings: Settings, context: Context) -> Iterable[Record]:
+def _noise(settings: Settings, context: Context) -> Iterable[Run]:
     """Figure 4: noise on delight, or on the logits it is computed from. Setting: its size."""
     members = []
     for way in NOISES:
@@ -101,7 +102,7 @@ def noise(way: str, size: float) -> dict[str, Any]:
     return {"logit_noise": size, "screened": "both" if way == LOGIT_NOISE else "surprisal"}
 
 
-def _priorities(settings: Settings, context: Context) -> Iterable[Record]:
+def _priorities(settings: Settings, context: Context) -> Iterable[Run]:
     """Figure 5: (a) signals by rate, (b) the additive mix. Setting: rate, or surprisal's weight."""
     members = []
     for name, signal in SIGNALS.items():
@@ -118,9 +119,7 @@ def _swept(settings: Settings, series: str, update: Arm, setting: float) -> list
     return each_seed({series: update}, settings.sweep_seeds, learning_rate=rate, setting=setting)
 
 
-def _sweep(
-    settings: Settings, context: Context, part: str, members: list[Member]
-) -> Iterable[Record]:
+def _sweep(settings: Settings, context: Context, part: str, members: list[Member]) -> Iterable[Run]:
     tenth = settings.num_steps // 10
     return image_bandits.train(
         settings,

@@ -10,7 +10,8 @@ from kondo_lab.studies.mnist_stale.settings import Settings
 from kondo_lab.training import arms, image_bandits, learner_error
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Frictions, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
+from kondo_lab.training.record import Run
 
 REINFORCE = "REINFORCE"
 OLDEST, UNIFORM = "oldest", "uniform"
@@ -39,7 +40,7 @@ def methods(settings: Settings) -> dict[str, Arm]:
 
 def _train(
     settings: Settings, part: str, delays: Sequence[int], num_seeds: int, context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Parameters of `delay` steps ago, or of 0 to `delay`, drawn at every step. Setting: delay."""
     members = [
         member

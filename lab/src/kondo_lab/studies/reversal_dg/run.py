@@ -11,7 +11,8 @@ from kondo_lab.tasks.base import Credit
 from kondo_lab.training import arms
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Member, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
+from kondo_lab.training.record import Run
 
 EXACT_TIES = "PMPO"
 """With advantages of exactly 0 where rewards are equal: shown, and not judged."""
@@ -75,7 +76,7 @@ def _of_seeds(settings: Settings, seeds: range) -> list[Part]:
     return found
 
 
-def _curves(settings: Settings, context: Context) -> Iterable[Record]:
+def _curves(settings: Settings, context: Context) -> Iterable[Run]:
     """Figure 8: H = 10, M = 2."""
     step = max(1, settings.curve_steps // 50)
     members = _members(settings, COMPARED, settings.num_seeds)
@@ -98,7 +99,7 @@ def _curves(settings: Settings, context: Context) -> Iterable[Record]:
 
 def _sweep(
     settings: Settings, sweep: str, part: str, seeds: Sequence[int], context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Figure 9: (a, c) by H with M = 2, (b, d) by M with H = 10. Setting: H or M."""
     if sweep == "lengths":
         shapes = [(length, length, 2) for length in settings.lengths]
@@ -119,7 +120,7 @@ def _sweep(
     return reversals.train(populations, context, part=part, num_steps=steps, precision=precision)
 
 
-def _variants(settings: Settings, context: Context) -> Iterable[Record]:
+def _variants(settings: Settings, context: Context) -> Iterable[Run]:
     """Appendix D: H = 10, M = 2. Setting: the place in VARIANTS."""
     populations = [
         reversals.population(

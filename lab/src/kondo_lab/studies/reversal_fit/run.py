@@ -15,8 +15,9 @@ from kondo_lab.tasks.base import Credit
 from kondo_lab.training import arms
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
+from kondo_lab.training.record import Run
 
 PREFIX, TOKENS = "prefix", "tokens"
 VOCABULARIES, SOLVED, LONGEST = "vocabularies", "lengths", "longest"
@@ -75,14 +76,14 @@ def parts(settings: Settings) -> list[Part]:
     return [*first, *final]
 
 
-def _prefix(settings: Settings, context: Context) -> Iterable[Record]:
+def _prefix(settings: Settings, context: Context) -> Iterable[Run]:
     """Kondo Figure 8: H = 10, M = 2, paid by the correct prefix."""
     methods, seeds, steps = prefix_methods(settings), settings.prefix_seeds, settings.prefix_steps
     made = _populations(context, settings.pairs, methods, range(seeds), length=settings.length)
     return _train(settings, context, PREFIX, made, steps, looks=125)
 
 
-def _tokens(settings: Settings, context: Context) -> Iterable[Record]:
+def _tokens(settings: Settings, context: Context) -> Iterable[Run]:
     """DG Figure 8: H = 10, M = 2, paid by the token."""
     seeds, steps = settings.token_seeds, settings.token_steps
     made = _populations(
@@ -98,7 +99,7 @@ def _tokens(settings: Settings, context: Context) -> Iterable[Record]:
 
 def _vocabularies(
     settings: Settings, part: str, pairs: Sequence[Pair], seeds: range, context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """DG Figure 9b: H = 10, paid by the token. Setting: M."""
     made = [
         population
@@ -119,7 +120,7 @@ def _vocabularies(
 
 def _longest(
     settings: Settings, part: str, pairs: Sequence[Pair], seeds: range, context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """DG Figure 9a: the longest length, M = 2, paid by the token. Setting: H."""
     made = _populations(
         context,
@@ -135,7 +136,7 @@ def _longest(
 
 def _solved(
     settings: Settings, part: str, pairs: Sequence[Pair], seeds: range, context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Kondo Figure 10: M = 2, paid by the correct prefix. Setting: H."""
     methods = prefix_methods(settings)
     made: list[Population] = []
@@ -188,7 +189,7 @@ def _train(
     num_steps: int,
     *,
     looks: int = 40,
-) -> list[Record]:
+) -> list[Run]:
     every = max(1, num_steps // looks)
     return reversals.train(
         populations,

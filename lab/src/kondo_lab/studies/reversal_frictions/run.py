@@ -28,8 +28,9 @@ from kondo_lab.training import arms, learner_error
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.member import Frictions, Member, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
+from kondo_lab.training.record import Run
 from kondo_lab.training.run import log_and_regular
 
 NONE, ALL = "none", "all frictions"
@@ -192,7 +193,7 @@ def _expected_seconds(settings: Settings, kind: str, num_seeds: int) -> float:
 
 def _run(
     settings: Settings, kind: str, reward: str, seeds: range, name: str, context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Train the members of a part, population by population, side by side."""
     populations = [
         reversals.population(

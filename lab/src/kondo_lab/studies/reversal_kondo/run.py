@@ -12,8 +12,9 @@ from kondo_lab.studies.reversal_kondo.settings import Settings
 from kondo_lab.training import arms
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Member, each_seed
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
+from kondo_lab.training.record import Run
 from kondo_lab.training.run import log_spaced
 
 EXACT_COUNT = "exact count"
@@ -60,9 +61,7 @@ def _of_seeds(settings: Settings, seeds: range) -> list[Part]:
     ]
 
 
-def _curves(
-    settings: Settings, part: str, seeds: Sequence[int], context: Context
-) -> Iterable[Record]:
+def _curves(settings: Settings, part: str, seeds: Sequence[int], context: Context) -> Iterable[Run]:
     """Figure 8: all methods at H = 10, M = 2."""
     compared = baselines() | {EXACT_TIES: arms.PMPO} | delightful(settings)
     exact = arms.kondo_count(settings.rate)
@@ -84,7 +83,7 @@ def _curves(
 
 def _lengths(
     settings: Settings, part: str, seeds: Sequence[int], context: Context
-) -> Iterable[Record]:
+) -> Iterable[Run]:
     """Figure 10: every method at the lengths around those it can solve. Setting: H.
 
     PPO is not run: it is PG.
@@ -104,7 +103,7 @@ def _lengths(
     return reversals.train(populations, context, part=part, num_steps=steps, precision=precision)
 
 
-def _vocabularies(settings: Settings, context: Context) -> Iterable[Record]:
+def _vocabularies(settings: Settings, context: Context) -> Iterable[Run]:
     """How the gates do as the vocabulary grows. Setting: M."""
     compared = {"PG": arms.PG} | delightful(settings)
     populations = []

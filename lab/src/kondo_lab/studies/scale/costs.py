@@ -3,7 +3,7 @@
     actor     load (new weights) + rollout + pack + pack_row * sent + gap + gap_byte * bytes
     way       hop to the driver; header_bytes + row_bytes * sent over the network
     driver    wait + wait_reference * references, once a turn; handle for each thing that arrived
-    learner   step + publish + message * messages + sent_row * sent + kept_row * kept + gap
+    learner   learner_step + publish + message * messages + sent_row * sent + kept_row * kept + gap
 
 `sent` counts the rows of a message, `kept` those among them that are trained on.
 """
@@ -41,7 +41,7 @@ class Costs:
     handle: float
     """To take one thing that arrived and give the order that follows from it."""
 
-    step: float
+    learner_step: float
     """A step without its messages: Adam, the price, the ledger."""
     publish: float
     """To copy the weights out."""
@@ -81,7 +81,7 @@ class Costs:
     def step_seconds(self, messages: int, sent: float, kept: float) -> float:
         """Return what the learner works on a step; `sent` and `kept` are rows of each message."""
         rows = self.sent_row * sent + self.kept_row * kept
-        return self.step + messages * (self.message + rows)
+        return self.learner_step + messages * (self.message + rows)
 
 
 def left(total: float, *known: float) -> float:

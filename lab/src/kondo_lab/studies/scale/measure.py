@@ -276,7 +276,7 @@ def fitted(samples: Mapping[str, Sequence[float]], setup: Setup, weights_bytes: 
         wait=wait,
         wait_reference=wait_reference,
         handle=left(driver / 2, wait),
-        step=step,
+        learner_step=step,
         publish=publish,
         message=message,
         sent_row=sent_row,

@@ -4,9 +4,7 @@ The three belong together: what is simulated is the task whose costs were measur
 """
 
 import dataclasses
-import math
 import statistics
-from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +17,8 @@ from kondo_lab.studies.scale.costs import Costs
 from kondo_lab.studies.scale.settings import EVERY_ROW, NEVER, SOURCE, Settings
 from kondo_lab.studies.scale.simulation import Network, Outcome, System
 from kondo_lab.training.actors import digits, reversal
-from kondo_lab.training.part import Context, Part, Record, Stopped
+from kondo_lab.training.part import Context, Part, Stopped
+from kondo_lab.training.record import Log, Run
 from kondo_lab.training.worker_pool import one_thread, usable_cores
 
 MODES = (SOURCE, EVERY_ROW)
@@ -99,17 +98,19 @@ def parts(settings: Settings) -> list[Part]:
     return [Part(name=task, run=partial(_task, settings, task)) for task in settings.tasks]
 
 
-def _task(settings: Settings, task: str, context: Context) -> list[Record]:
+def _task(settings: Settings, task: str, context: Context) -> list[Run]:
     # Ray is needed to measure; to read results it is not.
     from kondo.actors.cluster import connected
 
+    log = Log(task, task=task, learning_rate=LEARNING_RATE)
     with one_thread(), connected():
-        records, costs = _costs(settings, task, context)
-        records += _check(settings, task, costs, context)
-    return [*records, *_simulate(settings, task, costs, context)]
+        costs = _costs(settings, task, context, log)
+        _check(settings, task, costs, context, log)
+    _simulate(settings, costs, context, log)
+    return log.runs()
 
 
-def _costs(settings: Settings, task: str, context: Context) -> tuple[list[Record], Costs]:
+def _costs(settings: Settings, task: str, context: Context, log: Log) -> Costs:
     """Time everything; seeds are rounds."""
     from kondo_lab.studies.scale import measure
 
@@ -125,13 +126,11 @@ def _costs(settings: Settings, task: str, context: Context) -> tuple[list[Record
     seconds = {"seconds": settings.real_seconds, "warm_up": settings.warm_up_seconds}
     samples |= measure.driving(setup, chosen, rounds=settings.seeds, **seconds)
     costs = measure.fitted(samples, setup, weights_bytes)
-    records = [
-        Record(task, TIMED, math.nan, number, 0, 0, 0, metric, float(value))
-        for metric, values in samples.items()
-        for number, value in enumerate(values)
-    ]
-    known = dataclasses.asdict(costs) | {CORES: usable_cores()}
-    return [*records, *_records(task, FITTED, math.nan, 0, 0, known)], costs
+    for metric, values in samples.items():
+        for number, value in enumerate(values):
+            log.add(TIMED, number, {metric: value})
+    log.add(FITTED, 0, dataclasses.asdict(costs) | {CORES: usable_cores()})
+    return costs
 
 
 def _ray_settings(settings: Settings, **options: Any) -> RaySettings:
@@ -144,7 +143,7 @@ def _ray_settings(settings: Settings, **options: Any) -> RaySettings:
     )
 
 
-def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Iterator[Record]:
+def _check(settings: Settings, task: str, costs: Costs, context: Context, log: Log) -> None:
     """Run for real, and simulate the same on as many cores; setting: actors."""
     from kondo_lab.studies.scale import real_runs
 
@@ -176,10 +175,10 @@ def _check(settings: Settings, task: str, costs: Costs, context: Context) -> Ite
         twin = {metric: metrics[metric] for metric in (PACE, IDLE, STALENESS)}
         twin[BYTES] = costs.message_bytes(sent)
         for who, values in ((MEASURED, seen.metrics), (SIMULATED, twin)):
-            yield from _records(task, f"{who}, {mode}", actors, seed, seen.steps, values)
+            log.add(f"{who}, {mode}", seed, values, x=actors, step=seen.steps)
 
 
-def _simulate(settings: Settings, task: str, costs: Costs, context: Context) -> Iterator[Record]:
+def _simulate(settings: Settings, costs: Costs, context: Context, log: Log) -> None:
     """Many actors, each on a core of its own; setting: actors."""
     chosen = cases(settings)
     for done, case in enumerate(chosen):
@@ -195,8 +194,7 @@ def _simulate(settings: Settings, task: str, costs: Costs, context: Context) -> 
                 warm_up=system.orders,
                 seed=0,
             )
-            values = outcome_metrics(found)
-            yield from _records(task, case.name, actors, 0, found.steps, values)
+            log.add(case.name, 0, outcome_metrics(found), x=actors, step=found.steps)
 
 
 def outcome_metrics(found: Outcome) -> dict[str, float]:
@@ -222,10 +220,3 @@ def _report(context: Context, share: float, note: str) -> None:
     if context.stopped():
         raise Stopped  # nothing to save: what was timed before a stop is not what is timed after
     context.progress(share, note)
-
-
-def _records(
-    task: str, series: str, setting: float, seed: int, step: int, values: Mapping[str, float]
-) -> Iterator[Record]:
-    for metric, value in values.items():
-        yield Record(task, series, float(setting), seed, step, 0, 0, metric, float(value))

@@ -6,9 +6,10 @@ from functools import partial
 from kondo_lab.studies.speculative import draft_agreement, drafts
 from kondo_lab.studies.speculative.settings import Settings
 from kondo_lab.training import image_bandits, run
-from kondo_lab.training.part import Context, Part, Record
+from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
 from kondo_lab.training.programs import BanditProgram
+from kondo_lab.training.record import Run
 
 
 def parts(settings: Settings) -> list[Part]:
@@ -23,7 +24,7 @@ def logged(settings: Settings) -> list[int]:
     )
 
 
-def _train(settings: Settings, context: Context) -> Iterable[Record]:
+def _train(settings: Settings, context: Context) -> Iterable[Run]:
     task = image_bandits.task(settings.images, context.device)
     program = BanditProgram(
         task,

@@ -47,6 +47,11 @@ class TextTask(ABC):
         self.prompt_length, self.answer_length = prompt_length, answer_length
         self._stand_ins = {side: self._first_of(side) for side in (False, True)}
 
+    @property
+    def title(self) -> str:
+        """Name and level, as records have it."""
+        return f"{self.name}-{self.level}"
+
     def prompts(
         self,
         draws: Draws,
