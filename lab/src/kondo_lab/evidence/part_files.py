@@ -30,6 +30,17 @@ def finished(out: Path, parts: Sequence[Part]) -> list[str]:
     return [part.name for part in parts if path_of(out, part.name).exists()]
 
 
+def table(out: Path, parts: Sequence[str]) -> pd.DataFrame:
+    """Return the records of finished parts, for a part that goes on from them."""
+    for part in parts:
+        if not path_of(out, part).exists():
+            raise ValueError(
+                f"parts must be finished parts, got {part!r}, whose records are not at "
+                f"{path_of(out, part)}; run it first."
+            )
+    return pd.concat([records.read(path_of(out, part)) for part in parts], ignore_index=True)
+
+
 def all_files(out: Path, parts: Sequence[Part]) -> list[Path]:
     """Return where the records of all parts go, whole ones and those of stopped parts."""
     return [path_of(out, part.name, partial=kind) for part in parts for kind in (False, True)]
