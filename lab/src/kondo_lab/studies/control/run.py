@@ -15,8 +15,8 @@ from typing import Any
 import kondo
 from kondo.run_files import atomically
 from kondo_lab.studies.control.settings import Settings, Task
+from kondo_lab.studies.control.training import MakeGate, Progress, Run
 from kondo_lab.training import worker_pool
-from kondo_lab.training.control import MakeGate, Progress, Run
 from kondo_lab.training.part import Context, Part, Record, Stopped
 
 RETURN = "return"

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kondo_lab.evidence.runs import LEARNER, LOOP, Run, SpeedUp, reach, speed_up
+from kondo_lab.training.alone import PLAIN
 from kondo_lab.training.fields import Field
-from kondo_lab.training.step_seconds import PLAIN
 
 DENSE = "GRPO"
 TARGETS = {"half way": 0.5, "90% of the way": 0.9}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from kondo_lab.evidence import plotting
 from kondo_lab.evidence.runs import LEARNER, ROLLOUTS, ROWS, Run
 from kondo_lab.studies.lm_gates.arena import Arena, of_seeds
-from kondo_lab.training.step_seconds import PLAIN
+from kondo_lab.training.alone import PLAIN
 
 SHOWN = ("GRPO", "unbiased 10%", "noise 1.5", "DG-K 10%", "PODS 10%")
 """Arms in colour and with a name; the others are grey."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from kondo_lab.studies.lm_gates.settings import Settings
 from kondo_lab.training import expected_seconds
-from kondo_lab.training.alone import Path
+from kondo_lab.training.alone import PLAIN, Path
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.field_parts import (
     Place,
@@ -24,7 +24,6 @@ from kondo_lab.training.field_parts import (
 from kondo_lab.training.fields import Field, evenly, member, slug, tune_members
 from kondo_lab.training.part import Part, Record
 from kondo_lab.training.run import train
-from kondo_lab.training.step_seconds import PLAIN
 
 
 def parts(settings: Settings) -> list[Part]:

@@ -17,9 +17,9 @@ from kondo_lab.studies.lm_rl.captions import captions
 from kondo_lab.studies.lm_rl.plane_analysis import add_planes
 from kondo_lab.studies.lm_rl.settings import Settings
 from kondo_lab.training import tuning
+from kondo_lab.training.alone import PLAIN
 from kondo_lab.training.fields import Field
 from kondo_lab.training.language_arms import JOIN, LOSSES, named
-from kondo_lab.training.step_seconds import PLAIN
 
 _line = partial(headline, "beyond the papers")
 ENTROPY = "entropy"

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from kondo import UnbiasedGate
-from kondo_lab.studies.lm_rl import assignments, plane
+from kondo_lab.studies.lm_rl import assignments, plane, step_seconds
 from kondo_lab.studies.lm_rl.settings import Plane, Point, Role, Settings
-from kondo_lab.training import expected_seconds, starts, step_seconds
+from kondo_lab.training import expected_seconds, starts
 from kondo_lab.training.alone import Learner, Path
 from kondo_lab.training.arms import Arm, percent
 from kondo_lab.training.field_parts import (
