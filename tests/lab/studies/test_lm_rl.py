@@ -310,6 +310,7 @@ def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
     best = {"PG": 1e-3, "GRPO": 3e-4, "delight by PG": 1e-3}
     names = fields.tune_names(TINY, TINY.main)
     assert len(names) > 1
+    (tmp_path / "parts").mkdir()
     for number, name in enumerate(names):
         table = tuned(
             {
@@ -319,7 +320,7 @@ def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
             },
             part=name,
         )
-        records.write(tmp_path / f"{name}.csv.gz", table)
+        records.write(part_files.path_of(tmp_path, name), table)
     own = dataclasses.replace(context(tmp_path), finished=partial(part_files.table, tmp_path))
     rates = field_parts.rates_in(TINY, TINY.main, own)
     best |= {"unbiased by GRPO": 3e-4, "noise 1.5 by GRPO": 3e-4}
@@ -455,7 +456,7 @@ def test_cheaper_contenders_are_expected_to_take_less_time():
         field, [dense], 10
     )
     point = field.points[3]
-    assert run.point_seconds(field, point, 1) < run._point_seconds(field, point, 2)
+    assert run.point_seconds(field, point, 1) < run.point_seconds(field, point, 2)
 
 
 def test_no_population_has_more_rows_than_are_allowed():

@@ -13,7 +13,7 @@ from kondo_lab.models.architecture import language
 from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.sampler import sample
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training import contenders, decisions, run, selections, step_seconds, timed_step
+from kondo_lab.training import contenders, decisions, run, selections, timed_step
 from kondo_lab.training.alone import Learner
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.decisions import Batch
@@ -22,7 +22,8 @@ from kondo_lab.training.member import Frictions
 from kondo_lab.training.member import Member, Population, Shape
 from kondo_lab.training.part import Context, Stopped
 from kondo_lab.training.run import train
-from kondo_lab.training.step_seconds import seconds_per_step
+from kondo_lab.studies.lm_rl import step_seconds
+from kondo_lab.studies.lm_rl.step_seconds import seconds_per_step
 from kondo_lab.training.supervised import Start
 from tolerances import assert_close
 
