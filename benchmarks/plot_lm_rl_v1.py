@@ -15,8 +15,8 @@ from matplotlib.ticker import NullFormatter
 
 from kondo_lab.evidence import plotting
 from kondo_lab.evidence import records as files
-from kondo_lab.studies.lm_rl.drawing import family
-from kondo_lab.studies.lm_rl.tuning import QUALITY, end_reward
+from kondo_lab.studies.lm_gates.drawing import family
+from kondo_lab.training.tuning import QUALITY, end_reward
 
 ROOT = Path(__file__).resolve().parents[1]
 DENSE = ("GRPO plain", "GRPO")

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from kondo_lab.evidence import plotting, progress, records, runner
+from kondo_lab.evidence.claims import Difference
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.studies.lm_frictions import (
     STUDY,
@@ -33,9 +34,8 @@ from kondo_lab.studies.lm_frictions.settings import (
     settings,
     shared,
 )
-from kondo_lab.studies.lm_gates.analysis import Difference
-from kondo_lab.studies.lm_rl import tuning
 from kondo_lab.training import language_frictions as frictions
+from kondo_lab.training import tuning
 from kondo_lab.training.corrections import corrections, needs_behaviour
 from kondo_lab.training.member import NONE, Frictions
 from lab.studies import toy

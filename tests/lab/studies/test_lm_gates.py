@@ -4,14 +4,16 @@ import math
 import numpy as np
 import pytest
 
-from kondo_lab.evidence import progress, records, runner
+from kondo_lab.evidence import progress, records, runner, runs
+from kondo_lab.evidence.claims import Difference
+from kondo_lab.evidence.runs import Run
 from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_gates import STUDY, analysis, drawing, equal_seconds, run
-from kondo_lab.studies.lm_gates.analysis import Difference
+from kondo_lab.studies.lm_gates.arena import Arena
 from kondo_lab.studies.lm_gates.settings import FULL, SMALL, TUNED_BY_LM_RL, settings
-from kondo_lab.studies.lm_rl import assignments, runs, tuning
-from kondo_lab.studies.lm_rl.runs import Arena, Run
 from kondo_lab.training import alone as loop
+from kondo_lab.training import tuning
+from kondo_lab.training.fields import tune_names
 from lab.studies import toy
 from tolerances import assert_close
 
@@ -60,7 +62,7 @@ def tiny(tmp_path_factory):
 
 
 def walls(table, field):
-    return table[table["part"].isin(assignments.wall_names(TINY, field))]
+    return table[table["part"].isin(run.wall_names(TINY, field))]
 
 
 def test_everyone_is_run_on_both_tasks_and_what_is_claimed_with_more_seeds(tiny):
@@ -85,8 +87,8 @@ def test_gates_with_a_rate_keep_it_and_a_bound_of_the_noise_keeps_what_it_takes(
 def test_rates_that_are_known_are_taken_and_the_others_tuned(tiny):
     given, found = (walls(tiny[1], field) for field in TINY.walls)
     assert set(given["setting"]) == {3e-4}
-    assert assignments.tune_names(TINY, TINY.walls[0]) == []
-    names = assignments.tune_names(TINY, TINY.walls[1])
+    assert tune_names(TINY, TINY.walls[0]) == []
+    names = tune_names(TINY, TINY.walls[1])
     tuned = tuning.chosen(tiny[1][tiny[1]["part"].isin(names)])
     assert set(tuned) == {"GRPO", "DG-K 10%", "PODS 10%", "random 10%"}
     for series, values in found.groupby("series")["setting"]:
@@ -196,7 +198,7 @@ def arena(**seeds):
         ]
         for kind, ends in seeds.items()
     }
-    return Arena(FULL.walls[0], True, several)
+    return Arena(FULL.walls[0], several)
 
 
 def test_differences_are_taken_seed_by_seed():
@@ -216,7 +218,7 @@ def unequal(*, gated_learner):
     dense = made("GRPO plain", 0, [0.2, 0.5, 0.8, 0.8, 1.1], rows=[100] * 4, learner=4.0)
     gated = made(name, 0, [0.2, 0.4, 0.6, 0.9, 0.9], rows=rows, learner=gated_learner)
     alone = made(name, 7, [0.2, 0.9, 0.9, 0.9, 0.9], rows=rows, learner=gated_learner)
-    return Arena(FULL.walls[0], True, {"GRPO plain": [dense], name: [gated, alone]})
+    return Arena(FULL.walls[0], {"GRPO plain": [dense], name: [gated, alone]})
 
 
 def test_at_equal_seconds_dense_is_read_where_the_gate_ends():

@@ -1,26 +1,17 @@
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
 
 import kondo
 from kondo.run_files import DamagedFileError
-from kondo_lab.evidence import progress, records, runner
-from kondo_lab.studies.lm_rl import (
-    STUDY,
-    assignments,
-    expected_seconds,
-    plane,
-    run,
-    starts,
-    training,
-    tuning,
-)
+from kondo_lab.evidence import part_files, progress, records, runner
+from kondo_lab.studies.lm_rl import STUDY, assignments, plane, run
 from kondo_lab.studies.lm_rl.settings import (
     FULL,
     SMALL,
-    Field,
     Plane,
     Point,
     Settings,
@@ -28,7 +19,9 @@ from kondo_lab.studies.lm_rl.settings import (
     settings,
 )
 from kondo_lab.training import alone as loop
+from kondo_lab.training import expected_seconds, field_parts, fields, starts, tuning
 from kondo_lab.training import run as population_run
+from kondo_lab.training.fields import Field
 from kondo_lab.training.language_arms import CLIPPED
 from kondo_lab.training.part import Context, Stopped
 from kondo_lab.training.record import Log
@@ -121,7 +114,7 @@ def test_everyone_meets_in_the_main_field_with_a_tuned_rate(tiny):
     assert len(names) > 2, "members must not fit one population, so that parts are split"
     grid = table[table["part"].isin(names)]
     assert set(grid["series"]) == {each.name for each in TINY.everyone()}
-    tuned = tuning.chosen(table[table["part"].isin(assignments.tune_names(TINY, TINY.main))])
+    tuned = tuning.chosen(table[table["part"].isin(fields.tune_names(TINY, TINY.main))])
     for each in TINY.everyone():
         own = grid[grid["series"] == each.name]
         assert set(own["seed"]) == set(TINY.seeds(TINY.main, each))
@@ -214,7 +207,7 @@ def test_a_part_by_the_clock_stops_between_its_runs(tmp_path, monkeypatch):
 def test_no_run_by_the_clock_goes_on_from_the_checkpoint_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "WARM_UP_CALLS", 1)
     long = dataclasses.replace(TINY, target=2.0)  # nobody gets there: every run is a whole one
-    place = training.Place(long, TINY_PLANE, "best", context(tmp_path))
+    place = field_parts.Place(long, TINY_PLANE, "best", context(tmp_path))
 
     def entropies():
         found = run._by_clock(place, long, TINY_PLANE.points[0], [(1e-3, 0), (1e-3, 1)], 4)
@@ -316,8 +309,9 @@ def test_a_grid_asks_for_its_tuning_part_first(tmp_path):
 
 def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
     best = {"PG": 1e-3, "GRPO": 3e-4, "delight by PG": 1e-3}
-    names = assignments.tune_names(TINY, TINY.main)
+    names = fields.tune_names(TINY, TINY.main)
     assert len(names) > 1
+    (tmp_path / "parts").mkdir()
     for number, name in enumerate(names):
         runs = tuning_runs(
             {
@@ -327,8 +321,9 @@ def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
             },
             part=name,
         )
-        records.write(tmp_path / f"{name}.jsonl.gz", runs)
-    rates = training.rates_in(TINY, TINY.main, context(tmp_path))
+        records.write(part_files.path_of(tmp_path, name), runs)
+    own = dataclasses.replace(context(tmp_path), finished=partial(part_files.table, tmp_path))
+    rates = field_parts.rates_in(TINY, TINY.main, own)
     best |= {"unbiased by GRPO": 3e-4, "noise 1.5 by GRPO": 3e-4}
     known = [each for each in TINY.everyone() if each.name in best]
     assert {each.name: rates(each) for each in known} == best
@@ -464,12 +459,12 @@ def test_cheaper_contenders_are_expected_to_take_less_time():
         field, [dense], 10
     )
     point = field.points[3]
-    assert expected_seconds.point(field, point, 1) < expected_seconds.point(field, point, 2)
+    assert run.point_seconds(field, point, 1) < run.point_seconds(field, point, 2)
 
 
 def test_no_population_has_more_rows_than_are_allowed():
-    members = assignments.tune_members(FULL, FULL.main)
-    pieces = assignments.named_pieces("tune", FULL, FULL.main, members)
+    members = fields.tune_members(FULL, FULL.main)
+    pieces = fields.named_pieces("tune", FULL, FULL.main, members)
     parts = [members[piece] for piece in pieces.values()]
     assert [member for part in parts for member in part] == members
     for part in parts:
@@ -501,8 +496,8 @@ def test_a_number_of_seeds_holds_for_every_part():
 
 
 def test_evaluations_go_from_the_start_to_the_end():
-    assert assignments.evenly(300, 30)[:3] == [0, 10, 20]
-    assert assignments.evenly(3, 10) == [0, 1, 2, 3]
+    assert fields.evenly(300, 30)[:3] == [0, 10, 20]
+    assert fields.evenly(3, 10) == [0, 1, 2, 3]
 
 
 def test_of_diagnostics_the_last_ones_are_kept_and_entropies_of_every_evaluation(tiny):
@@ -519,8 +514,8 @@ def test_of_diagnostics_the_last_ones_are_kept_and_entropies_of_every_evaluation
 
 
 def test_warm_records_count_demonstrations(tiny):
-    own = by_part(tiny[2], assignments.warm_name(TINY.main))
-    assert set(own["metric"]) == {tuning.QUALITY, training.WARM_LOSS}
+    own = by_part(tiny[2], fields.warm_name(TINY.main))
+    assert set(own["metric"]) == {tuning.QUALITY, field_parts.WARM_LOSS}
     assert set(own["step"]) <= {2, 4}
     assert (own["forward"] == 4 * own["step"]).all()
 

@@ -8,32 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kondo
-from kondo_lab.evidence import claims, records
+from kondo_lab.evidence import claims, failures, findings, records, runs
+from kondo_lab.evidence.runs import LEARNER, LOOP, ROLLOUTS, TOKENS, Reach, Run, SpeedUp
 from kondo_lab.evidence.study import Estimate
+from kondo_lab.studies.lm_gates import drawing
+from kondo_lab.studies.lm_gates.arena import Arena, targets
 from kondo_lab.studies.lm_rl import (
     analysis,
     assignments,
     comparisons,
-    drawing,
-    failures,
-    findings,
     page,
     plane,
-    runs,
-    tuning,
 )
 from kondo_lab.studies.lm_rl.comparisons import Statement
-from kondo_lab.studies.lm_rl.runs import (
-    LEARNER,
-    LOOP,
-    ROLLOUTS,
-    TOKENS,
-    Arena,
-    Reach,
-    Run,
-    SpeedUp,
-)
 from kondo_lab.studies.lm_rl.settings import FULL, SMALL
+from kondo_lab.training import fields, tuning
 from kondo_lab.training.gates import Everything
 from lab.made_up import Record, table_of
 from tolerances import assert_close
@@ -176,19 +165,18 @@ def test_runs_of_a_population_are_read_with_all_that_was_paid_and_no_seconds():
 def test_targets_lie_between_the_start_and_dense_grpos_end():
     arena = Arena(
         GRID,
-        False,
         {
             "GRPO": [made([0.2, 0.6, 0.6, 0.9], series="GRPO")],
             "PG": [made([0.4, 0.5, 0.5, 0.5])],
         },
     )
     # From the mean start 0.3 to the mean of the last three, 0.7.
-    found = runs.targets(arena)
+    found = targets(arena)
     assert_close(found["half way"], 0.5)
     assert_close(found["90% of the way"], 0.66)
-    lost = Arena(GRID, False, {"GRPO": [made([0.5, 0.1], series="GRPO")]})
-    assert runs.targets(lost) == {}
-    assert runs.targets(Arena(GRID, False, {"PG": [made([0.1, 0.2])]})) == {}
+    lost = Arena(GRID, {"GRPO": [made([0.5, 0.1], series="GRPO")]})
+    assert targets(lost) == {}
+    assert targets(Arena(GRID, {"PG": [made([0.1, 0.2])]})) == {}
 
 
 def test_dense_is_the_path_whose_learner_was_faster():
@@ -196,9 +184,9 @@ def test_dense_is_the_path_whose_learner_was_faster():
         "GRPO": [made([0, 1], series="GRPO", per_step=3.0)],
         "GRPO plain": [made([0, 1], series="GRPO plain", per_step=2.0)],
     }
-    assert Arena(PLANE, True, both).dense == "GRPO plain"
-    assert Arena(PLANE, True, both | {"GRPO plain": both["GRPO"]}).dense == "GRPO"
-    assert Arena(PLANE, True, {"GRPO plain": both["GRPO plain"]}).dense == "GRPO plain"
+    assert Arena(PLANE, both).dense == "GRPO plain"
+    assert Arena(PLANE, both | {"GRPO plain": both["GRPO"]}).dense == "GRPO"
+    assert Arena(PLANE, {"GRPO plain": both["GRPO plain"]}).dense == "GRPO plain"
 
 
 def test_differences_are_taken_seed_by_seed():
@@ -436,14 +424,14 @@ def test_two_seeds_must_agree_on_a_fade_and_five_less_so():
 
 def diagnosed(reward, *, series="PG", contenders=(), **logged):
     """Return the failures; what was logged is the last value, or the first and the last."""
-    arena = Arena(GRID, False, {series: [made([0.2, reward], series=series)]})
+    arena = Arena(GRID, {series: [made([0.2, reward], series=series)]})
     lines = [
         Record("p", series, 1e-3, 0, step, 0, 0, name.replace("_", " "), value)
         for name, given in logged.items()
         for step, value in enumerate(given if isinstance(given, tuple) else (1.0, given))
     ]
     table = table_of(lines, part="p")
-    return [found.kind for found in failures.found(arena, table, contenders)]
+    return [found.kind for found in failures.found(arena.runs, table, contenders)]
 
 
 def test_entropy_collapse_is_one_only_before_the_task_is_solved():
@@ -492,7 +480,7 @@ def test_starts_end_at_the_first_reward_that_is_enough():
 
 
 def tuned_points(rewards):
-    part = assignments.warm_name(GRID)
+    part = fields.warm_name(GRID)
     return table_of(
         [
             Record(part, "start", math.nan, seed, step, 0, 0, tuning.QUALITY, reward)

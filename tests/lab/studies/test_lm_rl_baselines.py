@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kondo_lab.studies.lm_rl import baselines, judge_baselines
-from kondo_lab.studies.lm_rl.settings import TOY
+from kondo_lab.training.fields import TOY
 
 RULE = {
     "family": "f",

@@ -12,8 +12,10 @@ from kondo.lm import BudgetGate
 from kondo_lab.models.architecture import language
 from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.sampler import sample
+from kondo_lab.studies.lm_rl import step_seconds
+from kondo_lab.studies.lm_rl.step_seconds import seconds_per_step
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training import contenders, decisions, run, selections, step_seconds, timed_step
+from kondo_lab.training import contenders, decisions, run, selections, timed_step
 from kondo_lab.training.alone import Learner
 from kondo_lab.training.decisions import Batch
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
@@ -21,7 +23,6 @@ from kondo_lab.training.member import Frictions, Member, Population, Shape
 from kondo_lab.training.part import Context, Stopped
 from kondo_lab.training.record import keeping
 from kondo_lab.training.run import train
-from kondo_lab.training.step_seconds import seconds_per_step
 from kondo_lab.training.supervised import Start
 from lab.made_up import lines_of
 from tolerances import assert_close

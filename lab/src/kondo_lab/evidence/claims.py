@@ -15,6 +15,7 @@ shown, and a claim without numbers stays open.
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from kondo_lab.evidence.agreement import judge_order
 from kondo_lab.evidence.study import Claim, ClaimVerdict, Estimate, Headline
@@ -54,6 +55,36 @@ def above_zero(apart: Estimate) -> ClaimVerdict:
     if mean > by_chance:
         return "met"
     return "missed" if mean < -by_chance or (mean <= 0 and se == 0) else "open"
+
+
+class Difference(NamedTuple):
+    """How much higher a number is than a baseline's, seed by seed."""
+
+    estimate: Estimate
+
+    @property
+    def verdict(self) -> ClaimVerdict:
+        """Whether it is lower by at most one standard error.
+
+        Missed only if it is lower by more than chance alone makes it one time in twenty. Open
+        between the two, and with fewer than three seeds.
+        """
+        mean, se, seeds = self.estimate
+        if seeds < LEAST_SEEDS:
+            return "open"
+        if mean >= -se:
+            return "met"
+        return "missed" if mean < -chance_errors(seeds) * se else "open"
+
+    @property
+    def largest_loss(self) -> float:
+        """What may be lost at most: a greater loss is excluded at 95%, one-sided."""
+        mean, se, seeds = self.estimate
+        return max(0.0, chance_errors(seeds) * se - mean)
+
+    def __str__(self) -> str:
+        mean, se, seeds = self.estimate
+        return f"{mean:+.3f} ± {se:.3f} over {seeds} seeds" if seeds > 1 else f"{mean:+.3f}, 1 seed"
 
 
 def by_lines(statement: str, lines: Iterable[Headline]) -> Claim:

@@ -10,6 +10,8 @@ such as a committed one, can go on too.
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from kondo.run_files import DamagedFileError
 from kondo_lab.evidence import records
 from kondo_lab.training.part import Part
@@ -29,6 +31,17 @@ def path_of(out: Path, part: str, *, partial: bool = False) -> Path:
 def finished(out: Path, parts: Sequence[Part]) -> list[str]:
     """Return the names of the parts whose records are complete, in the order of the study."""
     return [part.name for part in parts if path_of(out, part.name).exists()]
+
+
+def table(out: Path, parts: Sequence[str]) -> pd.DataFrame:
+    """Return the records of finished parts, for a part that goes on from them."""
+    for part in parts:
+        if not path_of(out, part).exists():
+            raise ValueError(
+                f"parts must be finished parts, got {part!r}, whose records are not at "
+                f"{path_of(out, part)}; run it first."
+            )
+    return records.table([run for part in parts for run in records.read(path_of(out, part))])
 
 
 def all_files(out: Path, parts: Sequence[Part]) -> list[Path]:

@@ -8,6 +8,7 @@ The analysis reads records back from their file, so that it sees the same number
 """
 
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -194,6 +195,7 @@ def _run_parts(order: Order, parts: Sequence[Part], manifest: Manifest, console:
                 progress=report,
                 stopped=stop.is_set,
                 checkpoint=order.out / PARTS / f"{part.name}.checkpoint",
+                finished=functools.partial(part_files.table, order.out),
             )
             started = time.monotonic()
             partial = path_of(order.out, part.name, partial=True)

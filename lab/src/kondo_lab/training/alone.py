@@ -40,6 +40,8 @@ changes from step to step."""
 
 Path = Literal["product", "plain", "filtered"]
 """By kondo, or without it: all rows, or those with a weight and an advantage."""
+PLAIN = " plain"
+"""Behind a dense arm's name: the same update as somebody without a gate would write it."""
 
 
 class Step(NamedTuple):

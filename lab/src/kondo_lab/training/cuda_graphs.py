@@ -5,6 +5,7 @@ stand, and are real work (lazy initialisation happens there); then one call is r
 there on replayed. On a CPU nothing is captured.
 """
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -56,3 +57,14 @@ class Captured:
 def new_stream(device: torch.device) -> torch.cuda.Stream:
     """Return a stream of its own on a CUDA device."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def free(device: torch.device) -> None:
+    """Free what earlier runs left on the device.
+
+    A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier runs
+    must be gone before new ones are recorded, not whenever Python finds the time.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -22,6 +22,7 @@ from torch import Tensor
 from kondo_lab.models.networks import Parameters, StackedMLP
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training.member import Member
+from kondo_lab.training.optimiser import beside
 from kondo_lab.training.programs import BanditProgram, Program, Rolled
 
 DRAFT_LEARNING_RATE = 1e-3
@@ -32,7 +33,7 @@ DRAFT_SEED = 1_000_003
 
 def make(
     program: Program, members: Sequence[Member], parameters: Parameters
-) -> "Exact | Stale | Quantised | Narrow | None":
+) -> "Exact | Narrow | None":
     """Return the screen of members that share an arm's program; None where log-probs are there.
 
     It is a `decisions.Screen`: it gives the log-probs of what the policy sampled, and learns if the
@@ -72,18 +73,18 @@ class Exact:
         return self._program.judge(self._parameters, rolled)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: it remembers nothing."""
+        """Return what it remembers: nothing."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore nothing."""
+        """Restore it."""
 
 
-class Stale:
+class Stale(Exact):
     """The policy as it was when last copied: at step 1 and every `period` steps after it."""
 
     def __init__(self, program: Program, parameters: Parameters, *, periods: Sequence[int]):
-        self._program, self._parameters = program, parameters
+        super().__init__(program, parameters)
         self._periods = _per_member(periods, parameters)
         self._copy = {name: value.clone() for name, value in parameters.items()}
 
@@ -92,7 +93,7 @@ class Stale:
         """Return what the copy says, renewed where it is due."""
         due = (step - 1) % self._periods == 0
         for name, old in self._copy.items():
-            old.copy_(torch.where(_like(due, old), self._parameters[name], old))
+            old.copy_(torch.where(beside(due, old), self._parameters[name], old))
         return self._program.judge(self._copy, rolled)
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,11 +106,11 @@ class Stale:
             value.copy_(state["copy"][name])
 
 
-class Quantised:
+class Quantised(Exact):
     """The policy with every parameter rounded to a few bits, anew at each step."""
 
     def __init__(self, program: Program, parameters: Parameters, *, bits: Sequence[int]):
-        self._program, self._parameters = program, parameters
+        super().__init__(program, parameters)
         self._bits = _per_member(bits, parameters)
 
     @torch.no_grad()
@@ -117,13 +118,6 @@ class Quantised:
         """Return what the rounded parameters say."""
         rounded = {name: quantise(value, self._bits) for name, value in self._parameters.items()}
         return self._program.judge(rounded, rolled)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: it remembers nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore nothing."""
 
 
 class Narrow:
@@ -200,8 +194,8 @@ def quantise(values: Tensor, bits: Tensor) -> Tensor:
         >>> quantise(torch.tensor([[0.3, -0.9, 1.2]]), torch.tensor([2]))
         tensor([[ 0.0000, -1.2000,  1.2000]])
     """
-    largest = _like(values.abs().flatten(1).amax(dim=1), values)
-    step = largest / (_like(2.0 ** (bits - 1), values) - 1)
+    largest = beside(values.abs().flatten(1).amax(dim=1), values)
+    step = largest / (beside(2.0 ** (bits - 1), values) - 1)
     # A tensor of zeros has no step; it is its own rounding.
     return torch.where(step > 0, torch.round(values / step) * step, 0.0)
 
@@ -209,8 +203,3 @@ def quantise(values: Tensor, bits: Tensor) -> Tensor:
 def _per_member(numbers: Sequence[int], parameters: Parameters) -> Tensor:
     """Return [p] int64 where the parameters are."""
     return torch.tensor(numbers, device=next(iter(parameters.values())).device)
-
-
-def _like(per_member: Tensor, values: Tensor) -> Tensor:
-    """Return [p] as [p, 1, ...], to stand beside values [p, ...]."""
-    return per_member.view(-1, *[1] * (values.dim() - 1))

@@ -23,6 +23,7 @@ from torch import Tensor
 from kondo_lab.models.networks import Parameters
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training.member import Frictions, Member
+from kondo_lab.training.optimiser import beside
 from kondo_lab.training.programs import Program, Rolled
 
 KINDS = ("discovery", "random", "bug")
@@ -105,7 +106,7 @@ class Actors:
         if self._refresh is not None:
             fresh = (step - 1) % self._refresh == 0
             for name, own in self._stale.items():
-                own.copy_(torch.where(_beside(fresh, own), parameters[name], own))
+                own.copy_(torch.where(beside(fresh, own), parameters[name], own))
             parameters = self._stale
         if self.past is not None:
             parameters = self.past(parameters, draws, step)
@@ -260,11 +261,6 @@ def rounded(weights: Tensor, levels: Tensor) -> Tensor:
                  [1.]]])
     """
     highest = weights.abs().amax(dim=-2, keepdim=True)
-    scale = highest / _beside(levels, weights).clamp(min=1)
+    scale = highest / beside(levels, weights).clamp(min=1)
     scale = torch.where(scale == 0, 1.0, scale)
-    return torch.where(_beside(levels > 0, weights), (weights / scale).round() * scale, weights)
-
-
-def _beside(values: Tensor, other: Tensor) -> Tensor:
-    """Return values [P] or [P, 1] shaped to stand beside another tensor [P, ...]."""
-    return values.view(-1, *[1] * (other.dim() - 1))
+    return torch.where(beside(levels > 0, weights), (weights / scale).round() * scale, weights)

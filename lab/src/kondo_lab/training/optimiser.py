@@ -105,7 +105,7 @@ class StackedAdam:
             norms = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
             shrink = (self.max_norm / (norms + CLIP_EPSILON)).clamp(max=1.0)
             gradients = {
-                name: value * shrink.view(-1, *[1] * (value.dim() - 1)).to(value.dtype)
+                name: value * beside(shrink, value).to(value.dtype)
                 for name, value in gradients.items()
             }
         for own in self._groups:
@@ -151,6 +151,11 @@ class StackedAdam:
         for kind, own in self._state.items():
             for name, value in own.items():
                 value.copy_(state[kind][name])
+
+
+def beside(values: Tensor, other: Tensor) -> Tensor:
+    """Return values of members, [P] or [P, 1], shaped to stand beside another tensor [P, ...]."""
+    return values.view(-1, *[1] * (other.dim() - 1))
 
 
 def equal_neighbours(keys: Sequence[Any]) -> Iterator[tuple[slice, Any]]:

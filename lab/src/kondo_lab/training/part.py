@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import pandas as pd
 import torch
 
 from kondo.run_files import DamagedFileError, check_regular
@@ -33,6 +34,10 @@ class DamagedCheckpointError(DamagedFileError):
     """A checkpoint cannot be read: the runner sets it aside and starts the part anew."""
 
 
+def _alone(parts: Sequence[str]) -> pd.DataFrame:
+    raise ValueError(f"parts must be finished parts, got {', '.join(map(repr, parts))}; run them.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
     """What the runner gives to a part."""
@@ -44,6 +49,8 @@ class Context:
     """Whether the user asked to stop: save to `checkpoint`, then raise Stopped."""
     checkpoint: Path
     """A file of this part alone. It is there when the part is resumed, deleted when it ends."""
+    finished: Callable[[Sequence[str]], pd.DataFrame] = _alone
+    """Names of finished parts of the same run -> their records, by the fields of Record."""
 
     def resume(self, read: Callable[[Path], T]) -> T | None:
         """Return what `read` makes of the checkpoint; None if there is none.

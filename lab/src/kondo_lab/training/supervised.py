@@ -22,7 +22,7 @@ from kondo_lab.models.sampler import completion_mask, sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text.base import TextTask
 from kondo_lab.training.cuda_graphs import Captured
-from kondo_lab.training.optimiser import StackedAdam
+from kondo_lab.training.optimiser import StackedAdam, beside
 
 WARMUP = 0.1
 """Share of the supervised steps in which the learning rate rises."""
@@ -134,7 +134,7 @@ def warm_start(
             share = sum(points[-1].reward) / len(seeds)
             progress(number / num_steps, f"reward {100 * share:.0f}%")
             for name, value in parameters.items():
-                kept[name] = torch.where(_beside(there, value).bool(), kept[name], value)
+                kept[name] = torch.where(beside(there, value), kept[name], value)
             there |= reward >= until
             if there.all():
                 break
@@ -228,8 +228,3 @@ class HeldOut:
         self._rewards = {"held-out sampled reward": mean_reward(*self._inputs)}
         if self._greedy:
             self._rewards["held-out reward"] = mean_reward(*self._inputs, greedy=True)
-
-
-def _beside(values: Tensor, parameter: Tensor) -> Tensor:
-    """Return values [P] shaped to multiply a parameter [P, ...]."""
-    return values.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1))

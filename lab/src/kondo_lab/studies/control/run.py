@@ -14,9 +14,10 @@ from typing import Any
 
 import kondo
 from kondo.run_files import atomically
+from kondo_lab.studies.control import training as control
 from kondo_lab.studies.control.settings import Settings, Task
-from kondo_lab.training import control, worker_pool
-from kondo_lab.training.control import MakeGate, Progress
+from kondo_lab.studies.control.training import MakeGate, Progress
+from kondo_lab.training import worker_pool
 from kondo_lab.training.part import Context, Part, Stopped
 from kondo_lab.training.record import Log, Run
 

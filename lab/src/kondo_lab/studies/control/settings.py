@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from kondo_lab.evidence.study import Size, sized
-from kondo_lab.training.control import Training
+from kondo_lab.studies.control.training import Training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from functools import partial
 
 import pandas as pd
 
+from kondo_lab.evidence import findings
 from kondo_lab.evidence.captions import with_captions
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
@@ -12,12 +13,10 @@ from kondo_lab.studies.lm_frictions import assignments, drawing, verdicts
 from kondo_lab.studies.lm_frictions.captions import captions
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes, base_of, outcomes
 from kondo_lab.studies.lm_frictions.settings import COMBINED, Settings
-from kondo_lab.studies.lm_rl import findings as lm_rl
-from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.lm_rl.assignments import slug
-from kondo_lab.studies.lm_rl.settings import Field
+from kondo_lab.training import tuning
 from kondo_lab.training.asynchronous import LAG
 from kondo_lab.training.corrections import needs_behaviour
+from kondo_lab.training.fields import Field, slug
 
 DIAGNOSTICS = ("entropy", "effective sample size", "gradient norm")
 """Of the steps after the last evaluation but one."""
@@ -27,7 +26,7 @@ _line = partial(headline, "beyond the papers")
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers, its figures and its verdicts."""
     found = Analysis()
-    lm_rl.add_starts(found, records, settings)
+    findings.add_starts(found, records, settings)
     tuned = records[records["part"].isin(assignments.tune_names(settings))]
     found.findings.extend(_rates(tuned, settings))
     without = _without_behaviour(tuned, settings)
@@ -61,7 +60,7 @@ def _rates(tuned: pd.DataFrame, settings: Settings) -> Iterator[str]:
     told = ", ".join(f"{series} {rate:g}" for series, rate in rates.items())
     yield f"{name}: learning rates: {told}."
     means = assignments.mean_rewards(tuned)
-    at_edge = lm_rl.edges(means, settings.main.learning_rates)
+    at_edge = findings.edges(means, settings.main.learning_rates)
     if at_edge:
         yield (
             f"{name}: the best learning rate is at the edge of those tried for "

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pandas as pd
 
 from kondo_lab.studies.lm_frictions.settings import Settings, Sweep
-from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.lm_rl.assignments import member, named_pieces, slug
-from kondo_lab.studies.lm_rl.settings import Field
+from kondo_lab.training import tuning
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.fields import Field, member, named_pieces, slug
 from kondo_lab.training.member import Frictions, Member
 from kondo_lab.training.part import Context
 
@@ -166,7 +165,7 @@ def chosen_rates(records: pd.DataFrame) -> dict[str, float]:
 
 def tuned_means(settings: Settings, context: Context) -> dict[str, dict[float, float]]:
     """Return `mean_rewards` of the finished tuning parts of the same run."""
-    return mean_rewards(tuning.finished(context, tune_names(settings)))
+    return mean_rewards(context.finished(tune_names(settings)))
 
 
 def rates_in(settings: Settings, context: Context) -> Rates:

@@ -7,7 +7,7 @@ from kondo_lab.evidence.claims import find
 from kondo_lab.evidence.study import Claim, Headline
 from kondo_lab.studies.lm_frictions.settings import COMBINED
 from kondo_lab.studies.lm_frictions.verdicts import PAPER, UNCORRECTED
-from kondo_lab.studies.lm_rl.assignments import slug
+from kondo_lab.training.fields import slug
 
 REWARD, ENTROPY = "held-out reward at temperature 1, at the end", "entropy at the end"
 

@@ -14,7 +14,7 @@ from kondo_lab.studies.lm_frictions import assignments
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes
 from kondo_lab.studies.lm_frictions.settings import CLAIMED, FIRST, Settings
 from kondo_lab.studies.lm_frictions.verdicts import SWEPT, sweep
-from kondo_lab.studies.lm_rl.tuning import QUALITY
+from kondo_lab.training.tuning import QUALITY
 
 DASHES = {"DG, eta 10": "--"}
 """Of arms that share their method's colour with another one that is drawn."""

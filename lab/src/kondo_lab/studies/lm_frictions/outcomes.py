@@ -11,9 +11,9 @@ from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Estimate
 from kondo_lab.studies.lm_frictions import assignments
 from kondo_lab.studies.lm_frictions.settings import Settings
-from kondo_lab.studies.lm_rl import tuning
-from kondo_lab.studies.lm_rl.settings import Field
+from kondo_lab.training import tuning
 from kondo_lab.training.corrections import needs_behaviour
+from kondo_lab.training.fields import Field
 from kondo_lab.training.member import Frictions
 
 BySeed = dict[int, float]

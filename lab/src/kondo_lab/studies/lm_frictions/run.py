@@ -1,6 +1,6 @@
 """Parts, the most valuable first: starts, learning rates, then sweeps in the order of the settings.
 
-warm      see `lm_rl.training`
+warm      see `field_parts`
 tune      learning rates of all arms, without friction and with all of them
 further   learning rates beyond the edge of those tried, for arms that are best there, and
           rates that fall to 0, for those whom the claims are about
@@ -9,10 +9,17 @@ others    one seed of a sweep: arms with frictions
 
 from kondo_lab.studies.lm_frictions import assignments
 from kondo_lab.studies.lm_frictions.settings import Settings, Sweep
-from kondo_lab.studies.lm_rl import expected_seconds, training
-from kondo_lab.studies.lm_rl.assignments import evenly
-from kondo_lab.studies.lm_rl.settings import Field
-from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
+from kondo_lab.training import expected_seconds
+from kondo_lab.training.field_parts import (
+    Place,
+    lean,
+    make_part,
+    train_population,
+    trials,
+    try_rates,
+    warm_part,
+)
+from kondo_lab.training.fields import Field, evenly
 from kondo_lab.training.part import Part
 from kondo_lab.training.record import Run
 
@@ -44,7 +51,7 @@ def _further(place: Place, settings: Settings) -> list[Run]:
     means = assignments.tuned_means(settings, place.context)
     members = assignments.beyond_members(settings, means)
     members += assignments.decay_members(settings, assignments.rates_in(settings, place.context))
-    return training.try_rates(place, members, settings.main.tune_steps)
+    return try_rates(place, members, settings.main.tune_steps)
 
 
 def _sweep(settings: Settings, sweep: Sweep, seed: int) -> list[Part]:
@@ -59,4 +66,4 @@ def _train(place: Place, settings: Settings, sweep: Sweep, seed: int, piece: sli
     rates = assignments.rates_in(settings, place.context)
     members = assignments.members(settings, sweep, seed, rates)[piece]
     steps = evenly(sweep.field.num_steps, settings.evaluations)
-    return training.lean(training.train_population(place, members, steps))
+    return lean(train_population(place, members, steps))

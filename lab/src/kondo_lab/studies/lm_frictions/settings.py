@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from kondo_lab.evidence.study import Size
-from kondo_lab.studies.lm_rl.settings import TOY, USUAL_START, Field, Training
 from kondo_lab.training.arms import Arm, percent
 from kondo_lab.training.corrections import corrections, needs_behaviour
+from kondo_lab.training.fields import TOY, USUAL_START, Field, FieldSettings
 from kondo_lab.training.member import NONE, Frictions
 
 NOISE = 0.5
@@ -145,7 +145,7 @@ class Sweep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(Training):
+class Settings(FieldSettings):
     """All that can change the results."""
 
     main: Field
@@ -197,14 +197,6 @@ class Settings(Training):
         """
         there = [each for each in self.of(sweep.field) if not sweep.only or each.name in sweep.only]
         return [each for each in there if cell.reports_truly or needs_behaviour(each)]
-
-    def clocked(self, field: Field) -> list[Arm]:
-        """Return nobody."""
-        return []
-
-    def seeds(self, field: Field, arm: Arm) -> range:
-        """Return the reported seeds."""
-        return range(field.num_seeds)
 
 
 _SORTING = Field(

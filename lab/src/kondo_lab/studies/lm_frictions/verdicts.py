@@ -12,12 +12,11 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from kondo_lab.evidence.claims import above_zero
+from kondo_lab.evidence.claims import Difference, above_zero
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Claim, ClaimVerdict
 from kondo_lab.studies.lm_frictions.outcomes import Outcomes
 from kondo_lab.studies.lm_frictions.settings import COMBINED, COMBINED_WRONG
-from kondo_lab.studies.lm_gates.analysis import Difference
 from kondo_lab.training.member import NONE, Frictions
 
 UNCORRECTED, PAPER, CORRECTED = "GRPO uncorrected", "DG, eta 1", "PPO clip 0.2"
@@ -57,9 +56,9 @@ def ahead(own: Difference) -> ClaimVerdict:
 def reached(own: Difference) -> ClaimVerdict:
     """Return whether a difference is at least 0.
 
-    Met if its mean is: unlike in lm-gates a large standard error is no help. Missed if it is lower
-    by more than chance makes it one time in twenty. Open between the two, and with fewer than three
-    seeds.
+    Met if its mean is: unlike in `Difference.verdict` a large standard error is no help. Missed if
+    it is lower by more than chance makes it one time in twenty. Open between the two, and with
+    fewer than three seeds.
     """
     return "open" if own.verdict == "met" and own.estimate.mean < 0 else own.verdict
 

@@ -2,61 +2,33 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import pandas as pd
 
-from kondo_lab.evidence.claims import LEAST_SEEDS, chance_errors
+from kondo_lab.evidence import findings, runs
+from kondo_lab.evidence.claims import Difference
+from kondo_lab.evidence.runs import LEARNER, LOOP, Run, SpeedUp
 from kondo_lab.evidence.statistics import estimate
-from kondo_lab.evidence.study import Analysis, Claim, ClaimVerdict, Estimate, Headline, headline
+from kondo_lab.evidence.study import Analysis, Claim, Estimate, Headline, headline
 from kondo_lab.studies.lm_gates import drawing, equal_seconds
+from kondo_lab.studies.lm_gates.arena import AIMED_AT, Arena, of_seeds, over_dense, targets
 from kondo_lab.studies.lm_gates.captions import caption
+from kondo_lab.studies.lm_gates.run import wall_names
 from kondo_lab.studies.lm_gates.settings import Settings
-from kondo_lab.studies.lm_rl import assignments, runs, tuning
-from kondo_lab.studies.lm_rl import findings as lm_rl
-from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Arena, Run, SpeedUp
+from kondo_lab.training import tuning
+from kondo_lab.training.fields import tune_names
 
 _line = partial(headline, "beyond the papers")
-
-
-class Difference(NamedTuple):
-    """The reward at the end less dense GRPO's, seed by seed: at its end, or at equal seconds."""
-
-    estimate: Estimate
-
-    @property
-    def verdict(self) -> ClaimVerdict:
-        """Whether the end is lower than dense's by at most one standard error.
-
-        Missed only if it is lower by more than chance alone makes it one time in twenty. Open
-        between the two, and with fewer than three seeds.
-        """
-        mean, se, seeds = self.estimate
-        if seeds < LEAST_SEEDS:
-            return "open"
-        if mean >= -se:
-            return "met"
-        return "missed" if mean < -chance_errors(seeds) * se else "open"
-
-    @property
-    def largest_loss(self) -> float:
-        """The reward that may be lost at most: a greater loss is excluded at 95%, one-sided."""
-        mean, se, seeds = self.estimate
-        return max(0.0, chance_errors(seeds) * se - mean)
-
-    def __str__(self) -> str:
-        mean, se, seeds = self.estimate
-        return f"{mean:+.3f} ± {se:.3f} over {seeds} seeds" if seeds > 1 else f"{mean:+.3f}, 1 seed"
 
 
 def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
     """Return the study's numbers, its figure and its verdicts."""
     found = Analysis(headline=[], figures={}, findings=[], frontier=[])
-    lm_rl.add_starts(found, records, settings)
+    findings.add_starts(found, records, settings)
     arenas = []
     for field in settings.walls:
-        names = assignments.wall_names(settings, field)
-        arena = Arena(field, True, runs.clock_runs(records, names))
+        names = wall_names(settings, field)
+        arena = Arena(field, runs.clock_runs(records, names))
         if arena.dense in arena.runs:
             arenas.append(arena)
             _add_arena(found, arena, records[records["part"].isin(names)], settings)
@@ -66,7 +38,7 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         told = caption(found.headline, found.claims, settings.claimed, fields)
         found.captions["rewards"] = told
     found.findings.extend(_learning_rates(records, settings))
-    found.findings.extend(lm_rl.edge_findings(records, settings))
+    found.findings.extend(findings.edge_findings(records, settings))
     return found
 
 
@@ -92,7 +64,9 @@ def _add_arena(found: Analysis, arena: Arena, records: pd.DataFrame, settings: S
             f"{arena.name}: lower than dense GRPO at the end by more than one standard error, of "
             f"the others: {'; '.join(lower)}."
         )
-    found.findings.extend(lm_rl.failure_findings(arena, records, settings.everyone()))
+    found.findings.extend(
+        findings.failure_findings(arena.name, arena.runs, records, settings.everyone())
+    )
 
 
 def difference(arena: Arena, series: str) -> Difference | None:
@@ -131,7 +105,7 @@ def _lines(
 ) -> Iterator[Headline]:
     greedy = tuning.end_reward(records, tuning.GREEDY)
     entropy = _last(records, "entropy")
-    level = runs.targets(arena).get(runs.AIMED_AT)
+    level = targets(arena).get(AIMED_AT)
     for name, several in arena.runs.items():
         line = partial(_line, name, x=arena.field.name)
         yield line("held-out reward at temperature 1, at the end", ours=runs.end_rewards(several))
@@ -156,12 +130,12 @@ def _speed_lines(arena: Arena, name: str, level: float | None) -> Iterator[Headl
     ratios = dict(zip((LEARNER, LOOP), whole_run(arena, name), strict=True))
     told = {f"{axis} of the same steps, speed-up": ratio for axis, ratio in ratios.items()}
     if level is not None:
-        to_target = runs.over_dense(arena, name, level)
+        to_target = over_dense(arena, name, level)
         for axis, ratio in zip((LEARNER, LOOP), to_target, strict=True):
             bound = f", {ratio.bound}" if ratio.bound else ""
             told[f"{axis} to {level:.2f}, speed-up{bound}"] = ratio
     dense = {own.seed for own in arena.runs[arena.dense]}
-    seeds = len(runs.of_seeds(arena.runs[name], dense))
+    seeds = len(of_seeds(arena.runs[name], dense))
     for metric, ratio in told.items():
         yield _line(name, metric, arena.field.name, Estimate(ratio.value, ratio.se, seeds))
 
@@ -220,7 +194,7 @@ def _learning_rates(records: pd.DataFrame, settings: Settings) -> Iterator[str]:
     """Yield, field by field, the learning rates of the arms that have one of their own."""
     for field in settings.walls:
         rates = dict(settings.given_rates(field))
-        tuned = records[records["part"].isin(assignments.tune_names(settings, field))]
+        tuned = records[records["part"].isin(tune_names(settings, field))]
         if len(tuned):
             rates |= tuning.chosen(tuned)
         if rates:

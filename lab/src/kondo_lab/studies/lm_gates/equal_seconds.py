@@ -5,8 +5,9 @@ difference of a seed = reward at the end - dense GRPO's reward at the same secon
 
 import numpy as np
 
-from kondo_lab.studies.lm_rl.runs import Arena, Run
-from kondo_lab.studies.lm_rl.tuning import LAST
+from kondo_lab.evidence.runs import Run
+from kondo_lab.studies.lm_gates.arena import Arena
+from kondo_lab.training.tuning import LAST
 
 
 def smoothed(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
@@ -19,7 +20,7 @@ def smoothed(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray]:
     Example:
         >>> import numpy as np
         >>> from kondo_lab.studies.lm_gates.equal_seconds import smoothed
-        >>> from kondo_lab.studies.lm_rl.runs import LOOP, Run
+        >>> from kondo_lab.evidence.runs import LOOP, Run
         >>> steps, reward = np.arange(5), np.array([0.0, 0.5, 0.7, 0.9, 0.8])
         >>> paid, mean = smoothed(Run("GRPO", 0, steps, reward, {LOOP: 2.0 * steps}), LOOP)
         >>> paid.tolist(), mean.round(3).tolist()

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from kondo_lab.evidence.study import Size
-from kondo_lab.studies.lm_rl.settings import TOY, Field, Training
 from kondo_lab.training.arms import Arm, percent
+from kondo_lab.training.fields import TOY, Field, FieldSettings
 from kondo_lab.training.language_arms import published, unbiased
 
 TUNED_BY_LM_RL = (("GRPO", 3e-5), ("DG-K 10%", 3e-6), ("random 10%", 3e-5), ("PODS 10%", 3e-5))
@@ -13,7 +13,7 @@ TUNED_BY_LM_RL = (("GRPO", 3e-5), ("DG-K 10%", 3e-6), ("random 10%", 3e-5), ("PO
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(Training):
+class Settings(FieldSettings):
     """All that can change the results."""
 
     walls: tuple[Field, ...]

@@ -6,17 +6,20 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from kondo_lab.evidence import findings, runs
 from kondo_lab.evidence.captions import with_captions
 from kondo_lab.evidence.claims import together
+from kondo_lab.evidence.runs import ROLLOUTS, ROWS, Run
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Analysis, Claim, Estimate, Headline, headline
-from kondo_lab.studies.lm_rl import assignments, comparisons, drawing, findings, runs, tuning
+from kondo_lab.studies.lm_rl import assignments, comparisons, drawing
 from kondo_lab.studies.lm_rl.captions import captions
 from kondo_lab.studies.lm_rl.plane_analysis import add_planes
-from kondo_lab.studies.lm_rl.runs import ROLLOUTS, ROWS, Arena, Run
-from kondo_lab.studies.lm_rl.settings import Field, Settings
+from kondo_lab.studies.lm_rl.settings import Settings
+from kondo_lab.training import tuning
+from kondo_lab.training.alone import PLAIN
+from kondo_lab.training.fields import Field
 from kondo_lab.training.language_arms import JOIN, LOSSES, named
-from kondo_lab.training.step_seconds import PLAIN
 
 _line = partial(headline, "beyond the papers")
 ENTROPY = "entropy"
@@ -43,9 +46,8 @@ def analyse(records: pd.DataFrame, settings: Settings) -> Analysis:
         if by_series:
             own = records[records["part"].isin(assignments.grid_names(settings, field))]
             found.headline.extend(_lines(field, by_series, own))
-            arena = Arena(field, False, by_series)
-            failed = findings.failure_findings(arena, own, settings.everyone())
-            found.findings.extend(failed)
+            where, arms = f"{field.name}, populations", settings.everyone()
+            found.findings.extend(findings.failure_findings(where, by_series, own, arms))
     if by_field[settings.main]:
         _add_selection(found, records, settings, by_field[settings.main])
     if any(by_field[field] for field in settings.rare):

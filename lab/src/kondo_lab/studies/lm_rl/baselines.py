@@ -27,7 +27,6 @@ by `judge_baselines`.
 
 import argparse
 import dataclasses
-import gc
 import math
 import statistics
 import time
@@ -39,17 +38,20 @@ import numpy as np
 import torch
 
 from kondo import UnbiasedGate
-from kondo_lab.evidence import records
-from kondo_lab.studies.lm_rl import plane, runs, starts
-from kondo_lab.studies.lm_rl.settings import FULL, TOY, Field
+from kondo_lab.evidence import records, runs
+from kondo_lab.studies.lm_rl import plane
+from kondo_lab.studies.lm_rl.settings import FULL
+from kondo_lab.training import starts
 from kondo_lab.training.alone import Learner
 from kondo_lab.training.alone import Path as Way
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.cuda_graphs import free
+from kondo_lab.training.fields import TOY, Field
 from kondo_lab.training.gates import DrawnVarianceGate
 from kondo_lab.training.language_arms import FILTER, LOSSES, text_arm
 from kondo_lab.training.member import Member
 from kondo_lab.training.programs import Shape, TextProgram
-from kondo_lab.training.supervised import Start, warm_start
+from kondo_lab.training.supervised import Start
 from kondo_lab.training.worker_pool import one_thread
 
 Line = dict[str, Any]
@@ -147,18 +149,8 @@ class Runner:
             self.start = Start.load(path, self.device)
             return
         begun = time.monotonic()
-        self.start, points = warm_start(
-            starts.model_of(field, self.device),
-            starts.task_of(field),
-            [*self.seeds, *TUNING],
-            num_steps=field.warm_steps,
-            batch=field.warm_batch,
-            learning_rate=field.warm_rate,
-            device=self.device,
-            measure_steps=range(10, field.warm_steps, 10),
-            num_prompts=HELD_OUT,
-            until=START,
-        )
+        seeds, wanted = [*self.seeds, *TUNING], {"num_prompts": HELD_OUT, "until": START}
+        self.start, points = starts.make_start(field, seeds, self.device, every=10, **wanted)
         self.start.save(path)
         took = time.monotonic() - begun
         print(f"{field.name}: starts after {points[-1].step} steps, {took:.0f} s", flush=True)
@@ -170,7 +162,7 @@ class Runner:
             return
         for name, arm in arms(self.field.size, kind).items():
             self.learner = None
-            tidy(self.device)
+            free(self.device)
             rate = self.tuned(arm)
             ends = [self.run(arm, "reported", rate, seed) for seed in self.seeds]
             loop, learner = (
@@ -281,7 +273,7 @@ class Runner:
         own = {arm.arm.name: arm.arm for arm in known.values() if arm.num_rows == most}
         by_kondo = own | {f"filter {most}": text_arm(name="filter", gate=FILTER, **GRPO)}
         turns: list[tuple[str, Arm, Way]] = [
-            (name, contender, known[name].way) for name, contender in own.items()
+            (name, each, known[name].way) for name, each in own.items()
         ]
         turns += [(name, each, "product") for name, each in by_kondo.items()]
         turns += [(name, own[name], "filtered") for name in own if known[name].way == "product"]
@@ -290,7 +282,7 @@ class Runner:
         rate = self.tuned(arm)
         steps: int = self.run(arm, "reported", rate, seed)["curve"][-1]["step"]
         self.learner = None
-        tidy(self.device)
+        free(self.device)
         curve = []
         for policy in ("start", "target"):
             learner = self.ready(arm, rate, seed)
@@ -300,9 +292,9 @@ class Runner:
             first = learner.num_steps
             # The first half are rehearsals: packs have many shapes, and the first is recorded.
             for number in range(2 * ROUNDS):
-                for name, contender, way in turns:
+                for name, each, way in turns:
                     learner.num_steps = first + number % ROUNDS  # the same answers for all
-                    learner.arm, learner.path = contender, way
+                    learner.arm, learner.path = each, way
                     step = learner.step()
                     row: Line = {"policy": policy, "arm": name, "path": way, "round": number}
                     row["passes"] = step.learned.rows
@@ -310,7 +302,7 @@ class Runner:
                         row[f"seconds {stage}"] = rounded(step.seconds[stage])
                     curve += [row] if number >= ROUNDS else []
             self.learner = None
-            tidy(self.device)
+            free(self.device)
         self.keep(
             {"arm": "seconds", "role": "seconds", "seed": seed, "learning_rate": 0.0}
             | {"curve": curve}
@@ -320,13 +312,6 @@ class Runner:
 def rounded(value: float) -> float:
     """Return six digits of a number that is not whole."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
-
-
-def tidy(device: torch.device) -> None:
-    """Free what earlier runs left on the device."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def main() -> None:
@@ -350,7 +335,7 @@ def main() -> None:
         if runner is None or runner.field.size != size:
             field = dataclasses.replace(fields[size], task=given.task)
             runner = None
-            tidy(device)
+            free(device)
             runner = Runner(given.path, field, shared, device, until)
             runner.make_start(given.starts)
         try:

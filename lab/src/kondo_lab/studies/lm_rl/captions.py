@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from kondo_lab.evidence.captions import compared, known, seeds_told, verdict_told
 from kondo_lab.evidence.claims import estimate_of, find, shown
+from kondo_lab.evidence.runs import LEARNER, LOOP
 from kondo_lab.evidence.study import Claim, Headline
-from kondo_lab.studies.lm_rl.assignments import slug
-from kondo_lab.studies.lm_rl.runs import AGAINST, LEARNER, LOOP
+from kondo_lab.studies.lm_rl.plane import AGAINST
+from kondo_lab.training.fields import slug
 from kondo_lab.training.language_arms import named
 
 REWARD = "held-out reward at temperature 1, at the end"

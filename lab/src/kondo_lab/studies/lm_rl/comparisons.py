@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kondo_lab.evidence.claims import LEAST_SEEDS, above_zero
+from kondo_lab.evidence.runs import Run, SpeedUp
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Claim, ClaimVerdict, Estimate
-from kondo_lab.studies.lm_rl.runs import Run, SpeedUp
 from kondo_lab.training.language_arms import LOSSES, named, selectors
 
 Values = Mapping[str, Mapping[int, float]]

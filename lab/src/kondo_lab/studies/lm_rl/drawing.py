@@ -1,56 +1,12 @@
-"""Figures: reward against costs, by selection and loss, and what changes from step to step."""
+"""Figures: reward by selection and loss, and what changes from step to step."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kondo_lab.evidence import plotting
 from kondo_lab.evidence.study import Estimate
-from kondo_lab.studies.lm_rl.runs import ROLLOUTS, Run
-
-DASHES = ("-", "--", ":", "-.")
-"""By rate, the lowest first."""
-
-
-def family(series: str) -> str:
-    """Return an arm's name without rate, noise or temperature.
-
-    Example:
-        >>> from kondo_lab.studies.lm_rl.drawing import family
-        >>> family("DG-K exact 3%"), family("DG, eta 0.1"), family("PG"), family("noise 1.5")
-        ('DG-K exact', 'DG', 'PG', 'noise')
-    """
-    head, _, tail = series.rpartition(" ")
-    return head if tail.endswith("%") or head == "noise" else series.partition(",")[0]
-
-
-def draw_runs(ax: Axes, runs: Sequence[Run], axis: str, name: str, among: Sequence[str]) -> None:
-    """Draw the mean reward of a series' seeds against a cost, with a band of a standard error.
-
-    A series that is not `among` those to be told apart is drawn thin, grey and without a name.
-    """
-    shared = min(len(own.steps) for own in runs)
-    rewards = np.stack([own.reward[:shared] for own in runs])
-    paid = np.mean([own.costs[axis][:shared] for own in runs], axis=0)
-    means = rewards.mean(axis=0)
-    # Step 0 costs nothing, which a log axis has no place for.
-    first = 0 if axis == ROLLOUTS else 1
-    if name not in among:
-        ax.plot(paid[first:], means[first:], color=plotting.FAINT, linewidth=1, zorder=1)
-        return
-    errors = rewards.std(axis=0, ddof=1) / np.sqrt(len(runs)) if len(runs) > 1 else 0 * means
-    colour, dash = look(name, among)
-    ax.plot(paid[first:], means[first:], color=colour, linestyle=dash, label=name)
-    plotting.band(ax, paid[first:], means[first:], errors[first:], colour=colour)
-
-
-def look(name: str, among: Sequence[str]) -> tuple[Any, str]:
-    """Return a series' colour, by method, and dash, by place within its family."""
-    same = [other for other in among if family(other) == family(name)]
-    return plotting.method_colour(family(name)), DASHES[same.index(name) % len(DASHES)]
 
 
 def selections(

@@ -24,9 +24,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_1samp
 
-from kondo_lab.evidence import records
+from kondo_lab.evidence import records, runs
 from kondo_lab.evidence.statistics import estimate
-from kondo_lab.studies.lm_rl import runs
 from kondo_lab.studies.lm_rl.baselines import TARGET, Line, paid, run_of
 
 AXES = (runs.LOOP, runs.LEARNER, runs.ROLLOUTS, runs.ROWS)

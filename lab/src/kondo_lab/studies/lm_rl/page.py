@@ -45,7 +45,7 @@ def _crossed(headline: pd.DataFrame, settings: Settings) -> str:
     for selection in ("", *SELECTIONS):
         row = [selection.replace("|", "\\|") or "dense, all rows"]
         for loss in ("PG", "GRPO"):
-            row += _contender(headline, settings, selection, loss)
+            row += _of_arm(headline, settings, selection, loss)
         rows.append(row)
     return markdown(columns, rows)
 
@@ -57,12 +57,12 @@ def _variants(headline: pd.DataFrame, settings: Settings) -> str:
     for selection, loss in VARIANTS:
         name = named(selection, loss)
         share, _ = _number(headline, settings, name, "share of rows with a kept token")
-        own = _contender(headline, settings, selection, loss)
+        own = _of_arm(headline, settings, selection, loss)
         rows.append([selection, loss, f"{100 * share:.0f}%", *own])
     return markdown(columns, rows)
 
 
-def _contender(
+def _of_arm(
     headline: pd.DataFrame, settings: Settings, selection: str, loss: str
 ) -> tuple[str, str, str]:
     """Return reward, difference to dense and entropy of an arm; dense has no difference."""

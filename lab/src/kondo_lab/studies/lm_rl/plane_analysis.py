@@ -6,12 +6,14 @@ from functools import partial
 
 import pandas as pd
 
+from kondo_lab.evidence import runs
+from kondo_lab.evidence.runs import LEARNER, LOOP, ROLLOUTS, ROWS, Reach, Run
 from kondo_lab.evidence.study import Analysis, Claim, Estimate, FrontierPoint, Headline, headline
-from kondo_lab.studies.lm_rl import assignments, plane_drawing, runs
+from kondo_lab.studies.lm_rl import assignments, plane_drawing
 from kondo_lab.studies.lm_rl.comparisons import aim_verdict
-from kondo_lab.studies.lm_rl.plane import Trial, best, best_runs, rival_runs, trials
-from kondo_lab.studies.lm_rl.runs import AGAINST, LEARNER, LOOP, ROLLOUTS, ROWS, Reach, Run
+from kondo_lab.studies.lm_rl.plane import AGAINST, Trial, best, best_runs, rival_runs, trials
 from kondo_lab.studies.lm_rl.settings import Plane, Role, Settings
+from kondo_lab.training.fields import slug
 
 AIMS = {LEARNER: 5.0, LOOP: 2.5}
 """Speed-ups to aim for at the largest model that learns, over the best dense point."""
@@ -39,7 +41,7 @@ def add_planes(found: Analysis, records: pd.DataFrame, settings: Settings) -> No
         found.findings.extend(_speed_ups(plane, reported, settings.target))
         found.claims.extend(_aims(plane, reported, settings.target))
         found.frontier.extend(_frontier(plane, reported, settings.target))
-        name = assignments.slug("plane", plane.name)
+        name = slug("plane", plane.name)
         found.figures[name] = plane_drawing.plane(tried, reported, settings.target, plane.name)
 
 

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from kondo_lab.evidence import plotting
-from kondo_lab.studies.lm_rl import runs
+from kondo_lab.evidence import plotting, runs
+from kondo_lab.evidence.runs import LEARNER, LOOP, Run
 from kondo_lab.studies.lm_rl.plane import Trial, rank
-from kondo_lab.studies.lm_rl.runs import LEARNER, LOOP, Run
 from kondo_lab.studies.lm_rl.settings import Point, Role
 
 COLOURS = {"dense": plotting.BLACK, "gated": plotting.GREEN, "PODS": plotting.PINK}

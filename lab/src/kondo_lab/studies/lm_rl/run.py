@@ -1,6 +1,6 @@
 """Parts, the most valuable first.
 
-warm, tune    see `training`
+warm, tune    see `field_parts`
 grid          selections and losses at their tuned rates, many members in one program
 plane         one point of a plane, its learning rates on the tuning seed, by the clock
 best          the best point of a role, with all seeds, by the clock
@@ -13,22 +13,35 @@ from collections.abc import Sequence
 from functools import partial
 
 from kondo import UnbiasedGate
-from kondo_lab.studies.lm_rl import assignments, expected_seconds, plane, starts, training, tuning
-from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Role, Settings
-from kondo_lab.studies.lm_rl.training import Place, make_part, trials, warm_part
-from kondo_lab.training import step_seconds
+from kondo_lab.studies.lm_rl import assignments, plane, step_seconds
+from kondo_lab.studies.lm_rl.settings import Plane, Point, Role, Settings
+from kondo_lab.training import expected_seconds, starts
 from kondo_lab.training.alone import Learner, Path
 from kondo_lab.training.arms import Arm, percent
+from kondo_lab.training.field_parts import (
+    Place,
+    lean,
+    make_learner,
+    make_part,
+    rates_in,
+    train_population,
+    trials,
+    warm_part,
+)
+from kondo_lab.training.fields import Field, evenly, member, tune_members
 from kondo_lab.training.language_arms import LOSSES, text_arm
 from kondo_lab.training.part import Part, Stopped
 from kondo_lab.training.record import Run
 from kondo_lab.training.run import train
 
+LENGTH = 0.8
+"""Of a run that ends at a target, as a share of its longest."""
+
 
 def parts(settings: Settings) -> list[Part]:
     """Return the study's parts, the most valuable first."""
     main, (first, *larger) = settings.main, settings.planes
-    members = assignments.tune_members(settings, main)
+    members = tune_members(settings, main)
     blocks = assignments.seed_blocks(settings, main)
     found = [
         warm_part(settings, main),
@@ -66,7 +79,7 @@ def _plane_parts(settings: Settings, field: Plane) -> list[Part]:
     found = []
     for point in field.points:
         name, number = assignments.point_name(field, point), len(point.learning_rates)
-        work = expected_seconds.point(field, point, number * len(settings.tune_seeds(field)))
+        work = point_seconds(field, point, number * len(settings.tune_seeds(field)))
         found.append(make_part(name, settings, field, work, _try_point, settings, point))
     return found
 
@@ -76,7 +89,7 @@ def _best_parts(settings: Settings, field: Plane) -> list[Part]:
     for role in assignments.roles(field):
         name = assignments.best_name(field, role)
         works = [
-            expected_seconds.point(field, point, field.num_seeds)
+            point_seconds(field, point, field.num_seeds)
             for point in field.points
             if point.role == role
         ]
@@ -85,23 +98,33 @@ def _best_parts(settings: Settings, field: Plane) -> list[Part]:
     return found
 
 
+def point_seconds(field: Plane, point: Point, num_runs: int) -> float:
+    """Return the seconds of some runs of a point of a plane; most end before their last step."""
+    own = dataclasses.replace(field, num_prompts=point.num_rows // field.repeats)
+    steps = (
+        expected_seconds.loops(own, [point.arm], round(LENGTH * point.num_steps))
+        - expected_seconds.OPENING
+    )
+    return expected_seconds.OPENING + num_runs * steps
+
+
 def _rival_parts(settings: Settings, field: Plane) -> list[Part]:
     found = []
     for point in field.rivals:
         name = assignments.rival_name(field, point)
-        work = expected_seconds.point(field, point, len(point.learning_rates) * field.num_seeds)
+        work = point_seconds(field, point, len(point.learning_rates) * field.num_seeds)
         found.append(make_part(name, settings, field, work, _rival, settings, point))
     return found
 
 
 def _seconds_part(settings: Settings) -> Part:
-    field, timed = settings.timed, timed_contenders(settings)
+    field, timed = settings.timed, timed_arms(settings)
     work = expected_seconds.loops(field, timed, 2 * settings.timed_rounds)
     name = assignments.seconds_name(field)
     return make_part(name, settings, field, work, _seconds, settings)
 
 
-def timed_contenders(settings: Settings) -> list[Arm]:
+def timed_arms(settings: Settings) -> list[Arm]:
     """Return whose steps of the largest model are timed: dense GRPO, and unbiased gates."""
     options = LOSSES["GRPO"]
     return [
@@ -115,10 +138,10 @@ def timed_contenders(settings: Settings) -> list[Arm]:
 
 def _grid(place: Place, settings: Settings, seeds: range, piece: slice) -> list[Run]:
     field = place.field
-    rates = training.rates_in(settings, field, place.context)
+    rates = rates_in(settings, field, place.context)
     members = assignments.grid_members(settings, field, seeds, rates)[piece]
-    steps = assignments.evenly(field.num_steps, settings.evaluations)
-    return training.lean(training.train_population(place, members, steps))
+    steps = evenly(field.num_steps, settings.evaluations)
+    return lean(train_population(place, members, steps))
 
 
 def _try_point(place: Place, settings: Settings, point: Point) -> list[Run]:
@@ -133,7 +156,7 @@ def _best(place: Place, settings: Settings, role: Role) -> list[Run]:
     field = place.field
     assert isinstance(field, Plane)
     names = [assignments.point_name(field, each) for each in field.points if each.role == role]
-    tried = plane.trials(tuning.finished(place.context, names), field)
+    tried = plane.trials(place.context.finished(names), field)
     point, rate, _ = plane.best(tried, role, settings.target)
     pairs = [(rate, seed) for seed in range(field.num_seeds)]
     return _by_clock(place, settings, point, pairs, round(settings.longer * point.num_steps))
@@ -164,11 +187,11 @@ def _by_clock(
     for rate, seed in pairs:
         if place.context.stopped():
             raise Stopped(place.part)
-        own = assignments.member(point.arm, rate, seed)
+        own = member(point.arm, rate, seed)
         if learner is None:
             path: Path = "plain" if point.rate == 1 else "product"
             num_prompts = point.num_rows // place.field.repeats
-            learner = training.make_learner(place, own, path=path, num_prompts=num_prompts)
+            learner = make_learner(place, own, path=path, num_prompts=num_prompts)
         else:
             learner.restart(starts.load(settings, place.field, context).of([seed]), own)
         # A checkpoint of a long run, or of one that was killed, is none of this run's.
@@ -179,19 +202,19 @@ def _by_clock(
             part=place.part,
             num_steps=num_steps,
             log_steps=(),
-            evaluate_steps=assignments.evenly(num_steps, evaluations),
+            evaluate_steps=evenly(num_steps, evaluations),
             enough=partial(plane.has_reached, target=settings.target),
         )
-        found += training.lean(done)
+        found += lean(done)
     return found
 
 
 def _seconds(place: Place, settings: Settings) -> list[Run]:
     """Time every arm's step, of the start of seed 0. Dense goes without the product."""
     limited = dataclasses.replace(settings, max_tokens=settings.timed_tokens)
-    timed = timed_contenders(settings)
-    own = assignments.member(timed[-1], 0.0, seed=0)  # the cheapest warms up
-    learner = training.make_learner(place._replace(settings=limited), own)
+    timed = timed_arms(settings)
+    own = member(timed[-1], 0.0, seed=0)  # the cheapest warms up
+    learner = make_learner(place._replace(settings=limited), own)
     found = step_seconds.seconds_per_step(
         learner,
         timed,

@@ -1,140 +1,19 @@
 """What the study runs: fields where arms meet, planes of points, and how much of it all."""
 
 import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 from kondo import UnbiasedGate, sampling
 from kondo_lab.evidence.study import Size
 from kondo_lab.tasks.text import make
 from kondo_lab.tasks.text.base import AnswerTask
-from kondo_lab.training.alone import Path
 from kondo_lab.training.arms import Arm, percent
+from kondo_lab.training.fields import TOY, Field, FieldSettings
 from kondo_lab.training.gates import DrawnVarianceGate
 from kondo_lab.training.language_arms import LOSSES, crossed, text_arm, variants
 
 Role = Literal["dense", "gated", "PODS"]
-FieldT = TypeVar("FieldT", bound="Field")
-USUAL_START = 0.3
-"""Reward where supervised starts end, in fields that are not about rare success."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Field:
-    """A task, a model, what a step samples, and for how long; arms are compared in it."""
-
-    task: str
-    level: int
-    size: str
-    """Of the model, a name in `kondo_lab.models.architecture.SIZES`."""
-    num_prompts: int = 32
-    """G, fresh prompts of a step."""
-    repeats: int = 8
-    """A, completions of a prompt: a group."""
-    start: float | None = None
-    """Reward where its supervised starts end; by default `Training.warm_reward`."""
-    warm_steps: int = 2000
-    """At most: a seed's supervised start ends where its reward is high enough."""
-    warm_every: int | None = None
-    """Steps between two looks at that reward; by default `Training.warm_every`."""
-    warm_batch: int = 64
-    warm_rate: float = 1e-3
-    learning_rates: tuple[float, ...] = (3e-6, 1e-5, 3e-5, 1e-4)
-    """Each arm's are tried on the tuning seeds. Adam's first steps move every weight by about
-    the rate: at 3e-4 two of them undo the start of the smallest model, with any arm."""
-    tune_steps: int = 150
-    """As many as are reported: a rate that is best for a while may ruin the policy later."""
-    num_steps: int = 150
-    num_seeds: int = 5
-    """Of the headline arms."""
-    other_seeds: int = 2
-    """Of the others; 0 leaves them out."""
-    tune_seeds: int = 2
-    tuned_on: str = ""
-    """The name of another field of the same settings whose learning rates are taken over."""
-    clocked_rates: tuple[float, ...] = ()
-    """Rates of the arms that are run by the clock; empty where none is."""
-    only: tuple[str, ...] = ()
-    """Names of the only arms that are run here; all of them where it is empty."""
-    dense_paths: tuple[Path, ...] = ("product", "plain")
-    """The ways dense GRPO is run by the clock."""
-
-    @property
-    def name(self) -> str:
-        """As parts call it."""
-        usual = self.start in (None, USUAL_START)
-        from_start = "" if usual else f"-from-{percent(self.start or 0.0)}"
-        return f"{self.task}-{self.level}-{self.size}{from_start}"
-
-    @property
-    def num_rows(self) -> int:
-        """N, completions of a step."""
-        return self.num_prompts * self.repeats
-
-
-FIRST_TUNE_SEED = 1000
-"""Tuning seeds are counted from here, reported ones from 0: none is both."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Training(ABC):
-    """How starts and runs are made, whatever a study compares."""
-
-    warm_reward: float = USUAL_START
-    """At temperature 1 on held-out prompts: where a supervised start ends."""
-    warm_every: int = 10
-    """Steps between two looks at it."""
-    num_held_out: int = 256
-    """Prompts of an evaluation."""
-    greedy: bool = True
-    """Whether evaluations also measure the likeliest answers."""
-    wall_evaluations: int = 20
-    """Of a run by the clock, evenly spaced, and one before it."""
-    tune_evaluations: int = 10
-    most_rows: int = 50_000
-    """Of one population: members beyond go into the next part."""
-    max_tokens: int = 65_536
-    """Of a training forward, populations and single models alike."""
-    max_norm: float = 1.0
-    compiled: bool = False
-    """Compile the layers of the timed models, dense and gated alike."""
-
-    @property
-    @abstractmethod
-    def fields(self) -> tuple[Field, ...]:
-        """All of them."""
-
-    @abstractmethod
-    def of(self, field: Field) -> list[Arm]:
-        """Return who meets in a field."""
-
-    @abstractmethod
-    def clocked(self, field: Field) -> list[Arm]:
-        """Return who is run by the clock in a field."""
-
-    @abstractmethod
-    def seeds(self, field: Field, arm: Arm) -> range:
-        """Return the reported seeds of an arm in a field."""
-
-    def given_rates(self, field: Field) -> Mapping[str, float]:
-        """Return series -> its learning rate, where it is not tuned here; by default none."""
-        return {}
-
-    def start_reward(self, field: Field) -> float:
-        """Return the reward where a field's supervised starts end."""
-        return self.warm_reward if field.start is None else field.start
-
-    def field(self, name: str) -> Field:
-        """Return the field of this name."""
-        known = {field.name: field for field in self.fields}
-        if name not in known:
-            raise ValueError(f"name must be a field's, one of {', '.join(known)}, got {name!r}.")
-        return known[name]
-
-    def tune_seeds(self, field: Field) -> range:
-        """Return the seeds that learning rates are chosen by."""
-        return range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + field.tune_seeds)
+FieldT = TypeVar("FieldT", bound=Field)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,7 +79,7 @@ class Plane(Field):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(Training):
+class Settings(FieldSettings):
     """All that can change the results."""
 
     main: Field
@@ -251,10 +130,6 @@ class Settings(Training):
     def of(self, field: Field) -> list[Arm]:
         """Return who meets in a field."""
         return [each for each in self.everyone() if not field.only or each.name in field.only]
-
-    def clocked(self, field: Field) -> list[Arm]:
-        """Return nobody: what is run by the clock are points of planes."""
-        return []
 
     def seeds(self, field: Field, arm: Arm) -> range:
         """Return the reported seeds of an arm in a field."""
@@ -385,21 +260,6 @@ FULL = Settings(
     most_rows=34 * 1024,
 )
 
-TOY = Field(
-    task="sorting",
-    level=2,
-    size="toy",
-    num_prompts=8,
-    warm_steps=300,
-    warm_batch=32,
-    warm_rate=3e-3,
-    learning_rates=(3e-4, 1e-3),
-    tune_steps=4,
-    num_steps=24,
-    num_seeds=2,
-    other_seeds=1,
-    tune_seeds=1,
-)
 _TOY_PLANE = Plane(
     **{field.name: getattr(TOY, field.name) for field in dataclasses.fields(TOY)}
     | {"other_seeds": 0},

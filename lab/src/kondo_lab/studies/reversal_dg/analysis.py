@@ -11,15 +11,15 @@ from kondo_lab.evidence import plotting, seed_blocks, statistics
 from kondo_lab.evidence.captions import with_captions
 from kondo_lab.evidence.comparison import against_paper, beats, ends, finals, settings_of
 from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
+from kondo_lab.studies import reversal_numbers as paper
 from kondo_lab.studies import reversals
-from kondo_lab.studies.reversal_dg import paper
 from kondo_lab.studies.reversal_dg.captions import captions
 from kondo_lab.studies.reversal_dg.claims import claims
 from kondo_lab.studies.reversal_dg.run import COMPARED, EXACT_TIES, VARIANTS, VARIED
 from kondo_lab.studies.reversal_dg.settings import Settings
 
 ONLINE = reversals.ONLINE
-FIG_8 = reversals.judged(paper.FIG_8)
+FIG_8 = reversals.judged(paper.DG_FIG_8)
 OTHERS = ("PG", "PPO", reversals.FLOAT32)
 """Compared with DG's, as in the paper."""
 SWEEPS = {
@@ -61,7 +61,7 @@ def _full(settings: Settings) -> bool:
 def _known(settings: Settings, part: str) -> dict[str, reversals.Points]:
     if not _full(settings):
         return {}
-    return reversals.judged(paper.FIG_9A if part == "lengths" else paper.FIG_9B)
+    return reversals.judged(paper.DG_FIG_9A if part == "lengths" else paper.DG_FIG_9B)
 
 
 def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:

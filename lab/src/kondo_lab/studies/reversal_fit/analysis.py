@@ -22,8 +22,8 @@ from kondo_lab.evidence import plotting, statistics
 from kondo_lab.evidence.captions import with_captions
 from kondo_lab.evidence.claims import LEAST_SEEDS
 from kondo_lab.evidence.study import Analysis, Estimate, Headline, headline
+from kondo_lab.studies import reversal_numbers as paper
 from kondo_lab.studies import reversals
-from kondo_lab.studies.reversal_dg import paper as dg_paper
 from kondo_lab.studies.reversal_fit import resamples
 from kondo_lab.studies.reversal_fit.captions import captions
 from kondo_lab.studies.reversal_fit.claims import STATEMENT, WON, claims
@@ -38,7 +38,6 @@ from kondo_lab.studies.reversal_fit.run import (
     prefix_methods,
 )
 from kondo_lab.studies.reversal_fit.settings import Pair, Settings
-from kondo_lab.studies.reversal_kondo import paper as kondo_paper
 from kondo_lab.training import arms
 
 ONLINE = reversals.ONLINE
@@ -53,12 +52,12 @@ USED = Pair(reversals.FEED_FORWARD, reversals.LEARNING_RATE).name
 READ_AS = {"PMPO float32": "PMPO"}
 """Series of ours -> the paper's, where the names differ."""
 CURVES = {
-    PREFIX: ("Kondo Fig 8", kondo_paper.FIG_8),
-    TOKENS: ("DG Fig 8", dg_paper.FIG_8),
+    PREFIX: ("Kondo Fig 8", paper.KONDO_FIG_8),
+    TOKENS: ("DG Fig 8", paper.DG_FIG_8),
 }
 ENDS = {
-    VOCABULARIES: ("DG Fig 9b", dg_paper.FIG_9B),
-    LONGEST: ("DG Fig 9a", dg_paper.FIG_9A),
+    VOCABULARIES: ("DG Fig 9b", paper.DG_FIG_9B),
+    LONGEST: ("DG Fig 9a", paper.DG_FIG_9A),
 }
 """Part -> figure, and its numbers by series and step, or by series and setting at the end."""
 
@@ -134,7 +133,7 @@ def compared(records: pd.DataFrame, settings: Settings, pair: Pair) -> list[Comp
 def _lengths(records: pd.DataFrame, settings: Settings, pair: Pair) -> Iterator[Compared]:
     """Yield the numbers of Kondo Figure 10, read both ways."""
     end = settings.solved_steps * reversals.NUM_PROMPTS * reversals.NUM_ANSWERS
-    for method, own, points in _known(records, SOLVED, pair, kondo_paper.FIG_10):
+    for method, own, points in _known(records, SOLVED, pair, paper.KONDO_FIG_10):
         for forward, value in points.items():
             for reading in (NOW, SO_FAR) if forward <= end else ():
                 ours = {
@@ -300,7 +299,7 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
             ax.plot(
                 own["step"], own["mean"], color=plotting.sequential(share), label=f"lr {rate:g}"
             )
-        known = kondo_paper.FIG_8[READ_AS.get(method, method)]
+        known = paper.KONDO_FIG_8[READ_AS.get(method, method)]
         points = {x: value for x, value in known.items() if x <= settings.prefix_steps}
         plotting.crosses(ax, points, color="black", markersize=4)
         plotting.log_percent(ax, "error")

@@ -12,8 +12,8 @@ from kondo_lab.evidence import plotting, seed_blocks, statistics
 from kondo_lab.evidence.captions import with_captions
 from kondo_lab.evidence.comparison import against_paper, beats, ends, finals, settings_of
 from kondo_lab.evidence.study import Analysis, Estimate, FrontierPoint, Headline, headline
+from kondo_lab.studies import reversal_numbers as paper
 from kondo_lab.studies import reversals
-from kondo_lab.studies.reversal_kondo import paper
 from kondo_lab.studies.reversal_kondo.captions import captions
 from kondo_lab.studies.reversal_kondo.claims import claims
 from kondo_lab.studies.reversal_kondo.run import EXACT_COUNT, EXACT_TIES, baselines, delightful
@@ -21,7 +21,7 @@ from kondo_lab.studies.reversal_kondo.settings import Settings
 from kondo_lab.training import arms
 
 ONLINE, SOLVED = reversals.ONLINE, reversals.SOLVED
-FIG_8, FIG_10 = reversals.judged(paper.FIG_8), reversals.judged(paper.FIG_10)
+FIG_8, FIG_10 = reversals.judged(paper.KONDO_FIG_8), reversals.judged(paper.KONDO_FIG_10)
 SOLVED_SO_FAR = "longest length with mean reward above 0.75 so far"
 SOLVED_NOW = "longest length with reward above 0.75 at that moment"
 READINGS = {SOLVED_NOW: False, SOLVED_SO_FAR: True}
@@ -82,7 +82,7 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         known = against_paper(records, "curves", "Kondo Fig 8", ONLINE, FIG_8, by="step")
         lines += reversals.fitted(known)
     for series in (*list(best)[1:], exact):
-        theirs = paper.FIG_8_BACKWARD.get(series) if _full(settings) else None
+        theirs = paper.KONDO_FIG_8_BACKWARD.get(series) if _full(settings) else None
         metric, paid = "backward passes at the end", _paid(records, series)
         at = ("Kondo Fig 8", series, metric, "", paid)
         lines.append(headline(*at, expected=theirs, against="fitted"))

@@ -4,14 +4,13 @@ A training pass takes 6 operations per weight and token, sampling 2 but at a thi
 step also takes the launching of its kernels, which no population or batch makes fewer.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from kondo_lab.models.architecture import SIZES
-from kondo_lab.studies.lm_rl.settings import Field, Plane, Point, Training
-from kondo_lab.studies.lm_rl.starts import task_of
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.fields import Field, FieldSettings
 from kondo_lab.training.member import Member
+from kondo_lab.training.starts import task_of
 
 PACE_PER_WIDTH = 6e11
 """Operations per second and unit of the model's width: narrow products wait for memory."""
@@ -25,11 +24,9 @@ EAGER = 4.0
 """Launching from Python, in launches of a graph."""
 OPENING = 3.0
 """Seconds to build a model, record its graphs and evaluate it, of any part."""
-LENGTH = 0.8
-"""Of a run that ends at a target, as a share of its longest."""
 
 
-def warm(settings: Training, field: Field) -> float:
+def warm(settings: FieldSettings, field: Field) -> float:
     """Return the seconds of a supervised start; a few hundred steps are enough, as far as known."""
     steps = min(field.warm_steps, 300)
     members = field.num_seeds + field.tune_seeds
@@ -60,13 +57,6 @@ def loops(field: Field, arms: Sequence[Arm], num_steps: int) -> float:
         for each in arms
     )
     return OPENING + num_steps * steps
-
-
-def point(field: Plane, point: Point, num_runs: int) -> float:
-    """Return the seconds of some runs of a point of a plane; most end before their last step."""
-    own = dataclasses.replace(field, num_prompts=point.num_rows // field.repeats)
-    steps = loops(own, [point.arm], round(LENGTH * point.num_steps)) - OPENING
-    return OPENING + num_runs * steps
 
 
 def _rows(field: Field, arm: Arm) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 import kondo
 from kondo_lab.studies.control.settings import ACROBOT, CARTPOLE, PENDULUM
-from kondo_lab.training.control import Run
+from kondo_lab.studies.control.training import Run
 
 
 def named(task, gate, iterations):

@@ -5,13 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from kondo_lab.training.alone import Learner, Path, Step
+from kondo_lab.training.alone import PLAIN, Learner, Path, Step
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.record import Log, Run
 from kondo_lab.training.timed_step import LEARNER, LOOP, STAGES
-
-PLAIN = " plain"
-"""Behind a dense arm's name: the same update as somebody without a gate would write it."""
 
 
 def seconds_per_step(

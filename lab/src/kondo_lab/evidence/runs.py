@@ -1,4 +1,4 @@
-"""Records -> runs: the reward of each seed beside what it had cost, and when it reached a target.
+"""Records of fields -> runs: each seed's reward by what it had cost, and when it met a target.
 
     rollouts                 completions sampled
     tokens differentiated    of a training forward, prompts included
@@ -17,23 +17,11 @@ import pandas as pd
 
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Estimate
-from kondo_lab.studies.lm_rl.settings import Field
-from kondo_lab.studies.lm_rl.tuning import LAST, QUALITY
-from kondo_lab.training.step_seconds import PLAIN
+from kondo_lab.training.tuning import LAST, QUALITY
 
 ROLLOUTS, TOKENS = "rollouts", "tokens differentiated"
 LEARNER, LOOP = "learner seconds", "loop seconds"
 ROWS = "rows differentiated"
-AGAINST = (
-    "The dense point also differentiates rows of advantage 0; learner seconds are without "
-    "generation, loop seconds with it."
-)
-"""What the speed-up over a dense point is against, and what its seconds hold."""
-DENSE = "GRPO"
-"""The baseline of every speed-up."""
-TARGETS = {"half way": 0.5, "90% of the way": 0.9}
-"""Name -> share of the way from the start's reward to dense GRPO's at the end."""
-AIMED_AT = "90% of the way"
 
 
 class Run(NamedTuple):
@@ -52,31 +40,6 @@ class Run(NamedTuple):
     def end(self) -> float:
         """The reward at the end: the mean of the last evaluations."""
         return float(self.reward[self.steps > 0][-LAST:].mean())
-
-
-class Arena(NamedTuple):
-    """Where runs meet."""
-
-    field: Field
-    by_clock: bool
-    """Whether seconds are the run's own."""
-    runs: dict[str, list[Run]]
-    """By series."""
-
-    @property
-    def name(self) -> str:
-        """As tables have it."""
-        return f"{self.field.name}, {'by the clock' if self.by_clock else 'populations'}"
-
-    @property
-    def dense(self) -> str:
-        """Dense GRPO's name: of two paths the one whose learner took less time."""
-        paths = [name for name in (DENSE, DENSE + PLAIN) if name in self.runs]
-
-        def seconds(name: str) -> float:
-            return float(np.mean([own.costs[LEARNER][-1] for own in self.runs[name]]))
-
-        return min(paths, key=seconds) if len(paths) > 1 else (paths or [DENSE])[0]
 
 
 class Reach(NamedTuple):
@@ -169,17 +132,6 @@ def _runs(
     return found
 
 
-def targets(arena: Arena) -> dict[str, float]:
-    """Return the rewards to reach, by name; none where dense GRPO learned nothing."""
-    if arena.dense not in arena.runs:
-        return {}
-    start = float(np.mean([own.reward[0] for several in arena.runs.values() for own in several]))
-    goal = float(np.mean([own.end for own in arena.runs[arena.dense]]))
-    if goal <= start:
-        return {}
-    return {name: start + share * (goal - start) for name, share in TARGETS.items()}
-
-
 def time_to(run: Run, target: float, axis: str) -> float:
     """Return what a run had paid when its reward first met the target; infinite if it never did.
 
@@ -229,23 +181,6 @@ def speed_up(baseline: Reach, own: Reach) -> SpeedUp:
     return SpeedUp(value, se, bound)
 
 
-def reaches(arena: Arena, level: float, axis: str) -> dict[str, Reach]:
-    """Return when every series reached a target, by what it had paid."""
-    return {series: reach(several, level, axis) for series, several in arena.runs.items()}
-
-
-def over_dense(arena: Arena, ours: str, level: float) -> tuple[SpeedUp, SpeedUp]:
-    """Return speed-ups to a target over dense GRPO, in learner seconds and by the whole loop."""
-    both = (reaches(arena, level, axis) for axis in (LEARNER, LOOP))
-    learner, loop = (speed_up(reached[arena.dense], reached[ours]) for reached in both)
-    return learner, loop
-
-
 def end_rewards(runs: Sequence[Run]) -> Estimate:
     """Return the reward at the end, over seeds."""
     return estimate([own.end for own in runs])
-
-
-def of_seeds(runs: Sequence[Run], seeds: Collection[int]) -> list[Run]:
-    """Return the runs of some seeds."""
-    return [own for own in runs if own.seed in seeds]

@@ -265,7 +265,7 @@ def gae(
 
     Example:
         >>> import torch
-        >>> from kondo_lab.training.control import gae
+        >>> from kondo_lab.studies.control.training import gae
         >>> never = torch.zeros(2, 1, dtype=torch.bool)
         >>> values = torch.tensor([[1.0], [1.0], [4.0]])
         >>> ends = {"terminated": never, "ended": never}

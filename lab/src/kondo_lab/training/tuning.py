@@ -10,9 +10,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from kondo_lab.evidence import records as files
 from kondo_lab.training.arms import Arm
-from kondo_lab.training.part import Context
 
 QUALITY = "held-out sampled reward"
 """What arms are compared by: the policy as it samples, on prompts it never trained on."""
@@ -34,7 +32,7 @@ def best_rate(rewards: Mapping[float, float]) -> float:
     """Return the learning rate of the highest reward, of equal ones the smallest.
 
     Example:
-        >>> from kondo_lab.studies.lm_rl.tuning import best_rate
+        >>> from kondo_lab.training.tuning import best_rate
         >>> best_rate({1e-3: 0.5, 1e-4: 0.9, 3e-4: 0.9})
         0.0001
     """
@@ -67,25 +65,3 @@ def tuned_name(arm: Arm) -> str:
 def chosen(records: pd.DataFrame) -> dict[str, float]:
     """Return series -> its learning rate."""
     return {series: best_rate(found) for series, found in rewards_by_rate(records).items()}
-
-
-def handed_over(context: Context, names: list[str]) -> dict[str, float]:
-    """Return the learning rates that finished tuning parts of the same run have chosen."""
-    return chosen(finished(context, names))
-
-
-def finished(context: Context, names: list[str]) -> pd.DataFrame:
-    """Return the records of finished parts of the same run.
-
-    The runner saves them beside the checkpoint of the part that asks.
-    """
-    tables = []
-    for name in names:
-        path = context.checkpoint.with_name(f"{name}.jsonl.gz")
-        if not path.exists():
-            raise ValueError(
-                f"names must be those of finished parts, got {name!r}, whose records are not at "
-                f"{path}; run it first."
-            )
-        tables.append(files.table(files.read(path)))
-    return pd.concat(tables, ignore_index=True)

@@ -5,15 +5,18 @@ parts' checkpoints saves the making; a part that does not find it makes it again
 parts' folder.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from kondo.run_files import DamagedFileError
 from kondo_lab.models.architecture import compute_dtype
 from kondo_lab.models.decoder import StackedDecoder
-from kondo_lab.studies.lm_rl.settings import Field, Training
 from kondo_lab.tasks.text import NUM_TOKENS, TextTask, make
+from kondo_lab.training.fields import Field, FieldSettings
 from kondo_lab.training.part import Context
 from kondo_lab.training.supervised import Start, WarmPoint, warm_start
 
@@ -35,64 +38,61 @@ def model_of(field: Field, device: torch.device) -> StackedDecoder:
     )
 
 
-def seeds_of(settings: Training, field: Field) -> list[int]:
+def seeds_of(settings: FieldSettings, field: Field) -> list[int]:
     """Return all seeds of a field, reported ones first."""
     return [*range(max(field.num_seeds, field.other_seeds)), *settings.tune_seeds(field)]
 
 
-def train(settings: Training, field: Field, context: Context) -> list[WarmPoint]:
-    """Make the starts of a field's seeds, leave them for the parts to come, say how it went."""
-    every = field.warm_every or settings.warm_every
-    start, points = warm_start(
-        model_of(field, context.device),
+def make_start(
+    field: Field, seeds: Sequence[int], device: torch.device, *, every: int, **options: Any
+) -> tuple[Start, list[WarmPoint]]:
+    """Return `warm_start` of a field's model and task, measured every so many steps."""
+    return warm_start(
+        model_of(field, device),
         task_of(field),
-        seeds_of(settings, field),
+        seeds,
         num_steps=field.warm_steps,
         batch=field.warm_batch,
         learning_rate=field.warm_rate,
-        device=context.device,
+        device=device,
         measure_steps=range(every, field.warm_steps, every),
+        **options,
+    )
+
+
+def train(settings: FieldSettings, field: Field, context: Context) -> list[WarmPoint]:
+    """Make the starts of a field's seeds, leave them for the parts to come, say how it went."""
+    start, points = make_start(
+        field,
+        seeds_of(settings, field),
+        context.device,
+        every=field.warm_every or settings.warm_every,
         num_prompts=settings.num_held_out,
         until=settings.start_reward(field),
         progress=context.progress,
     )
-    path = context.checkpoint.with_name(_file(field))
-    start.save(path)
-    _remember(path, start)
+    start.save(_file(field, context))
     return points
 
 
-def load(settings: Training, field: Field, context: Context) -> Start:
+def load(settings: FieldSettings, field: Field, context: Context) -> Start:
     """Return the starts of a field's seeds, made now if no part has left them."""
-    path = context.checkpoint.with_name(_file(field))
+    path = _file(field, context)
     if not path.exists():
         train(settings, field, context)
     try:
-        return _read(path, context.device)
+        return _read(path, path.stat().st_mtime_ns, context.device)
     except DamagedFileError as error:
         raise DamagedFileError(
             f"{error} Delete it; the same command then makes it again."
         ) from error
 
 
-_latest: dict[Path, tuple[int, Start]] = {}
-"""The last file that was written or read -> when it was changed, and its starts: those of large
-models take seconds to read."""
+@lru_cache(maxsize=1)
+def _read(path: Path, changed_at: int, device: torch.device) -> Start:
+    """Return a file's starts; the latest are remembered, of large models they take seconds."""
+    return Start.load(path, device)
 
 
-def _remember(path: Path, start: Start) -> Start:
-    _latest.clear()
-    _latest[path] = (path.stat().st_mtime_ns, start)
-    return start
-
-
-def _read(path: Path, device: torch.device) -> Start:
-    """Return a file's starts, from memory where they are the latest."""
-    changed_at, start = _latest.get(path, (None, None))
-    if start is not None and changed_at == path.stat().st_mtime_ns:
-        return start
-    return _remember(path, Start.load(path, device))
-
-
-def _file(field: Field) -> str:
-    return f"start-{field.name}.pt"
+def _file(field: Field, context: Context) -> Path:
+    return context.checkpoint.with_name(f"start-{field.name}.pt")

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("gymnasium", reason="the extra kondo-lab[control] is not installed")
 
 import kondo
-from kondo_lab.training.control import Run, Training, compare, gae
+from kondo_lab.studies.control.training import Run, Training, compare, gae
 from oracles import control as oracle
 from tolerances import assert_close
 

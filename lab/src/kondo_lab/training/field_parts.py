@@ -1,25 +1,28 @@
-"""Parts that start models, try their learning rates and train them one by one, by the clock.
+"""Parts of a field: supervised starts, learning rates of arms, and how arms are trained in it.
 
     warm    a supervised start of every seed of a field
     tune    learning rates of arms, on seeds that are not reported
-    wall    one arm of one seed, end to end through the product
 
 A part may be run on its own after those it needs: starts are made again where they are missing,
 tuned rates are read from the runs of the tuning parts.
 """
 
-import dataclasses
-import gc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
-from kondo_lab.studies.lm_rl import assignments, expected_seconds, starts, tuning
-from kondo_lab.studies.lm_rl.settings import Field, Training
+from kondo_lab.training import expected_seconds, starts, tuning
 from kondo_lab.training.alone import Learner, Path
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.asynchronous import LAG, AsynchronousPopulation, running
+from kondo_lab.training.cuda_graphs import free
+from kondo_lab.training.fields import (
+    Field,
+    FieldSettings,
+    evenly,
+    named_pieces,
+    tune_names,
+    warm_name,
+)
 from kondo_lab.training.member import Member
 from kondo_lab.training.part import Context, Part
 from kondo_lab.training.population import Population
@@ -46,7 +49,7 @@ results are kept under version control."""
 class Place(NamedTuple):
     """Where a part runs."""
 
-    settings: Training
+    settings: FieldSettings
     field: Field
     part: str
     """Its name."""
@@ -55,7 +58,7 @@ class Place(NamedTuple):
 
 def make_part(
     name: str,
-    settings: Training,
+    settings: FieldSettings,
     field: Field,
     work: float,
     make: Callable[..., Iterable[Run]],
@@ -64,43 +67,27 @@ def make_part(
     """Return a part that makes runs of its place and inputs, of `work` expected seconds."""
 
     def run(context: Context) -> list[Run]:
-        tidy(context)
+        free(context.device)
         with one_thread():  # of a CPU
             return list(make(Place(settings, field, name, context), *inputs))
 
     return Part(name=name, run=run, work=work)
 
 
-def tuned_parts(settings: Training, field: Field) -> list[Part]:
-    """Return the parts that lead to a field's starts and learning rates."""
-    members = [] if field.tuned_on else assignments.tune_members(settings, field)
-    warm = warm_part(settings, field)
-    return [warm, *trials("tune", settings, field, members, field.tune_steps)]
-
-
-def warm_part(settings: Training, field: Field) -> Part:
+def warm_part(settings: FieldSettings, field: Field) -> Part:
     """Return the part that makes a field's supervised starts."""
     work = expected_seconds.warm(settings, field)
-    return make_part(assignments.warm_name(field), settings, field, work, _warm)
+    return make_part(warm_name(field), settings, field, work, _warm)
 
 
 def trials(
-    kind: str, settings: Training, field: Field, members: Sequence[Member], num_steps: int
+    kind: str, settings: FieldSettings, field: Field, members: Sequence[Member], num_steps: int
 ) -> list[Part]:
     """Return parts that try learning rates, of which the rewards alone are kept."""
     found = []
-    for name, piece in assignments.named_pieces(kind, settings, field, members).items():
+    for name, piece in named_pieces(kind, settings, field, members).items():
         work = expected_seconds.population(field, members[piece], num_steps)
         found.append(make_part(name, settings, field, work, try_rates, members[piece], num_steps))
-    return found
-
-
-def wall_parts(settings: Training, field: Field, seeds: Iterable[int]) -> list[Part]:
-    """Return the parts that train a field's arms by the clock, with some of their seeds."""
-    found = []
-    for name, inputs in assignments.wall_runs(settings, field, seeds).items():
-        work = expected_seconds.loops(field, [inputs[0]], field.num_steps)
-        found.append(make_part(name, settings, field, work, _wall, *inputs))
     return found
 
 
@@ -125,7 +112,7 @@ def _warm(place: Place) -> Iterable[Run]:
 
 def try_rates(place: Place, members: Sequence[Member], num_steps: int) -> list[Run]:
     """Train members for so many steps and return their rewards alone."""
-    steps = assignments.evenly(num_steps, place.settings.tune_evaluations)
+    steps = evenly(num_steps, place.settings.tune_evaluations)
     found = train_population(place, members, steps)
     return keeping(found, lambda row, metric: metric in REWARDS)
 
@@ -147,7 +134,9 @@ def train_population(place: Place, members: Sequence[Member], steps: Sequence[in
         )
 
 
-def _program(settings: Training, field: Field, num_prompts: int, context: Context) -> TextProgram:
+def _program(
+    settings: FieldSettings, field: Field, num_prompts: int, context: Context
+) -> TextProgram:
     shape = Shape(
         num_prompts=num_prompts,
         repeats=field.repeats,
@@ -157,32 +146,6 @@ def _program(settings: Training, field: Field, num_prompts: int, context: Contex
         max_tokens=settings.max_tokens,
     )
     return TextProgram(starts.task_of(field), starts.model_of(field, context.device), shape)
-
-
-def _wall(place: Place, arm: Arm, path: Path, seed: int) -> list[Run]:
-    """Train one arm by the clock. Setting: the learning rate."""
-    own = tuned_member(place, arm, seed)
-    own = dataclasses.replace(own, series=assignments.titled(arm, path))
-    return lean(train_by_clock(place, make_learner(place, own, path=path)))
-
-
-def tuned_member(place: Place, arm: Arm, seed: int) -> Member:
-    """Return a run of an arm at its learning rate."""
-    rate = rates_in(place.settings, place.field, place.context)(arm)
-    return assignments.member(arm, rate, seed)
-
-
-def train_by_clock(place: Place, learner: Learner) -> list[Run]:
-    """Train one model for a field's steps, evaluated on the way."""
-    num_steps, points = place.field.num_steps, place.settings.wall_evaluations
-    return train(
-        learner,
-        place.context,
-        part=place.part,
-        num_steps=num_steps,
-        log_steps=(),
-        evaluate_steps=assignments.evenly(num_steps, points),
-    )
 
 
 def make_learner(
@@ -199,21 +162,10 @@ def make_learner(
     )
 
 
-def rates_in(settings: Training, field: Field, context: Context) -> Callable[[Arm], float]:
+def rates_in(settings: FieldSettings, field: Field, context: Context) -> Callable[[Arm], float]:
     """Return who has which learning rate in a field: as given, or as tuning parts have found it."""
     known = dict(settings.given_rates(field))
-    names = assignments.tune_names(settings, field)
+    names = tune_names(settings, field)
     if names:
-        known |= tuning.handed_over(context, names)
+        known |= tuning.chosen(context.finished(names))
     return lambda arm: known[tuning.tuned_name(arm)]
-
-
-def tidy(context: Context) -> None:
-    """Free what earlier parts left on the device.
-
-    A graph that is freed takes the cuBLAS workspace of its stream along: those of earlier parts
-    must be gone before new ones are recorded, not whenever Python finds the time.
-    """
-    if context.device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()

@@ -1,16 +1,16 @@
 """What went wrong in whose run, each with the number that shows it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from kondo_lab.evidence.claims import chance_errors
+from kondo_lab.evidence.runs import Run
 from kondo_lab.evidence.statistics import estimate
 from kondo_lab.evidence.study import Estimate
-from kondo_lab.studies.lm_rl.runs import Arena, Run
 from kondo_lab.training.arms import Arm
 
 LEAST_FALL = 0.05
@@ -54,12 +54,14 @@ def fade(runs: Sequence[Run]) -> tuple[int, Estimate] | None:
     return None
 
 
-def found(arena: Arena, records: pd.DataFrame, arms: Sequence[Arm]) -> list[Failure]:
-    """Return the failures of an arena's runs; records have what was logged on the way."""
+def found(
+    by_series: Mapping[str, Sequence[Run]], records: pd.DataFrame, arms: Sequence[Arm]
+) -> list[Failure]:
+    """Return the failures of runs; records have what was logged on the way."""
     by_name = {each.name: each for each in arms}
     return [
         Failure(series, kind, evidence)
-        for series, runs in arena.runs.items()
+        for series, runs in by_series.items()
         for kind, evidence in (
             *_of_rewards(runs),
             *_of_policy(runs, records[records["series"] == series]),

@@ -1,22 +1,23 @@
-"""Sentences that studies of language models share: starts, failures, learning rates at an edge."""
+"""Sentences that studies of fields share: starts, failures, learning rates at an edge."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from kondo_lab.evidence import failures
+from kondo_lab.evidence.runs import Run
 from kondo_lab.evidence.study import Analysis
-from kondo_lab.studies.lm_rl import assignments, failures, tuning
-from kondo_lab.studies.lm_rl.runs import Arena
-from kondo_lab.studies.lm_rl.settings import Field, Training
+from kondo_lab.training import tuning
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.fields import Field, FieldSettings, tune_names, warm_name
 
 
-def add_starts(found: Analysis, records: pd.DataFrame, settings: Training) -> None:
+def add_starts(found: Analysis, records: pd.DataFrame, settings: FieldSettings) -> None:
     """Say where supervised starts ended."""
     quality = records[records["metric"] == tuning.QUALITY]
     for field in settings.fields:
-        own = quality[quality["part"] == assignments.warm_name(field)]
+        own = quality[quality["part"] == warm_name(field)]
         if own.empty:
             continue
         enough = settings.start_reward(field)
@@ -38,15 +39,20 @@ def start_rewards(points: pd.DataFrame, enough: float) -> dict[int, float]:
     return ends
 
 
-def failure_findings(arena: Arena, records: pd.DataFrame, arms: Sequence[Arm]) -> list[str]:
+def failure_findings(
+    where: str,
+    by_series: Mapping[str, Sequence[Run]],
+    records: pd.DataFrame,
+    arms: Sequence[Arm],
+) -> list[str]:
     """Return a sentence for every kind of failure, which names all series that show it."""
     by_kind: dict[str, list[str]] = {}
-    for failure in failures.found(arena, records, arms):
+    for failure in failures.found(by_series, records, arms):
         by_kind.setdefault(failure.kind, []).append(f"{failure.series} ({failure.evidence})")
-    return [f"{arena.name}: {kind}: {'; '.join(told)}." for kind, told in by_kind.items()]
+    return [f"{where}: {kind}: {'; '.join(told)}." for kind, told in by_kind.items()]
 
 
-def edge_findings(records: pd.DataFrame, settings: Training) -> Iterator[str]:
+def edge_findings(records: pd.DataFrame, settings: FieldSettings) -> Iterator[str]:
     """Yield, field by field, whose best learning rate is at the edge of those tried."""
     for field in settings.fields:
         if field.tuned_on:
@@ -60,10 +66,10 @@ def edge_findings(records: pd.DataFrame, settings: Training) -> Iterator[str]:
 
 
 def tuned_rewards(
-    records: pd.DataFrame, settings: Training, field: Field
+    records: pd.DataFrame, settings: FieldSettings, field: Field
 ) -> dict[str, dict[float, float]]:
     """Return series -> learning rate -> reward at the end of tuning."""
-    own = records[records["part"].isin(assignments.tune_names(settings, field))]
+    own = records[records["part"].isin(tune_names(settings, field))]
     return tuning.rewards_by_rate(own) if len(own) else {}
 
 
