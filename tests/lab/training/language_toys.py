@@ -1,7 +1,7 @@
 """A model of a few thousand parameters, a task it learns in seconds, and experience that is given.
 
-    warmed, member, population      runs of the task
-    Given, decide, weights          one decision about answers that nobody sampled
+warmed, member, population      runs of the task
+Given, decide, weights          one decision about answers that nobody sampled
 """
 
 import functools
@@ -148,9 +148,7 @@ def decide(arm, given):
 
 
 def loss(arm, log_probs, given, decision, rows=None, **options):
-    return decisions.loss(
-        given.program, arm, log_probs, given.rolled, decision, rows, **options
-    )
+    return decisions.loss(given.program, arm, log_probs, given.rolled, decision, rows, **options)
 
 
 def weights(decision, given):

@@ -373,9 +373,7 @@ def test_dg_weighs_everything_by_the_sigmoid_of_its_delight(unit):
 @pytest.mark.parametrize("token_loss", [kondo.losses.pg, language_arms.CLIPPED])
 def test_the_loss_and_its_gradient_are_those_of_plain_python(token_loss, denominator):
     gate = kondo.Gate(rate=0.4)
-    arm = text_arm(
-        name="x", gate=gate, loss=token_loss, unit="token", denominator=denominator
-    )
+    arm = text_arm(name="x", gate=gate, loss=token_loss, unit="token", denominator=denominator)
     name = "pg" if token_loss is kondo.losses.pg else "grpo"
     log_probs, _, mask, _ = experience()
     own, decision = choose(arm)

@@ -134,7 +134,9 @@ def test_every_selection_meets_both_losses_with_the_same_gate():
     assert len(set(names)) == len(names)
     own = batch()
     for selection in language_arms.selectors(0.3):
-        by_pg, by_grpo = (BY_NAME[language_arms.named(selection, name)] for name in language_arms.LOSSES)
+        by_pg, by_grpo = (
+            BY_NAME[language_arms.named(selection, name)] for name in language_arms.LOSSES
+        )
         assert repr(by_pg.gate) == repr(by_grpo.gate)
         assert torch.equal(decide(by_pg, own).keep, decide(by_grpo, own).keep)
         assert torch.equal(decide(by_pg, own).weight, decide(by_grpo, own).weight)
