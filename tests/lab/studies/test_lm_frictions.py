@@ -34,8 +34,7 @@ from kondo_lab.studies.lm_frictions.settings import (
     settings,
     shared,
 )
-from kondo_lab.training import language_frictions as frictions
-from kondo_lab.training import tuning
+from kondo_lab.training import frictions, tuning
 from kondo_lab.training.corrections import corrections, needs_behaviour
 from kondo_lab.training.member import NONE, Frictions
 from lab.studies import toy
@@ -68,9 +67,9 @@ TINY = dataclasses.replace(
             seeds=(0, 1),
         ),
         Sweep(kind="later", field=_MAIN, cells=(refreshed(2), shared("broken", 0.5)), seeds=(0, 1)),
-        Sweep(kind="first", field=_FEW, cells=(NONE, shared("discovered", 0.2)), seeds=(0,)),
+        Sweep(kind="first", field=_FEW, cells=(NONE, shared("discovery", 0.2)), seeds=(0,)),
         Sweep(kind="queue 1", field=_MAIN, cells=(queued(1),), seeds=(0,), only=PAPERS),
-        Sweep(kind="lags", field=_MAIN, cells=(Frictions(name="lag 2", lag=2),), seeds=(0, 1)),
+        Sweep(kind="lags", field=_MAIN, cells=(Frictions(name="lag 2", delay=2),), seeds=(0, 1)),
     ),
     warm_every=2,
     num_held_out=6,
@@ -94,8 +93,8 @@ def test_everyone_meets_every_friction_that_can_matter_to_it(tiny):
     own = tiny[1][tiny[1]["part"].isin(assignments.names(TINY, _MAIN))]
     met = {}
     for series, seeds in own.groupby("series")["seed"]:
-        contender, cell = assignments.split(series)
-        met.setdefault(cell, set()).add(contender)
+        arm, cell = assignments.split(series)
+        met.setdefault(cell, set()).add(arm)
         assert set(seeds) == ({0} if cell == queued(1).name else {0, 1})
     assert set(met) == {cell.name for cell in TINY.cells(_MAIN)}
     for cell in TINY.cells(_MAIN):
@@ -206,12 +205,12 @@ def test_no_part_takes_more_than_two_minutes():
     assert max(part.work for part in run.parts(FULL)) < 120
 
 
-def seeds_of(settings, field, cell, contender):
-    """Seeds that a contender has under a friction, of all sweeps; each once."""
+def seeds_of(settings, field, cell, arm):
+    """Seeds that an arm has under a friction, of all sweeps; each once."""
     found = [
         seed
         for sweep in settings.sweeps_in(field)
-        if cell in sweep.cells and contender in {each.name for each in settings.under(sweep, cell)}
+        if cell in sweep.cells and arm in {each.name for each in settings.under(sweep, cell)}
         for seed in sweep.seeds
     ]
     assert len(found) == len(set(found))
@@ -258,8 +257,8 @@ def test_the_full_size_is_what_was_asked_for():
 def test_past_weights_of_lagging_actors_fit():
     for sweep in FULL.sweeps:
         for _, _, members in assignments.pieces(FULL, sweep, 0):
-            versions = 1 + max(each.friction.lag for each in members)
-            assert versions == 1 or len(members) * versions * 101e6 < frictions.RING_BYTES
+            versions = sum(1 + each.frictions.delay for each in members)
+            assert versions == len(members) or versions * 101e6 < frictions.RING_BYTES
 
 
 def test_queues_have_parts_of_their_own():
@@ -281,21 +280,21 @@ def test_rates_beyond_the_edge_are_tried_for_whom_they_may_help():
     means = {"PPO clip 0.2": {1e-4: 0.1, 3e-4: 0.2}, "DG, eta 1": {1e-4: 0.2, 3e-4: 0.1}}
     means["price 0"] = {1e-5: 0.1, 1e-4: 0.3, 3e-4: 0.1}
     found = assignments.beyond_members(TINY, means)
-    rates = {(each.contender.name, each.learning_rate) for each in found}
+    rates = {(each.arm.name, each.learning_rate) for each in found}
     assert rates == {
         ("PPO clip 0.2", 9e-4),
         ("PPO clip 0.2", 3e-3),
         ("DG, eta 1", 3e-5),
         ("DG, eta 1", 1e-5),
     }
-    assert {each.friction.name for each in found} == {"no friction", "combined"}
+    assert {each.frictions.name for each in found} == {"no friction", "combined"}
 
 
 def test_a_decay_begins_at_multiples_of_the_best_rate_and_ends_with_the_run():
     found = assignments.decay_members(FULL, lambda _: 1e-5)
     assert {each.decay_steps for each in found} == {100}
     assert {each.learning_rate for each in found} == {1e-5, 3e-5}
-    assert {each.contender.name for each in found} == {*CLAIMED}
+    assert {each.arm.name for each in found} == {*CLAIMED}
     assert {each.seed for each in found} == {1000}
 
 
@@ -303,7 +302,7 @@ MAIN_CELLS = FULL.cells(FULL.main)
 
 
 def made(ends, cells=MAIN_CELLS):
-    """Outcomes from {friction: {contender: rewards of seeds 0, 1, ...}}."""
+    """Outcomes from {friction: {arm: rewards of seeds 0, 1, ...}}."""
     needing = frozenset(each.name for each in corrections() if needs_behaviour(each))
     by_seed = {
         cell: {name: dict(enumerate(values)) for name, values in of_cell.items()}
@@ -407,7 +406,7 @@ def test_strengths_of_a_kind_are_those_of_this_friction_alone():
         64: "refresh 64",
     }
     assert list(verdicts.sweep(found, "broken")) == [0, 0.03, 0.1, 0.3]
-    assert list(verdicts.sweep(found, "coin")) == [0, 0.1, 0.3, 0.6]
+    assert list(verdicts.sweep(found, "corruption")) == [0, 0.1, 0.3, 0.6]
     assert list(verdicts.sweep(found, "temperature")) == [0.8, 1, 1.15, 1.3]
 
 
@@ -421,10 +420,10 @@ def test_wrong_reports_are_compared_with_the_best_of_true_ones():
     assert base_of(COMBINED_WRONG, cells) is None
 
 
-def rows(cell, contender, value):
+def rows(cell, arm, value):
     return {
         "part": "first-0-sorting-3-25m-1",
-        "series": f"{contender} under {cell}",
+        "series": f"{arm} under {cell}",
         "setting": 1e-5,
         "seed": 0,
         "step": 100,
@@ -448,7 +447,7 @@ def test_who_does_not_look_at_log_probs_has_the_reward_of_true_ones():
     assert outcomes(pd.DataFrame(lines[:1]), FULL, FULL.fields[1]) is None
 
 
-def test_the_claims_contenders_can_be_told_apart_in_figures_and_others_are_grey():
+def test_the_claims_arms_can_be_told_apart_in_figures_and_others_are_grey():
     names = [each.name for each in corrections()]
     assert len({drawing.look(name) for name in CLAIMED}) == len(CLAIMED)
     assert {drawing.look(name) for name in names if name not in CLAIMED} == {(plotting.FAINT, "-")}

@@ -22,7 +22,7 @@ from kondo_lab.training import alone as loop
 from kondo_lab.training import expected_seconds, field_parts, fields, starts, tuning
 from kondo_lab.training import run as population_run
 from kondo_lab.training.fields import Field
-from kondo_lab.training.language_arms import CLIPPED
+from kondo_lab.training.language_arms import CLIPPED, text_arm
 from kondo_lab.training.part import Context, Stopped
 from kondo_lab.training.record import Log
 from lab.made_up import table_of
@@ -307,7 +307,7 @@ def test_a_grid_asks_for_its_tuning_part_first(tmp_path):
         part.run(context(tmp_path))
 
 
-def test_contenders_get_the_rates_that_tuning_found_for_them(tmp_path):
+def test_arms_get_the_rates_that_tuning_found_for_them(tmp_path):
     best = {"PG": 1e-3, "GRPO": 3e-4, "delight by PG": 1e-3}
     names = fields.tune_names(TINY, TINY.main)
     assert len(names) > 1
@@ -426,9 +426,9 @@ def test_points_say_what_they_keep():
     assert (dense.name, dense.role) == ("dense 2048", "dense")
     assert (gated.name, gated.role, gated.num_kept) == ("unbiased 10% of 2048", "gated", 205)
     assert (pods.name, pods.role) == ("PODS 30% of 16", "PODS")
-    assert dense.contender == text_arm(name="dense 2048", loss=CLIPPED, divided=True)
-    assert repr(gated.contender.gate) == repr(kondo.UnbiasedGate(rate=0.1))
-    assert (gated.contender.denominator, pods.contender.denominator) == ("full", "kept")
+    assert dense.arm == text_arm(name="dense 2048", loss=CLIPPED, divided=True)
+    assert repr(gated.arm.gate) == repr(kondo.UnbiasedGate(rate=0.1))
+    assert (gated.arm.denominator, pods.arm.denominator) == ("full", "kept")
 
 
 def test_full_size_parts_are_short_and_the_claims_come_first():
@@ -451,7 +451,7 @@ def test_full_size_parts_are_short_and_the_claims_come_first():
     assert [names.index(name) for name in order] == sorted(names.index(name) for name in order)
 
 
-def test_cheaper_contenders_are_expected_to_take_less_time():
+def test_cheaper_arms_are_expected_to_take_less_time():
     field = FULL.planes[0]
     dense, gated = text_arm(name="PG"), text_arm(name="DG-K 3%", gate=kondo.Gate(rate=0.03))
     assert expected_seconds.loops(field, [gated], 10) < expected_seconds.loops(field, [dense], 10)

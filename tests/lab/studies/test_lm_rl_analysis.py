@@ -24,6 +24,7 @@ from kondo_lab.studies.lm_rl.comparisons import Statement
 from kondo_lab.studies.lm_rl.settings import FULL, SMALL
 from kondo_lab.training import fields, tuning
 from kondo_lab.training.gates import Everything
+from kondo_lab.training.language_arms import text_arm
 from lab.made_up import Record, table_of
 from tolerances import assert_close
 
@@ -244,7 +245,7 @@ def test_an_aim_is_met_by_at_least_its_error(ratio, seeds, verdict):
     assert comparisons.aim_verdict(ratio, seeds, 5.0) == verdict
 
 
-def test_every_statement_is_about_contenders_of_the_study():
+def test_every_statement_is_about_arms_of_the_study():
     names = {each.name for each in SMALL.everyone()}
     asked = [*comparisons.selection_statements(), *comparisons.entropy_statements()]
     assert {name for each in asked for name in (each.ours, each.other)} <= names
@@ -422,7 +423,7 @@ def test_two_seeds_must_agree_on_a_fade_and_five_less_so():
     assert of(0.86, 0.86) is None  # what one evaluation does by chance
 
 
-def diagnosed(reward, *, series="PG", contenders=(), **logged):
+def diagnosed(reward, *, series="PG", arms=(), **logged):
     """Return the failures; what was logged is the last value, or the first and the last."""
     arena = Arena(GRID, {series: [made([0.2, reward], series=series)]})
     lines = [
@@ -431,7 +432,7 @@ def diagnosed(reward, *, series="PG", contenders=(), **logged):
         for step, value in enumerate(given if isinstance(given, tuple) else (1.0, given))
     ]
     table = table_of(lines, part="p")
-    return [found.kind for found in failures.found(arena.runs, table, contenders)]
+    return [found.kind for found in failures.found(arena.runs, table, arms)]
 
 
 def test_entropy_collapse_is_one_only_before_the_task_is_solved():
@@ -465,8 +466,8 @@ def test_groups_that_all_agree_are_told():
     ],
 )
 def test_gates_that_no_longer_tell_units_apart_are_told(gate, share, kinds):
-    contender = text_arm(name="PG", gate=gate)
-    assert diagnosed(0.5, contenders=[contender], kept_delight_share=share) == kinds
+    arm = text_arm(name="PG", gate=gate)
+    assert diagnosed(0.5, arms=[arm], kept_delight_share=share) == kinds
 
 
 def test_starts_end_at_the_first_reward_that_is_enough():

@@ -2,42 +2,44 @@ import dataclasses
 import math
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from kondo_lab.training.step_seconds import seconds_per_step
 
 import kondo
 from kondo import lm, signals
 from kondo.lm import BudgetGate
 from kondo_lab.models.architecture import language
 from kondo_lab.models.decoder import StackedDecoder
-from kondo_lab.models.sampler import sample
-from kondo_lab.studies.lm_rl import step_seconds
-from kondo_lab.studies.lm_rl.step_seconds import seconds_per_step
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training import contenders, decisions, run, selections, timed_step
+from kondo_lab.training import decisions, diagnostics, language_arms, run, step_seconds, timed_step
 from kondo_lab.training.alone import Learner
-from kondo_lab.training.decisions import Batch
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
-from kondo_lab.training.member import Frictions, Member, Population, Shape
+from kondo_lab.training.language_arms import text_arm
+from kondo_lab.training.member import Frictions
 from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import Shape, TextProgram
 from kondo_lab.training.record import keeping
 from kondo_lab.training.run import train
 from kondo_lab.training.supervised import Start
 from lab.made_up import lines_of
+from lab.training.language_toys import member
 from tolerances import assert_close
 
-GRPO = {"loss": contenders.CLIPPED, "divided": True}
+GRPO = {"loss": language_arms.CLIPPED, "divided": True}
 by = partial(kondo.Gate, rate=0.2)
 NUM_TOKENS, PROMPT_LENGTH, ANSWER_LENGTH = 6, 3, 4
 GROUP, ROWS = 4, 32
 MARK = "1"
 """One of the tokens that are drawn."""
 EVERY = [
-    *contenders.published(rates=(0.1, 0.3), etas=(0.5,)),
-    *contenders.unbiased(rates=(0.3,), noises=(1.5,)),
-    *selections.crossed(0.3)[2:],
-    *selections.variants(0.3, mark=MARK),
+    *language_arms.published(rates=(0.1, 0.3), etas=(0.5,)),
+    *language_arms.unbiased(rates=(0.3,), noises=(1.5,)),
+    *language_arms.crossed(0.3)[2:],
+    *language_arms.variants(0.3, mark=MARK),
     text_arm(name="DG sequences", gate=Everything(2.0)),
     text_arm(name="PODS groups", gate=DrawnVarianceGate(rate=0.5, group=4), **GRPO),
     text_arm(name="GRPO kept", gate=kondo.Gate(rate=0.2), denominator="kept", **GRPO),
@@ -46,15 +48,13 @@ EVERY = [
     text_arm(name="|advantage|", gate=by(signal=signals.abs_advantage)),
     text_arm(name="budget of rows", gate=BudgetGate(budget=0.2)),
 ]
-by_name = partial(pytest.mark.parametrize, "contender", ids=lambda each: each.name)
+by_name = partial(pytest.mark.parametrize, "arm", ids=lambda each: each.name)
 DENSE = text_arm(name="PG")
 KEPT = text_arm(name="DG-K 30%", gate=kondo.Gate(rate=0.3))
 
 
 class Echo:
     """Repeat the first token of the prompt, then end: a policy that knows nothing gets some."""
-
-    title = "echo"
 
     prompt_length, answer_length = PROMPT_LENGTH, ANSWER_LENGTH
 
@@ -63,6 +63,13 @@ class Echo:
 
     def reward(self, prompts, completions):
         return (completions[..., 0] == prompts[..., 0]).float()
+
+
+class Free(Echo):
+    """Everybody is paid."""
+
+    def reward(self, prompts, completions):
+        return torch.ones(completions.shape[:2])
 
 
 def tiny(dtype=torch.float32, seeds=(0,)):
@@ -78,41 +85,50 @@ def tiny(dtype=torch.float32, seeds=(0,)):
     return model, {name: value.to(dtype) for name, value in fresh.items()}
 
 
-def learner(contender=KEPT, *, learning_rate=1e-2, seed=0, setting=math.nan, **options):
+def program_of(model, *, num_prompts=8, num_held_out=16, **options):
+    shape = Shape(num_prompts=num_prompts, repeats=GROUP, num_held_out=num_held_out, **options)
+    return TextProgram(Echo(), model, shape)
+
+
+def learner(arm=KEPT, *, learning_rate=1e-2, **options):
     model, parameters = tiny()
-    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16)
-    own = member(contender, learning_rate=learning_rate, seed=seed, setting=setting)
-    return Learner(Echo(), model, parameters, own, shape=shape, **options)
+    own = member(arm, learning_rate=learning_rate, **options)
+    return Learner(program_of(model), parameters, own)
 
 
-def member(contender, *, learning_rate=1e-2, seed=0, setting=math.nan):
-    return Member(
-        series=contender.name,
-        seed=seed,
-        learning_rate=learning_rate,
-        contender=contender,
-        setting=setting,
-    )
+def experience(program, parameters, step=19):
+    """Return experience of one member, and what its random choices are drawn from.
 
-
-def rolled(model, parameters, step=5):
+    By default it is a step at which every arm keeps something with an advantage.
+    """
     draws = Draws([7])
-    prompts = Echo().prompts(draws, "train", step, ROWS // GROUP)
-    sampled = sample(model, parameters, prompts, repeats=GROUP, draws=draws, step=step)
-    rewards = Echo().reward(sampled.prompts, sampled.completions)
-    return Batch(sampled, rewards, draws, step, GROUP)
+    rolled = program.act(parameters, draws, torch.tensor(step))
+    return rolled | {"rewards": program.pay(rolled)}, draws, step
 
 
-def stacked_gradient(contender, model, parameters):
+def stacked_gradient(arm, program, parameters):
     """By the population's way: decide and loss, all rows in one graph."""
-    batch = rolled(model, parameters)
+    rolled, draws, step = experience(program, parameters)
     leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-    chosen = decisions.decide(contender, batch)
-    new = model.log_prob(leaves, batch.sampled.tokens)
-    total = decisions.loss(contender, new, batch.sampled, chosen).sum()
+    decision = decisions.decide(program, arm, arm.gate, rolled, draws, step)
+    new = program.outputs(leaves, rolled, None)
+    total = decisions.loss(program, arm, new, rolled, decision, None).sum()
     found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
     gradient = dict(zip(leaves, (each[0] for each in found), strict=True))
-    return chosen, total.detach(), gradient
+    return Expected(rolled, decision, total.detach(), gradient)
+
+
+class Expected(NamedTuple):
+    rolled: dict[str, torch.Tensor]
+    decision: decisions.Decision
+    loss: torch.Tensor
+    gradient: dict[str, torch.Tensor]
+
+    @property
+    def weight(self):
+        """[N, T]; 0 where a token is not trained."""
+        mask, weight = self.rolled["mask"], self.decision.weight
+        return (mask.double() if weight is None else weight * mask)[0]
 
 
 def module_gradient(module):
@@ -128,82 +144,93 @@ def module_gradient(module):
     }
 
 
-@by_name(EVERY)
-def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision(contender):
-    model, parameters = tiny(torch.float64)
-    chosen, total, expected = stacked_gradient(contender, model, parameters)
-    batch = rolled(model, parameters)
-    module = model.as_module(parameters, 0)
-    policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=20)
-    learned = timed_step.product_backward(contender, policy, batch)
-    found = module_gradient(module)
-    assert found.keys() == expected.keys()
+def product(arm, model, parameters, max_tokens, rolled=None):
+    """Return what a step of the product did, and the gradient it left."""
+    module, program = model.as_module(parameters, 0), program_of(model)
+    policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=max_tokens)
+    own, draws, step = experience(program, parameters)
+    own = own if rolled is None else rolled
+    learned = timed_step.product_backward(arm, policy, program, own, draws, step)
+    return learned, module_gradient(module)
+
+
+def plain(arm, model, parameters, **options):
+    """Return what a step without kondo did, and the gradient it left."""
+    module, program = model.as_module(parameters, 0), program_of(model)
+    inputs = experience(program, parameters)
+    learned = timed_step.plain_backward(arm, module, program, *inputs, max_tokens=50, **options)
+    return learned, module_gradient(module)
+
+
+def same_gradient(found, expected):
+    assert found.keys() == expected.gradient.keys()
     for name, gradient in found.items():
-        assert_close(gradient, expected[name])
-    assert any(gradient.any() for gradient in found.values())
-    assert_close(learned.loss, total)
-    assert learned.kept == int(chosen.tokens_kept)
-    assert learned.rows == int(chosen.rows_kept)
-    assert learned.tokens >= int(chosen.tokens_differentiated)  # padding of packs
+        assert_close(gradient, expected.gradient[name])
 
 
 @by_name(EVERY)
-def test_the_plain_path_has_the_same_gradient(contender):
+def test_the_product_has_the_gradient_and_the_counts_of_the_populations_decision(arm):
     model, parameters = tiny(torch.float64)
-    _, total, expected = stacked_gradient(contender, model, parameters)
-    batch = rolled(model, parameters)
-    module = model.as_module(parameters, 0)
-    learned = timed_step.plain_backward(contender, module, batch, max_tokens=50)
-    for name, gradient in module_gradient(module).items():
-        assert_close(gradient, expected[name])
-    assert_close(learned.loss, total)
+    expected = stacked_gradient(arm, program_of(model), parameters)
+    learned, found = product(arm, model, parameters, max_tokens=20)
+    same_gradient(found, expected)
+    assert any(gradient.any() for gradient in found.values())
+    assert_close(learned.loss, expected.loss)
+    counts = diagnostics.of_decision(
+        program_of(model),
+        expected.rolled,
+        expected.decision,
+        torch.zeros_like(expected.rolled["log_probs"]),
+        None,
+    )
+    assert learned.kept == int(counts["kept tokens"])
+    assert learned.rows == int(counts["kept rows"]) == int(expected.decision.kept)
+    assert learned.tokens >= int(counts["tokens differentiated"])  # padding of packs
+
+
+@by_name(EVERY)
+def test_the_plain_path_has_the_same_gradient(arm):
+    model, parameters = tiny(torch.float64)
+    expected = stacked_gradient(arm, program_of(model), parameters)
+    learned, found = plain(arm, model, parameters)
+    same_gradient(found, expected)
+    assert_close(learned.loss, expected.loss)
     assert learned.tokens == ROWS * (PROMPT_LENGTH + ANSWER_LENGTH)
 
 
 @by_name([each for each in EVERY if each.unit == "sequence"])
-def test_rows_without_weight_or_advantage_can_be_left_out_of_the_plain_path(contender):
+def test_rows_without_weight_or_advantage_can_be_left_out_of_the_plain_path(arm):
     model, parameters = tiny(torch.float64)
-    chosen, total, expected = stacked_gradient(contender, model, parameters)
-    batch = rolled(model, parameters)
-    module = model.as_module(parameters, 0)
-    learned = timed_step.plain_backward(contender, module, batch, max_tokens=50, filtered=True)
-    for name, gradient in module_gradient(module).items():
-        assert_close(gradient, expected[name])
-    assert_close(learned.loss, total)
-    kept = chosen.weight[0].any(dim=1) & (chosen.advantages[0] != 0)
+    expected = stacked_gradient(arm, program_of(model), parameters)
+    learned, found = plain(arm, model, parameters, filtered=True)
+    same_gradient(found, expected)
+    assert_close(learned.loss, expected.loss)
+    kept = expected.weight.any(dim=1) & (expected.decision.advantages[0, :, 0] != 0)
     assert learned.rows == int(kept.sum()) < ROWS
 
 
 @by_name([each for each in EVERY if each.kind == "budget"])
-def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(contender):
+def test_the_product_keeps_to_a_budget_and_buys_no_less_delight(arm):
     model, parameters = tiny(torch.float64)
-    chosen, _, _ = stacked_gradient(contender, model, parameters)
-    batch = rolled(model, parameters)
-    module = model.as_module(parameters, 0)
-    policy = lm.CausalLM(module.backbone, head=module.head, max_tokens=1)  # a row per pack
-    sampled = batch.sampled
-    learned = timed_step.product_backward(contender, policy, batch)
-    seen = int(sampled.mask.sum()) + ROWS * PROMPT_LENGTH
-    assert 0 < learned.tokens <= contender.rate * seen
+    expected = stacked_gradient(arm, program_of(model), parameters)
+    learned, _ = product(arm, model, parameters, max_tokens=1)  # a row per pack
+    num_tokens = int(expected.rolled["mask"].sum())
+    assert 0 < learned.tokens <= arm.rate * (num_tokens + ROWS * PROMPT_LENGTH)
     # Its loss is minus U log pi over the batch's tokens: the delight bought, up to that number.
-    chi = chosen.advantages.unsqueeze(2) * -sampled.log_probs
-    bought = float((chosen.weight * chi).sum())
-    assert learned.loss * int(sampled.mask.sum()) >= bought * (1 - 1e-9)
+    chi = expected.decision.advantages[0] * -expected.rolled["log_probs"][0]
+    bought = float((expected.weight * chi).sum())
+    assert learned.loss * num_tokens >= bought * (1 - 1e-9)
 
 
 def test_an_exact_screen_decides_by_the_policy_and_not_by_what_was_recorded():
     model, parameters = tiny(torch.float64)
-    batch = rolled(model, parameters)
-    sampled = batch.sampled
-    wrong = sampled._replace(log_probs=torch.where(sampled.mask, -1.0, 0.0).double())
-    module = model.as_module(parameters, 0)
-    policy = lm.CausalLM(module.backbone, head=module.head)
+    rolled, _, _ = experience(program_of(model), parameters)
+    wrong = rolled | {"log_probs": torch.where(rolled["mask"], -1.0, 0.0).double()}
     found = {}
-    for screen, what in (("free", sampled), ("exact", wrong), ("free", wrong)):
-        module.zero_grad()
-        contender = dataclasses.replace(KEPT, screen=screen)
-        timed_step.product_backward(contender, policy, batch._replace(sampled=what))
-        found[screen, what is wrong] = module_gradient(module)["head"]
+    for screen, what in (("free", rolled), ("exact", wrong), ("free", wrong)):
+        arm = dataclasses.replace(KEPT, screen=screen)
+        _, gradient = product(arm, model, parameters, 1 << 20, what)
+        found[screen, what is wrong] = gradient["head"]
     assert_close(found["exact", True], found["free", False])
     assert (found["free", True] - found["free", False]).abs().max() > 1e-3
 
@@ -283,9 +310,9 @@ def test_records_say_what_was_paid():
 
 def test_a_step_in_which_all_are_paid_the_same_differentiates_nothing():
     one = learner(DENSE)
-    for contender in (KEPT, text_arm(name="filter", gate=contenders.FILTER)):
-        one.task = type("Free", (Echo,), {"reward": lambda self, p, c: (c[..., 0] < 99).float()})()
-        one.contender = contender
+    for arm in (KEPT, text_arm(name="filter", gate=language_arms.FILTER)):
+        one.program.task = Free()
+        one.arm = arm
         before = [p.clone() for p in one.module.parameters()]
         done = one.step()
         assert done.learned.kept == done.learned.tokens == 0
@@ -296,16 +323,15 @@ def test_a_step_in_which_all_are_paid_the_same_differentiates_nothing():
 
 
 @by_name(EVERY)
-def test_a_run_is_that_of_a_populations_member_of_its_seed(contender):
+def test_a_run_is_that_of_a_populations_member_of_its_seed(arm):
     model, parameters = tiny(torch.float64, seeds=(0, 1))
-    own = member(contender, seed=1)
-    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16, max_norm=0.05)
-    start = Start((0, 1), parameters)
-    population = Population(model, Echo(), [own], start, device=torch.device("cpu"), shape=shape)
-    one = Learner(Echo(), model, start.of([1]), own, shape=shape)
+    own, program = member(arm, seed=1, learning_rate=1e-2), program_of(model, max_norm=0.05)
+    start, cpu = Start((0, 1), parameters), torch.device("cpu")
+    population = Population(program, [own], device=cpu, dtype=torch.float64, start=start)
+    one = Learner(program, start.of([1]), own)
     # Answers to one prompt share the entropy of their first token, and such ties are drawn by its
     # bits: once the weights differ by rounding, another of the four is kept.
-    for _ in range(1 if "entropy" in contender.name else 3):
+    for _ in range(1 if "entropy" in arm.name else 3):
         population.step()
         one.step()
     expected = model.as_module(population.parameters, 0)
@@ -325,12 +351,12 @@ def test_a_warm_up_leaves_no_trace():
     assert all(map(torch.equal, warm.module.parameters(), cold.module.parameters()))
 
 
-def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
+def test_all_arms_are_timed_on_the_same_experience_and_the_policy_stays():
     one = learner(DENSE, learning_rate=0.0)
     before = [p.clone() for p in one.module.parameters()]
     found = seconds_per_step(one, [DENSE, KEPT], rounds=3)
     assert all(map(torch.equal, before, one.module.parameters()))
-    assert (one.contender, one.path) == (DENSE, "product")
+    assert (one.arm, one.path) == (DENSE, "product")
     assert one.num_steps == 3
     assert list(found) == ["PG", "DG-K 30%", "PG plain"]
     assert {len(steps) for steps in found.values()} == {3}
@@ -354,7 +380,7 @@ def test_all_contenders_are_timed_on_the_same_experience_and_the_policy_stays():
 def test_what_cannot_be_right_is_refused():
     model, two = tiny(seeds=(0, 1))
     with pytest.raises(ValueError, match="parameters must be those of one member"):
-        Learner(Echo(), model, two, member(DENSE), shape=Shape())
+        Learner(program_of(model), two, member(DENSE))
     with pytest.raises(ValueError, match="learning_rate must be 0"):
         seconds_per_step(learner(), [DENSE], rounds=1)
     with pytest.raises(ValueError, match="rounds must be >= 1"):
@@ -371,12 +397,11 @@ def test_what_cannot_be_right_is_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("compiled", [False, True])
 @by_name([DENSE, KEPT])
-def test_on_a_gpu_a_captured_loop_learns_too(contender, compiled):
+def test_on_a_gpu_a_captured_loop_learns_too(arm, compiled):
     model, parameters = tiny()
     parameters = {name: value.cuda() for name, value in parameters.items()}
-    shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=64)
-    own = member(contender, learning_rate=2e-2)
-    one = Learner(Echo(), model, parameters, own, shape=shape, compiled=compiled)
+    own = member(arm, learning_rate=2e-2)
+    one = Learner(program_of(model, num_held_out=64), parameters, own, compiled=compiled)
     one.warm_up()
     before = one.evaluate()["held-out reward"]
     for _ in range(80):
@@ -401,20 +426,20 @@ def test_a_restarted_learner_makes_the_run_of_a_fresh_one():
     assert other.members == fresh.members
 
 
-def test_a_learner_restarts_with_its_own_contender_only():
-    with pytest.raises(ValueError, match="learner's contender, 'DG-K 30%', got 'PG'"):
+def test_a_learner_restarts_with_its_own_arm_only():
+    with pytest.raises(ValueError, match="learner's arm, 'DG-K 30%', got 'PG'"):
         learner().restart(tiny()[1], member(DENSE))
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({"friction": Frictions(refresh=2)}, "no friction"), ({"decay_steps": 3}, "decay_steps=0")],
+    [({"frictions": Frictions(refresh=2)}, "no friction"), ({"decay_steps": 3}, "decay_steps=0")],
 )
 def test_what_only_populations_do_is_refused(changes, told):
     own = dataclasses.replace(member(KEPT), **changes)
     model, parameters = tiny()
     with pytest.raises(ValueError, match=told):
-        Learner(Echo(), model, parameters, own, shape=Shape(num_prompts=8, repeats=GROUP))
+        Learner(program_of(model), parameters, own)
     with pytest.raises(ValueError, match=told):
         learner().restart(parameters, own)
 
@@ -448,13 +473,12 @@ def test_a_run_ends_where_it_is_enough(tmp_path):
 def test_the_likeliest_answers_are_measured_where_asked_for():
     model, parameters = tiny()
     for greedy in (True, False):
-        shape = Shape(num_prompts=8, repeats=GROUP, num_held_out=16, greedy=greedy)
-        own = Learner(Echo(), model, parameters, member(KEPT), shape=shape)
+        own = Learner(program_of(model, greedy=greedy), parameters, member(KEPT))
         assert ("held-out reward" in own.evaluate()) == greedy
         assert "held-out sampled reward" in own.evaluate()
 
 
-def test_dense_contenders_are_timed_by_the_paths_asked_for():
+def test_dense_arms_are_timed_by_the_paths_asked_for():
     own = learner(learning_rate=0.0)
     found = seconds_per_step(own, [DENSE, KEPT], rounds=1, dense_paths=("plain",))
     assert set(found) == {"PG plain", "DG-K 30%"}

@@ -7,42 +7,19 @@ import torch
 
 from kondo_lab.training.asynchronous import LAG, TURNS, AsynchronousPopulation, running
 from kondo_lab.training.corrections import corrections
-from kondo_lab.training.member import NONE, Frictions, Member, Population, Shape
-from kondo_lab.training.supervised import warm_start
+from kondo_lab.training.member import NONE, Frictions
+from kondo_lab.training.population import Population
 from lab.training import language_toys as toys
 
 EVERY = {each.name: each for each in corrections()}
-SHAPE = Shape(num_prompts=3, repeats=4, num_held_out=5)
 
 
 def member(name, queue, **options):
-    friction = Frictions(queue=queue) if queue else NONE
-    return Member(
-        series=name,
-        seed=0,
-        learning_rate=1e-3,
-        contender=EVERY[name],
-        friction=friction,
-        **options,
-    )
+    return toys.member(EVERY[name], Frictions(queue=queue) if queue else NONE, **options)
 
 
-@pytest.fixture(scope="module")
-def start():
-    found, _ = warm_start(
-        toys.model(),
-        toys.Echo(),
-        [0],
-        num_steps=8,
-        batch=16,
-        learning_rate=1e-2,
-        device=toys.CPU,
-    )
-    return found
-
-
-def make(start, members, kind=AsynchronousPopulation):
-    return kind(toys.model(), toys.Echo(), members, start, device=toys.CPU, shape=SHAPE)
+def make(members, kind=AsynchronousPopulation):
+    return toys.population(members, kind=kind, num_prompts=3, repeats=4, num_held_out=5)
 
 
 def steps(population, count):
@@ -54,8 +31,8 @@ def both(queue):
     return [member(name, queue) for name in ("PPO clip 0.2", "GRPO uncorrected")]
 
 
-def test_the_first_steps_take_turns_and_are_those_of_a_population(start):
-    own, other = make(start, both(2)), make(start, both(0), Population)
+def test_the_first_steps_take_turns_and_are_those_of_a_population():
+    own, other = make(both(2)), make(both(0), Population)
     with running(own):
         for _ in range(TURNS):
             own.step()
@@ -66,8 +43,8 @@ def test_the_first_steps_take_turns_and_are_those_of_a_population(start):
 
 
 @pytest.mark.parametrize("queue", [1, 3])
-def test_batches_are_late_by_no_more_than_the_queue_allows(start, queue):
-    with running(make(start, both(queue))) as own:
+def test_batches_are_late_by_no_more_than_the_queue_allows(queue):
+    with running(make(both(queue))) as own:
         for _ in range(TURNS):
             own.step()
         own.read()
@@ -81,32 +58,32 @@ def test_batches_are_late_by_no_more_than_the_queue_allows(start, queue):
     assert own.num_steps == TURNS + 20
 
 
-def test_every_batch_is_drawn_once_and_trained_on_in_order(start):
-    with running(make(start, both(2))) as own:
+def test_every_batch_is_drawn_once_and_trained_on_in_order():
+    with running(make(both(2))) as own:
         seen, load = [], own._load
 
         def watched(batch):
-            seen.append(batch.sampled.tokens.clone())
+            seen.append(batch.rolled["tokens"].clone())
             load(batch)
 
         own._load = watched
         for _ in range(TURNS + 6):
             own.step()
-    prompts = own.model.prompt_length
+    program = own.program
     for step, tokens in enumerate(seen, start=1):
-        drawn = own.task.prompts(own.draws, "prompts", torch.tensor(step), SHAPE.num_prompts)
-        assert torch.equal(tokens[:, :: SHAPE.repeats, :prompts], drawn)
+        drawn = program.task.prompts(own.draws, "prompts", torch.tensor(step), 3)
+        assert torch.equal(tokens[:, ::4, : program.prompt_length], drawn)
 
 
-def test_the_actors_have_weights_that_were_published_whole(start):
-    with running(make(start, both(1))) as own:
-        drawn, act = [], own.act
+def test_the_actors_have_weights_that_were_published_whole():
+    with running(make(both(1))) as own:
+        drawn, experience = [], own.experience
 
         def watched(actors, step):
             drawn.append({name: value.clone() for name, value in actors.items()})
-            return act(actors, step)
+            return experience(actors, step)
 
-        own.act = watched
+        own.experience = watched
         published = [{name: value.clone() for name, value in own.parameters.items()}]
         for _ in range(TURNS + 10):
             own.step()
@@ -116,36 +93,36 @@ def test_the_actors_have_weights_that_were_published_whole(start):
         assert sum(same) == 1
 
 
-def test_actors_end_with_the_population(start):
+def test_actors_end_with_the_population():
     before = threading.active_count()
-    with running(make(start, both(1))) as own:
+    with running(make(both(1))) as own:
         for _ in range(TURNS + 1):
             own.step()
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
 
 
-def test_a_failure_of_the_actors_reaches_the_learner(start):
-    with running(make(start, both(1))) as own:
+def test_a_failure_of_the_actors_reaches_the_learner():
+    with running(make(both(1))) as own:
         for _ in range(TURNS + 1):
             own.step()
 
         def broken(*_):
             raise ValueError("no more prompts")
 
-        own.act = broken
+        own.experience = broken
         with pytest.raises(RuntimeError, match="ValueError: no more prompts"):
             steps(own, 10)
 
 
-def test_a_state_goes_on_with_the_next_batch(start):
-    with running(make(start, both(1))) as own:
+def test_a_state_goes_on_with_the_next_batch():
+    with running(make(both(1))) as own:
         for _ in range(TURNS + 3):
             own.step()
         own.close()
         own._lags[-1] = 5  # whatever the clock made of it
         state = own.state_dict()
-    with running(make(start, both(1))) as other:
+    with running(make(both(1))) as other:
         other.load_state_dict(state)
         for name, value in other.parameters.items():
             assert torch.equal(value, own.parameters[name])
@@ -157,20 +134,20 @@ def test_a_state_goes_on_with_the_next_batch(start):
         assert other.num_steps == 2 * TURNS + 5
 
 
-def test_queues_must_be_one(start):
+def test_queues_must_be_one():
     mixed = [member("PPO clip 0.2", 1), member("GRPO uncorrected", 2)]
     with pytest.raises(ValueError, match="one queue of at least 1 batch, got \\[1, 2\\]"):
-        make(start, mixed)
+        make(mixed)
     with pytest.raises(ValueError, match="got \\[0\\]"):
-        make(start, both(0))
+        make(both(0))
     with pytest.raises(ValueError, match="take turns here"):
-        make(start, both(1), Population)
+        make(both(1), Population)
 
 
-def test_a_decay_takes_the_learning_rate_to_zero(start):
+def test_a_decay_takes_the_learning_rate_to_zero():
     constant, decayed = (member("GRPO uncorrected", 0, decay_steps=steps) for steps in (0, 2))
     decayed = dataclasses.replace(decayed, series="decayed")
-    own = make(start, [constant, decayed], Population)
+    own = make([constant, decayed], Population)
     place = {each.series: index for index, each in enumerate(own.members)}
     heads = [own.parameters["head"].clone()]
     for _ in range(3):

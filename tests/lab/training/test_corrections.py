@@ -4,9 +4,7 @@ import pytest
 import torch
 
 import kondo
-from kondo_lab.models.sampler import Sampled
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training import contenders
 from kondo_lab.training.corrections import (
     Delightful,
     DelightfulClip,
@@ -15,7 +13,10 @@ from kondo_lab.training.corrections import (
     corrections,
     needs_behaviour,
 )
-from kondo_lab.training.decisions import Chosen, loss
+from kondo_lab.training.decisions import Decision
+from kondo_lab.training.language_arms import FILTER, text_arm
+from lab.training import language_toys as toys
+from lab.training.language_toys import loss
 from oracles import corrections as oracle
 from tolerances import assert_close
 
@@ -35,13 +36,13 @@ def batch():
     return new, old, advantages, mask
 
 
-def gradients(contender, new, old, advantages, mask, **options):
+def gradients(arm, new, old, advantages, mask, **options):
     """dL / d log pi, times the tokens of the batch."""
     new = new.clone().requires_grad_()
-    none = torch.zeros(MEMBERS, dtype=torch.int64)
-    sampled = Sampled(torch.zeros(MEMBERS, ROWS, TOKENS), old, torch.zeros_like(old), mask)
-    chosen = Chosen(advantages, mask.to(new.dtype), None, none, none, none)
-    losses = loss(contender, new, sampled, chosen, **options)
+    every = torch.full((MEMBERS,), ROWS)
+    own = toys.given(old, advantages, mask, group=ROWS, prompt_length=2)
+    decision = Decision(advantages.unsqueeze(2), None, None, None, every)
+    losses = loss(arm, new, own, decision, **options)
     assert losses.isfinite().all()
     (found,) = torch.autograd.grad(losses.sum(), new)
     return found * mask.sum(dim=(1, 2), keepdim=True)
@@ -127,7 +128,7 @@ def test_without_log_probs_of_the_actors_ratios_are_one():
     missing = torch.tensor([True, False])
     wanted = gradients(EVERY["GRPO uncorrected"], new, old, advantages, mask)[0]
     for name in ("PPO clip 0.2", "token ratios, cap 2", "sequence ratios, cap 2", "CISPO", "GSPO"):
-        found = gradients(EVERY[name], new, old, advantages, mask, unknown=missing)
+        found = gradients(EVERY[name], new, old, advantages, mask, missing=missing)
         assert_close(found[0], wanted)
         assert torch.equal(found[1], gradients(EVERY[name], new, old, advantages, mask)[1])
 
@@ -141,8 +142,8 @@ def entropy_drift(rule, logits, eta):
     log_pi = logits.log_softmax(dim=0)
     entropy = -(log_pi.exp() * log_pi).sum()
     (ascent,) = torch.autograd.grad(entropy, logits, retain_graph=True)
-    advantages = torch.tensor([-2.0, 1.0, 1.0], dtype=torch.float64).repeat(len(logits))
     rows = log_pi.repeat_interleave(3).unsqueeze(1)
+    advantages = torch.tensor([-2.0, 1.0, 1.0], dtype=rows.dtype).repeat(len(logits)).unsqueeze(1)
     terms = rule(eta)(rows, advantages, mask=torch.ones_like(rows, dtype=torch.bool), members=1)
     expected = (rows.detach().exp() / 3 * terms).sum()
     (update,) = torch.autograd.grad(-expected, logits)
@@ -176,7 +177,7 @@ def test_options_that_make_no_sense_are_refused(wrong):
 
 def test_a_price_is_no_filter_and_names_differ():
     assert EVERY["price 0"].kind == "price"
-    assert contenders.arm(name="f", gate=contenders.FILTER).kind == "filter"
+    assert text_arm(name="f", gate=FILTER).kind == "filter"
     assert len(set(EVERY.values())) == len(EVERY) == 16
     assert dataclasses.replace(EVERY["CISPO"], name="x") != dataclasses.replace(
         EVERY["token ratios, cap 2"], name="x"

@@ -7,8 +7,8 @@ from kondo_lab.models.sampler import sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text import NUM_TOKENS, make
 from kondo_lab.training import supervised
+from kondo_lab.training.optimiser import StackedAdam
 from kondo_lab.training.supervised import (
-    StackedAdam,
     Start,
     learning_rate_at,
     mean_reward,
@@ -22,41 +22,6 @@ from tolerances import assert_close
 def quick(seeds=(0, 1), *, num_steps=60, device=toys.CPU, **options):
     settings = {"num_steps": num_steps, "batch": 16, "learning_rate": 1e-2, "device": device}
     return warm_start(toys.model(), toys.Echo(), list(seeds), **(settings | options))
-
-
-@pytest.mark.parametrize("max_norm", [math.inf, 2.0])
-def test_every_member_has_the_adam_of_torch(max_norm):
-    own = toys.model()
-    start, rates = toys.parameters(own, [0, 1]), torch.tensor([0.1, 0.003], dtype=torch.float64)
-    stacked = {name: value.clone() for name, value in start.items()}
-    adam = StackedAdam(stacked, max_norm=max_norm)
-    alone = [{name: value[m].clone() for name, value in start.items()} for m in range(2)]
-    theirs = [
-        torch.optim.Adam(one.values(), lr=float(rate))
-        for one, rate in zip(alone, rates, strict=True)
-    ]
-    draws = Draws([7, 8])
-    for step in range(4):
-        # Norms on both sides of the bound.
-        size = 10.0 ** (1 - step)
-        gradients = {
-            name: size * draws.normal(name, step, *value.shape[1:]).double()
-            for name, value in start.items()
-        }
-        norms = adam.step(gradients, rates)
-        for member, (one, optimiser) in enumerate(zip(alone, theirs, strict=True)):
-            for name, value in one.items():
-                value.grad = gradients[name][member].clone()
-            norm = torch.nn.utils.clip_grad_norm_(one.values(), max_norm)
-            assert_close(norms[member], norm)
-            optimiser.step()
-            for name, value in one.items():
-                assert_close(stacked[name][member], value)
-
-
-def test_a_norm_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"max_norm must be > 0, got 0.0"):
-        StackedAdam(toys.parameters(toys.model()), max_norm=0.0)
 
 
 def test_the_learning_rate_rises_and_falls():
@@ -127,7 +92,7 @@ def test_seeds_must_be_different(seeds):
         quick(seeds, num_steps=1)
 
 
-def test_a_start_gives_every_contender_of_a_seed_a_copy():
+def test_a_start_gives_every_arm_of_a_seed_a_copy():
     parameters = toys.parameters(toys.model(), [5, 9])
     start = Start((5, 9), parameters)
     several = start.of([9, 5, 9])
@@ -173,13 +138,14 @@ def test_the_host_is_not_asked_by_a_step():
     own, task, draws = toys.model(), toys.Echo(), Draws([0, 1])
     parameters = toys.parameters(own, dtype=torch.float32)
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    adam = StackedAdam(parameters, max_norm=1.0)
+    adam, rate = StackedAdam(parameters, [1.0, 1.0], max_norm=1.0), torch.tensor(1.0)
+    adam.set_rate(rate)
     with HostIsBlind():
         step = torch.tensor(2)
         losses = supervised.demonstration_loss(own, leaves, task, draws, step, 4)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
-        rate = learning_rate_at(step, 10, highest=1.0, warmup=0.2)
-        adam.step(dict(zip(leaves, gradients, strict=True)), rate.expand(2))
+        rate.copy_(learning_rate_at(step, 10, highest=1.0, warmup=0.2))
+        adam.step(dict(zip(leaves, gradients, strict=True)))
 
 
 @pytest.mark.gpu

@@ -22,7 +22,8 @@ from kondo_lab.training.field_parts import (
     warm_part,
 )
 from kondo_lab.training.fields import Field, evenly, member, slug, tune_members
-from kondo_lab.training.part import Part, Record
+from kondo_lab.training.part import Part
+from kondo_lab.training.record import Run
 from kondo_lab.training.run import train
 
 
@@ -65,7 +66,7 @@ def titled(arm: Arm, path: str) -> str:
     return arm.name if path == "product" else arm.name + PLAIN
 
 
-def _wall(place: Place, arm: Arm, path: Path, seed: int) -> list[Record]:
+def _wall(place: Place, arm: Arm, path: Path, seed: int) -> list[Run]:
     """Train one arm by the clock. Setting: the learning rate."""
     settings, field, part, context = place
     own = member(arm, rates_in(settings, field, context)(arm), seed)

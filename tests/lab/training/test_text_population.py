@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from kondo_lab.models.language_model import compute_dtype
-from kondo_lab.training.language_population import MEANS, TOTALS, Member, Population, Shape
 
 import kondo
 from kondo import signals
@@ -14,19 +12,23 @@ from kondo_lab.models.architecture import compute_dtype
 from kondo_lab.models.sampler import sample
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.tasks.text import NUM_TOKENS, make
-from kondo_lab.training import contenders, decisions, run
-from kondo_lab.training import language_population as population
-from kondo_lab.training.decisions import Batch
+from kondo_lab.training import decisions, run
+from kondo_lab.training.diagnostics import TOTALS
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
+from kondo_lab.training.language_arms import CLIPPED, FILTER, text_arm
 from kondo_lab.training.part import Context, Stopped
+from kondo_lab.training.population import Population
+from kondo_lab.training.programs import Shape, TextProgram
 from kondo_lab.training.run import train
-from kondo_lab.training.supervised import Start, mean_reward, warm_start
+from kondo_lab.training.supervised import mean_reward, warm_start
+from kondo_lab.training.text_signals import entropy
 from lab.made_up import lines_of, table_of
 from lab.training import language_toys as toys
+from lab.training.language_toys import member, warmed
 from lab.training.toys import HostIsBlind
 from tolerances import assert_close
 
-GRPO = {"loss": contenders.CLIPPED, "divided": True}
+GRPO = {"loss": CLIPPED, "divided": True}
 by = functools.partial(kondo.Gate, rate=0.25)
 PG = text_arm(name="PG")
 KEPT = text_arm(name="DG-K", gate=kondo.Gate(rate=0.25))
@@ -39,37 +41,17 @@ EVERY = [
     text_arm(name="DG-K exact", gate=kondo.Gate(rate=0.25), screen="exact"),
     text_arm(name="DG-K tokens", gate=kondo.Gate(rate=0.25), unit="token"),
     RANDOM,
-    text_arm(name="entropy", gate=by(signal=contenders.entropy), unit="token"),
+    text_arm(name="entropy", gate=by(signal=entropy), unit="token"),
     text_arm(name="PODS", gate=DrawnVarianceGate(rate=0.25), **GRPO),
-    text_arm(name="filter", gate=contenders.FILTER, **GRPO),
+    text_arm(name="filter", gate=FILTER, **GRPO),
     text_arm(name="budget", gate=BudgetGate(budget=0.25)),
 ]
-SHAPE = {"num_prompts": 6, "repeats": 4, "num_held_out": 20}
-
-
-@functools.cache
-def warmed():
-    """Two seeds that are right now and then."""
-    start, _ = warm_start(
-        toys.model(),
-        toys.Echo(),
-        [0, 1],
-        num_steps=8,
-        batch=16,
-        learning_rate=1e-2,
-        device=toys.CPU,
-    )
-    return start
-
-
-def member(contender=PG, *, seed=0, learning_rate=1e-3, **others):
-    return Member(
-        series=contender.name,
-        seed=seed,
-        learning_rate=learning_rate,
-        contender=contender,
-        **others,
-    )
+MEANS = {
+    *("train reward", "entropy", "mixed groups", "completion length"),
+    *("delight q05", "delight q50", "delight q95"),
+    *("kept rows", "kept tokens", "kept delight share"),
+    *("gradient norm", "effective sample size"),
+}
 
 
 def members(several=(PG, KEPT), seeds=(0, 1)):
@@ -80,16 +62,8 @@ def members(several=(PG, KEPT), seeds=(0, 1)):
     ]
 
 
-def made(own_members=None, *, dtype=torch.float32, device=toys.CPU, **options):
-    start = Start((0, 1), {name: value.to(dtype) for name, value in warmed().parameters.items()})
-    return Population(
-        toys.model(),
-        toys.Echo(),
-        members() if own_members is None else own_members,
-        start,
-        device=device,
-        shape=Shape(**(SHAPE | options)),
-    )
+def made(own_members=None, **options):
+    return toys.population(members() if own_members is None else own_members, **options)
 
 
 def alone(own_population, number):
@@ -99,7 +73,8 @@ def alone(own_population, number):
 
 def by_hand(own, num_steps, *, max_norm=1.0):
     """Train one member with torch's Adam on all its rows, nothing gathered; [1, ...] each."""
-    model, task, draws = toys.model(), toys.Echo(), Draws([own.seed])
+    program, draws = toys.program(), Draws([own.seed])
+    model, task = program.network, program.task
     start = warmed().of([own.seed])
     leaves = {name: value.double().requires_grad_() for name, value in start.items()}
     adam = torch.optim.Adam(leaves.values(), lr=own.learning_rate)
@@ -107,22 +82,23 @@ def by_hand(own, num_steps, *, max_norm=1.0):
         prompts = task.prompts(draws, "prompts", step, 6)
         sampled = sample(model, leaves, prompts, repeats=4, draws=draws, step=step)
         rewards = task.reward(prompts.repeat_interleave(4, 1), sampled.completions)
-        chosen = decisions.decide(own.contender, Batch(sampled, rewards, draws, step, 4))
+        rolled = sampled._asdict() | {"rewards": rewards}
+        decision = decisions.decide(program, own.arm, own.arm.gate, rolled, draws, step)
         new = model.log_prob(leaves, sampled.tokens)
         adam.zero_grad()
-        found = decisions.loss(own.contender, new, sampled, chosen)
+        found = decisions.loss(program, own.arm, new, rolled, decision, None)
         found.sum().backward()
         torch.nn.utils.clip_grad_norm_(leaves.values(), max_norm)
         adam.step()
     return leaves
 
 
-@pytest.mark.parametrize("contender", EVERY, ids=lambda each: each.name)
-def test_a_member_trains_as_by_hand(contender):
+@pytest.mark.parametrize("arm", EVERY, ids=lambda each: each.name)
+def test_a_member_trains_as_by_hand(arm):
     # Completions of a prompt have equal entropies at their first token, and who of them is kept is
     # drawn by the last bits: they must be equal too, so members are alone and step but once.
-    num_steps = 1 if contender.name == "entropy" else 3
-    for own in members([contender]):
+    num_steps = 1 if arm.name == "entropy" else 3
+    for own in members([arm]):
         trained = made([own], dtype=torch.float64)
         for _ in range(num_steps):
             trained.step()
@@ -133,7 +109,7 @@ def test_a_member_trains_as_by_hand(contender):
 
 
 def test_gradients_are_clipped_member_by_member():
-    trained = made([member(seed=0), member(seed=1)], dtype=torch.float64, max_norm=1e-3)
+    trained = made([member(PG, seed=0), member(PG, seed=1)], dtype=torch.float64, max_norm=1e-3)
     for _ in range(2):
         trained.step()
     for number, own in enumerate(trained.members):
@@ -144,29 +120,36 @@ def test_gradients_are_clipped_member_by_member():
 
 
 @pytest.mark.parametrize("max_tokens", [1, 250, 1 << 20])
-def test_a_member_is_the_same_in_any_company_and_crew(max_tokens):
+def test_a_member_is_the_same_in_any_company_and_group(max_tokens):
     together = made(members(EVERY), dtype=torch.float64, max_tokens=max_tokens)
     for _ in range(3):
         together.step()
-    for contender in (KEPT, RANDOM):
-        apart = made([member(contender, seed=1, learning_rate=2e-3)], dtype=torch.float64)
+    for arm in (KEPT, RANDOM):
+        apart = made([member(arm, seed=1, learning_rate=2e-3)], dtype=torch.float64)
         for _ in range(3):
             apart.step()
-        number = [(own.contender, own.seed) for own in together.members].index((contender, 1))
+        number = [(own.arm, own.seed) for own in together.members].index((arm, 1))
         for name, value in apart.parameters.items():
             assert_close(together.parameters[name][[number]], value)
-    sizes = [crew.members.stop - crew.members.start for crew in together.crews]
+    sizes = [group.members.stop - group.members.start for group in together.groups]
     assert sum(sizes) == len(together.members)
     assert set(sizes) == {1 if max_tokens == 1 else 2} or max_tokens == 250
 
 
-def test_a_crew_holds_as_many_members_as_fit():
+def name_of(group):
+    """The name of the arm whose members the group holds."""
+    (rule,) = group.rules
+    assert rule.members == group.members
+    return rule.arm.name
+
+
+def test_a_group_holds_as_many_members_as_fit():
     own_members = [member(KEPT, seed=s % 2, setting=s) for s in range(5)]
     own_members += [member(PG, seed=s % 2, setting=s) for s in range(5)]
     # Rows of 5 tokens: 6 kept ones are 30 tokens of a member, all 24 are 120.
     trained = made(own_members, max_tokens=250)
-    crews = [(crew.contender.name, crew.members) for crew in trained.crews]
-    assert crews == [
+    groups = [(name_of(group), group.members) for group in trained.groups]
+    assert groups == [
         ("DG-K", slice(0, 5)),
         ("PG", slice(5, 7)),
         ("PG", slice(7, 9)),
@@ -177,16 +160,16 @@ def test_a_crew_holds_as_many_members_as_fit():
 def test_only_kept_rows_go_through_a_training_forward(monkeypatch):
     trained = made(members(EVERY, seeds=[0]))
     shapes, scored = [], []
-    own_log_prob = trained.model.log_prob
+    model = trained.program.network
+    own_log_prob = model.log_prob
 
     def log_prob(parameters, tokens):
         (shapes if torch.is_grad_enabled() else scored).append(tuple(tokens.shape))
         return own_log_prob(parameters, tokens)
 
-    monkeypatch.setattr(trained.model, "log_prob", log_prob)
+    monkeypatch.setattr(model, "log_prob", log_prob)
     trained.step()
-    crews = [crew.contender.name for crew in trained.crews]
-    found = {name: shape[1] for name, shape in zip(crews, shapes, strict=True)}
+    found = {name_of(group): shape[1] for group, shape in zip(trained.groups, shapes, strict=True)}
     few = {"DG-K", "DG-K exact", "random", "PODS"}
     assert found == {each.name: 6 if each.name in few else 24 for each in EVERY}
     assert scored == [(1, 24, 5)]  # the exact screen, of all its rows
@@ -197,23 +180,23 @@ def test_metrics_are_those_counted_by_hand():
     expected = [[] for _ in trained.members]
     for _ in range(3):
         trained.step()
-        sampled, rewards = trained.sampled, trained.rewards
+        rolled = trained.rolled
         for number, own in enumerate(trained.members):
-            mask, paid = sampled.mask[number], rewards[number]
+            mask, paid = rolled["mask"][number], rolled["rewards"][number]
             groups = paid.view(6, 4)
             centred = (groups - groups.mean(dim=1, keepdim=True)).flatten()
-            delight = -(sampled.log_probs[number].sum(dim=1)) * centred
+            delight = -(rolled["log_probs"][number].sum(dim=1)) * centred
             ranked = delight.sort().values
             worth = delight.clamp(min=0)  # of a completion all tokens have the sign of its U
             kept = torch.ones(24, dtype=torch.bool)
-            if own.contender is KEPT:
+            if own.arm is KEPT:
                 count = min(6, int((delight != 0).sum()))
                 kept = torch.zeros(24, dtype=torch.bool)
                 kept[torch.where(delight == 0, -math.inf, delight).topk(count).indices] = True
             expected[number].append(
                 {
                     "train reward": paid.mean(),
-                    "entropy": sampled.entropies[number][mask].mean(),
+                    "entropy": rolled["entropies"][number][mask].mean(),
                     "mixed groups": sum(len(set(g.tolist())) > 1 for g in groups) / 6,
                     "completion length": mask.sum(dim=1).double().mean(),
                     "delight q05": ranked[1],
@@ -242,15 +225,18 @@ def test_means_start_anew_when_read_and_totals_go_on():
     first = trained.read()
     trained.step()
     second = trained.read()
-    assert_close(second["train reward"][0], float(trained.rewards.mean()), dtype=torch.float32)
-    generated = first["tokens generated"][0] + float(trained.sampled.mask.sum())
+    assert_close(
+        second["train reward"][0], float(trained.rolled["rewards"].mean()), dtype=torch.float32
+    )
+    generated = first["tokens generated"][0] + float(trained.rolled["mask"].sum())
     assert second["tokens generated"] == [generated]
 
 
 def test_evaluations_are_of_held_out_prompts_and_change_nothing():
     trained, other = made(), made()
     found = trained.evaluate()
-    inputs = (trained.model, trained.parameters, trained.task, trained.draws, 20)
+    program = trained.program
+    inputs = (program.network, trained.parameters, program.task, trained.draws, 20)
     assert torch.equal(found["held-out reward"], mean_reward(*inputs, greedy=True))
     assert torch.equal(found["held-out sampled reward"], mean_reward(*inputs))
     trained.step()
@@ -259,7 +245,8 @@ def test_evaluations_are_of_held_out_prompts_and_change_nothing():
         assert torch.equal(value, other.parameters[name])
 
 
-def test_the_host_is_not_asked_by_a_step():
+def test_the_host_is_not_asked_by_a_step(monkeypatch):
+    monkeypatch.setattr(kondo, "select", toys.select_as_on_a_gpu)
     trained = made(members(EVERY))
     with HostIsBlind():
         trained.step()
@@ -376,19 +363,13 @@ def test_a_text_task_trains_from_end_to_end(tmp_path):
     start, _ = warm_start(
         model, task, [0], num_steps=3, batch=8, learning_rate=1e-2, device=toys.CPU
     )
-    trained = Population(
-        model,
-        task,
-        [member(each) for each in (PG, KEPT)],
-        start,
-        device=toys.CPU,
-        shape=Shape(num_prompts=2, repeats=4, num_held_out=8),
-    )
+    program = TextProgram(task, model, Shape(num_prompts=2, repeats=4, num_held_out=8))
+    own_members = [member(each) for each in (PG, KEPT)]
+    trained = Population(program, own_members, device=toys.CPU, start=start)
     found = train(
         trained, context(tmp_path), part="p", num_steps=2, log_steps=[], evaluate_steps=[2]
     )
     assert all(math.isfinite(line.value) for line in lines_of(found))
-    assert {run.task for run in found} == {"addition-1"}
 
 
 @pytest.mark.gpu
@@ -401,13 +382,13 @@ def test_steps_on_a_device_are_those_on_the_cpu():
     for _ in range(6):
         here.step()
         there.step()
-        assert torch.equal(there.sampled.tokens.cpu(), here.sampled.tokens)
+        assert torch.equal(there.rolled["tokens"].cpu(), here.rolled["tokens"])
         for name, value in there.parameters.items():
             # Adam divides by the size of gradients that are rounded differently.
             assert_close(value, here.parameters[name], dtype=torch.float16)
             value.copy_(here.parameters[name])
     assert there.read_backward() == here.read_backward()
-    assert there._program._graph is not None
+    assert there._begin._graph is not None
 
 
 @pytest.mark.gpu
@@ -416,8 +397,8 @@ def test_half_precision_on_a_device_learns():
     device = torch.device("cuda")
     model = toys.model(dtype=compute_dtype(device))
     own_members = [member(each, seed=s, learning_rate=3e-3) for each in (PG, KEPT) for s in (0, 1)]
-    shape = Shape(**(SHAPE | {"num_prompts": 16}))
-    trained = Population(model, toys.Echo(), own_members, warmed(), device=device, shape=shape)
+    program = toys.program(own_model=model, num_prompts=16)
+    trained = Population(program, own_members, device=device, start=warmed())
     for _ in range(60):
         trained.step()
     assert (trained.evaluate()["held-out sampled reward"] > 0.8).all()
@@ -432,16 +413,18 @@ def test_members_must_not_be_empty():
 def test_a_model_of_another_length_is_refused(name):
     model = toys.model(**{name: 7})
     with pytest.raises(ValueError, match=f"model must have the task's {name}, [23], got 7"):
-        Population(model, toys.Echo(), [member()], warmed(), device=toys.CPU, shape=Shape())
+        TextProgram(toys.Echo(), model, Shape())
 
 
 def test_more_rows_than_a_gpu_counts_are_refused():
-    population.check_rows(65_535, torch.device("cuda"))
-    population.check_rows(65_536, toys.CPU)
+    cuda = torch.device("cuda")
+    toys.program(num_prompts=1, repeats=5).check_rows(13_107, cuda)  # 65535 rows
+    many = toys.program(num_prompts=1, repeats=4)
+    many.check_rows(16_384, toys.CPU)
     with pytest.raises(ValueError, match=r"at most 65535 rows together on a GPU.*got 65536"):
-        population.check_rows(65_536, torch.device("cuda"))
+        many.check_rows(16_384, cuda)
 
 
 def test_members_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        member().seed = 3
+        member(PG).seed = 3

@@ -1,4 +1,4 @@
-"""What contenders choose and what it costs, one unit at a time in Python floats."""
+"""What arms choose and what it costs, one unit at a time in Python floats."""
 
 import math
 
