@@ -9,9 +9,9 @@ from kondo_lab.studies.mnist_dg import STUDY, more_seeds, paper, run
 from kondo_lab.studies.mnist_dg.run import EXACT, TO_CE, TO_PG, cosine_gaps
 from kondo_lab.studies.mnist_dg.settings import SMALL, settings
 from kondo_lab.training import image_bandits
+from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything
 from kondo_lab.training.losses import CrossEntropy, ExactPG
-from kondo_lab.training.arms import Arm
 from kondo_lab.training.member import Member
 from kondo_lab.training.part import Context
 from lab.studies import toy
@@ -34,10 +34,10 @@ CONTEXT = Context(
 )
 
 
-def population(updates, *, samples=1):
+def population(arms, *, samples=1):
     members = [
-        Member(series=str(place), seed=3, learning_rate=1e-3, update=update)
-        for place, update in enumerate(updates)
+        Member(series=str(place), seed=3, learning_rate=1e-3, arm=arm)
+        for place, arm in enumerate(arms)
     ]
     (only,) = image_bandits.populations(
         CONTEXT, members, data="digits", width=8, batch=40, samples=samples

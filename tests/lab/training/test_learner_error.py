@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kondo_lab.training import learner_error
-from kondo_lab.training.losses import ImportanceWeighted
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.losses import ImportanceWeighted
 from kondo_lab.training.member import Frictions
 from lab.training import toys
 from tolerances import assert_close

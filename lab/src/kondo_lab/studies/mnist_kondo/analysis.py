@@ -234,7 +234,7 @@ def _last_third(records: pd.DataFrame, series: str, chosen: float, settings: Set
 
 def _plateau_finding(records: pd.DataFrame, settings: Settings) -> str:
     falls = {}
-    for series in map(arms.percent, settings.rates):
+    for series in map(arms.dg_k, settings.rates):
         chosen = best_learning_rate(records, series, settings)
         falls[series] = _last_third(_reported(records, settings), series, chosen, settings)
     told = ", ".join(f"{series} {fall:.2f}" for series, fall in falls.items())
