@@ -165,6 +165,31 @@ def test_a_draft_gives_the_gate_its_surprisal_and_its_baseline():
 
 
 @drafts
+def test_kept_rows_are_trained_with_the_policys_own_advantages(kind):
+    population = population_of(DRAFTS[kind])
+    seen, differs = [], False
+    ((rule,),) = (group.rules for group in population.groups)
+    screen = rule.screen
+
+    def spy(rolled, step):
+        said = screen(rolled, step)
+        seen.append(said["distribution"])
+        return said
+
+    rule.screen = spy
+    for _ in range(5):
+        population.step()
+        rewards, pi = population.rolled["rewards"], population.rolled["distribution"].exp()
+        own, of_draft = (
+            rewards - p.square().sum(dim=2, keepdim=True) for p in (pi, seen[-1].exp())
+        )
+        for number in range(len(population.members)):
+            assert_close(toys.decision_of(population, number).advantages, own[number])
+        differs |= not is_close(of_draft, own)
+    assert differs
+
+
+@drafts
 def test_the_baseline_can_stay_the_policys_own(kind):
     population = population_of(dataclasses.replace(DRAFTS[kind], screened="surprisal"))
     seen = seen_by(population)
