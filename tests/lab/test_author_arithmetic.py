@@ -75,7 +75,7 @@ PREFERRED = {
 """H -> counts of right tokens at which a group of ten equal answers has U > 0 under XLA."""
 
 
-def left_by_ours(length, reward, update):
+def left_by_ours(length, reward, arm):
     """Advantages [H + 1] of groups of ten equal answers with k = 0 .. H right tokens.
 
     The rewards are those of the real task, the advantages those that training uses.
@@ -92,9 +92,9 @@ def left_by_ours(length, reward, update):
     rolled["rewards"] = program.pay(rolled)
     assert_close(rolled["rewards"][0, :, 0], torch.arange(length + 1) / length)
     rolled["log_probs"] = torch.zeros(1, (length + 1) * 10, length)
-    left = program.advantages(update, rolled).view(length + 1, 10, length)
-    assert torch.equal(left, left[:, :1, :1].expand_as(left))
-    return left[:, 0, 0]
+    left = program.advantages(arm, rolled).view(length + 1, 10)  # one for all tokens of an answer
+    assert torch.equal(left, left[:, :1].expand_as(left))
+    return left[:, 0]
 
 
 def test_ten_equal_rewards_leave_what_xla_leaves():

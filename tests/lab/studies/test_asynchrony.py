@@ -184,7 +184,7 @@ def test_simulated_delays_have_the_mean_age_of_the_real_ones(monkeypatch, withou
         ("uniform delay", Frictions(delay=7, uniform_delay=True)),
     }
     for member in members:
-        assert member.arm == run.methods(TINY)[member.series.partition(",")[0]].update
+        assert member.arm == run.methods(TINY)[member.series.partition(",")[0]].arm
         assert member.learning_rate == TINY.learning_rate
 
 

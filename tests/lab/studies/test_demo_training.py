@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import kondo
 from kondo_lab.models.decoder_module import Decoder
 from kondo_lab.models.networks import MLP
 from kondo_lab.studies.demo.training import (
@@ -14,42 +15,44 @@ from kondo_lab.studies.demo.training import (
 from kondo_lab.tasks import seeds
 from kondo_lab.tasks.digits import DigitsBandit
 from kondo_lab.tasks.reversal import Reversal
-from kondo_lab.training import methods
+from kondo_lab.training.arms import Arm
 
-DG_K = methods.dg_k(0.03)
+PG = Arm(name="PG")
+DG = Arm(name="DG", loss=kondo.losses.dg)
+DG_K = Arm(name="DG-K (3%)", gate=kondo.Gate(rate=0.03))
 
 
 def never():
     return False
 
 
-def digits_run(method, *, num_steps=10, batch=200, width=128, learning_rate=3e-3, seed=0):
+def digits_run(arm, *, num_steps=10, batch=200, width=128, learning_rate=3e-3, seed=0):
     policy = MLP(64, 10, width=width, generator=seeds.generator(seed, "weights"))
     return TrainingRun(
         DigitsBandit(batch=batch, seed=seed),
         policy,
-        method=method,
+        arm=arm,
         seed=seed,
         num_steps=num_steps,
         learning_rate=learning_rate,
     )
 
 
-def reversal_run(method, *, num_steps=10):
+def reversal_run(arm, *, num_steps=10):
     policy = Decoder.fresh(prompt_length=3, num_tokens=2, generator=seeds.generator(0, "weights"))
     return TrainingRun(
         Reversal(length=3, num_tokens=2, num_prompts=10, num_answers=10, seed=0),
         policy,
-        method=method,
+        arm=arm,
         seed=0,
         num_steps=num_steps,
         learning_rate=2e-4,
     )
 
 
-@pytest.mark.parametrize("method", [methods.PG, methods.DG, DG_K], ids=lambda m: m.name)
-def test_digits_are_learned(method):
-    run = digits_run(method, num_steps=150)
+@pytest.mark.parametrize("arm", [PG, DG, DG_K], ids=lambda arm: arm.name)
+def test_digits_are_learned(arm):
+    run = digits_run(arm, num_steps=150)
     assert run.held_out_error() > 0.8
     for _ in range(run.num_steps):
         run.step()
@@ -58,9 +61,9 @@ def test_digits_are_learned(method):
     assert run.held_out_error() < 0.3
 
 
-@pytest.mark.parametrize("method", [methods.PG, methods.DG, DG_K], ids=lambda m: m.name)
-def test_reversal_is_learned(method):
-    run = reversal_run(method, num_steps=120)
+@pytest.mark.parametrize("arm", [PG, DG, DG_K], ids=lambda arm: arm.name)
+def test_reversal_is_learned(arm):
+    run = reversal_run(arm, num_steps=120)
     for _ in range(run.num_steps):
         run.step()
     start, end = (
@@ -71,23 +74,23 @@ def test_reversal_is_learned(method):
 
 
 @pytest.mark.parametrize(
-    ("make", "method", "samples", "paid"),
+    ("make", "arm", "samples", "paid"),
     [
-        (digits_run, methods.PG, 200, 200),
-        (digits_run, methods.DG, 200, 200),
+        (digits_run, PG, 200, 200),
+        (digits_run, DG, 200, 200),
         (digits_run, DG_K, 200, 6),
-        (reversal_run, methods.PG, 100, 100),
+        (reversal_run, PG, 100, 100),
         (reversal_run, DG_K, 100, 3),
     ],
 )
-def test_records_count_what_was_sampled_and_what_was_paid(make, method, samples, paid):
-    run = make(method)
+def test_records_count_what_was_sampled_and_what_was_paid(make, arm, samples, paid):
+    run = make(arm)
     run.step()
     assert (run.records[0].samples, run.records[0].backward_passes) == (samples, paid)
 
 
-def test_dense_methods_are_not_charged_for_choosing_and_gated_ones_are():
-    dense, gated = digits_run(methods.DG), digits_run(DG_K)
+def test_dense_arms_are_not_charged_for_choosing_and_gated_ones_are():
+    dense, gated = digits_run(DG), digits_run(DG_K)
     dense.step()
     gated.step()
     assert dense.records[0].gate == 0.0
@@ -105,11 +108,11 @@ def test_runs_repeat_exactly():
     assert errors[0] == errors[1]
 
 
-def test_methods_of_one_seed_start_alike():
+def test_arms_of_one_seed_start_alike():
     # The first batch is drawn before any update: same weights, same images, same actions.
     first = []
-    for method in (methods.PG, methods.DG, DG_K):
-        run = digits_run(method)
+    for arm in (PG, DG, DG_K):
+        run = digits_run(arm)
         run.step()
         first.append(run.records[0].error)
     assert len(set(first)) == 1
@@ -172,7 +175,7 @@ def test_an_empty_step_does_not_move_the_weights():
 
     policy = Decoder.fresh(prompt_length=3, num_tokens=2, generator=seeds.generator(0, "weights"))
     task = SoonSolved(length=3, num_tokens=2, num_prompts=4, num_answers=5, seed=0)
-    run = TrainingRun(task, policy, method=DG_K, seed=0, num_steps=2, learning_rate=0.1)
+    run = TrainingRun(task, policy, arm=DG_K, seed=0, num_steps=2, learning_rate=0.1)
     weights = []
     for _ in range(2):
         weights.append(policy.head.weight.clone())

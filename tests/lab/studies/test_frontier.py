@@ -50,16 +50,14 @@ def point(series, backward, error, reached=None, seeds=2):
 def test_every_gate_stands_at_every_rate():
     lines = {line.series: line for line in compared_gates.lines(FULL)}
     assert len(lines) == len(compared_gates.lines(FULL)) == 2 + 4 * 3 + 4 * 2 + 3 + 2
-    assert lines["DG-K 3%"].update == Arm(gate=QuantileGate(rate=0.03))
-    assert lines["top 1%"].update == Arm(gate=kondo.Gate(rate=0.01))
-    assert lines["rolling 30%"].update == Arm(gate=kondo.Gate(rate=0.3, window=16))
+    assert lines["DG-K 3%"].arm == Arm(gate=QuantileGate(rate=0.03))
+    assert lines["top 1%"].arm == Arm(gate=kondo.Gate(rate=0.01))
+    assert lines["rolling 30%"].arm == Arm(gate=kondo.Gate(rate=0.3, window=16))
     drawn = Arm(gate=kondo.Gate(rate=0.1, temperature=0.1))
-    assert lines["draw, eta 0.1, 10%"].update == drawn
-    assert lines["price 0.5"].update == Arm(gate=kondo.Gate(price=0.5))
+    assert lines["draw, eta 0.1, 10%"].arm == drawn
+    assert lines["price 0.5"].arm == Arm(gate=kondo.Gate(price=0.5))
     assert math.isnan(lines["price 0.5"].rate)
-    assert lines["random 10%"].update == Arm(
-        gate=kondo.Gate(rate=0.1, signal=kondo.signals.uniform)
-    )
+    assert lines["random 10%"].arm == Arm(gate=kondo.Gate(rate=0.1, signal=kondo.signals.uniform))
     members = compared_gates.members(FULL, learning_rate=1e-3)
     assert len({(m.series, m.seed) for m in members}) == len(members) == 10 * len(lines)
     assert {m.setting for m in members if m.series.startswith("price")} == {0, 0.1, 0.5}

@@ -34,10 +34,10 @@ CONTEXT = Context(
 )
 
 
-def population(updates, *, samples=1):
+def population(arms, *, samples=1):
     members = [
-        Member(series=str(place), seed=3, learning_rate=1e-3, update=update)
-        for place, update in enumerate(updates)
+        Member(series=str(place), seed=3, learning_rate=1e-3, arm=arm)
+        for place, arm in enumerate(arms)
     ]
     (only,) = image_bandits.populations(
         CONTEXT, members, data="digits", width=8, batch=40, samples=samples

@@ -105,7 +105,7 @@ def test_all_frictions_are_met_together_at_every_length(monkeypatch, tmp_path):
 def test_own_probabilities_are_reported_to_the_rules_that_read_them(monkeypatch, tmp_path):
     populations = trained(SMALL, "own-prefix-seeds-0-0", monkeypatch, tmp_path)
     members = [member for population in populations for member in population.members]
-    assert {member.frictions.reported for member in members} == {None}
+    assert {member.frictions.replaced for member in members} == {None}
     assert {member.series.rsplit(", ", 1)[0] for member in members} == {
         "PG by token ratio",
         "PPO",

@@ -32,8 +32,8 @@ def quick(size, num_seeds):
     )
 
 
-def compared(*updates, seeds=(0, 1)):
-    members = [toys.member(update, seed=seed) for update in updates for seed in seeds]
+def compared(*arms, seeds=(0, 1)):
+    members = [toys.member(arm, seed=seed) for arm in arms for seed in seeds]
     program = toys.bandit_program()
     return draft_agreement.ComparedPopulation(program, members, device=toys.CPU)
 
@@ -130,7 +130,7 @@ def test_every_screen_has_members_at_a_rate():
     found = {member.series: member.arm for member in members}
     assert len(found) == 18
     assert len({(m.series, m.seed) for m in members}) == len(members) == 180
-    assert all(m.setting == 0.03 == m.arm.gate.rate and m.arm.keeps_a_count for m in members)
+    assert all(m.setting == 0.03 == m.arm.gate.rate and m.arm.kind == "top" for m in members)
     assert found["exact"] == Arm(gate=kondo.Gate(rate=0.03))
     assert (found["noise 0.3"].logit_noise, found["noise 0.3"].screened) == (0.3, "both")
     alone = found["noise 0.3, surprisal alone"]

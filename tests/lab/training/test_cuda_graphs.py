@@ -10,7 +10,7 @@ from lab.training import toys
 from tolerances import assert_close
 
 PROGRAMS = {"bandit": toys.bandit_program, "sequences": toys.sequence_program}
-UPDATES = {"bandit": toys.UPDATES | toys.BANDIT_UPDATES, "sequences": toys.UPDATES}
+ARMS = {"bandit": toys.ARMS | toys.BANDIT_ARMS, "sequences": toys.ARMS}
 STEPS = 10
 
 
@@ -40,7 +40,7 @@ def test_a_captured_function_reads_what_was_written_in_between(device):
 
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_steps_on_a_device_are_those_on_the_cpu(kind, device):
-    members = [toys.member(update, series=name) for name, update in UPDATES[kind].items()]
+    members = [toys.member(arm, series=name) for name, arm in ARMS[kind].items()]
     here = toys.population(PROGRAMS[kind](), members)
     there = toys.population(PROGRAMS[kind](device), members, device=device)
     # Devices round logarithms differently, and with them the initial normals.

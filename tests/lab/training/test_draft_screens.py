@@ -23,8 +23,8 @@ DRAFTS = {
 drafts = pytest.mark.parametrize("kind", DRAFTS)
 
 
-def population_of(*updates, seeds=(0, 1), program=None):
-    members = [toys.member(update, seed=seed) for update in updates for seed in seeds]
+def population_of(*arms, seeds=(0, 1), program=None):
+    members = [toys.member(arm, seed=seed) for arm in arms for seed in seeds]
     return toys.population(program or toys.bandit_program(), members)
 
 
@@ -158,10 +158,35 @@ def test_a_draft_gives_the_gate_its_surprisal_and_its_baseline():
         of_draft, own = (rewards - p.square().sum(dim=2, keepdim=True) for p in (log_q.exp(), pi))
         surprisal = -log_q.gather(2, population.rolled["actions"])
         for number in range(len(population.members)):
-            advantages, weight = toys.decision_of(population, number)[:2]
+            advantages, weight, *_ = toys.decision_of(population, number)
             assert_close(weight, torch.sigmoid(of_draft * surprisal)[number])
             assert not is_close(weight, torch.sigmoid(own * surprisal)[number])
             assert_close(advantages, own[number])  # what trains is not the draft's
+
+
+@drafts
+def test_kept_rows_are_trained_with_the_policys_own_advantages(kind):
+    population = population_of(DRAFTS[kind])
+    seen, differs = [], False
+    ((rule,),) = (group.rules for group in population.groups)
+    screen = rule.screen
+
+    def spy(rolled, step):
+        said = screen(rolled, step)
+        seen.append(said["distribution"])
+        return said
+
+    rule.screen = spy
+    for _ in range(5):
+        population.step()
+        rewards, pi = population.rolled["rewards"], population.rolled["distribution"].exp()
+        own, of_draft = (
+            rewards - p.square().sum(dim=2, keepdim=True) for p in (pi, seen[-1].exp())
+        )
+        for number in range(len(population.members)):
+            assert_close(toys.decision_of(population, number).advantages, own[number])
+        differs |= not is_close(of_draft, own)
+    assert differs
 
 
 @drafts
@@ -196,8 +221,8 @@ def test_a_screen_one_step_old_is_the_policy():
 
 @drafts
 def test_a_run_goes_on_from_its_state(kind):
-    update = dataclasses.replace(DRAFTS[kind], draft=5)  # the copy of step 6 is then 2 steps old
-    whole, first, second = (population_of(update) for _ in range(3))
+    arm = dataclasses.replace(DRAFTS[kind], draft=5)  # the copy of step 6 is then 2 steps old
+    whole, first, second = (population_of(arm) for _ in range(3))
     for _ in range(7):
         whole.step()
         first.step()
@@ -261,7 +286,7 @@ def test_deciding_by_a_draft_reads_nothing_back():
 
 
 def test_drafts_on_a_device_are_those_on_the_cpu(device):
-    members = [toys.member(update, series=kind) for kind, update in DRAFTS.items()]
+    members = [toys.member(arm, series=kind) for kind, arm in DRAFTS.items()]
     here = toys.population(toys.bandit_program(), members)
     there = toys.population(toys.bandit_program(device), members, device=device)
     for name, value in there.parameters.items():
@@ -302,7 +327,7 @@ def test_sequences_keep_no_distribution_to_distil():
         ),
     ],
 )
-def test_an_update_refuses_screens_that_make_no_sense(options, message):
+def test_an_arm_refuses_screens_that_make_no_sense(options, message):
     with pytest.raises(ValueError, match=message):
         Arm(gate=kondo.Gate(rate=RATE), **options)
 

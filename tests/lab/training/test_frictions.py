@@ -34,14 +34,14 @@ FRICTIONS = {
     "bugs": Frictions(bug=0.3),
     "corruption": Frictions(corruption=0.3),
     "all": ALL,
-    "all, own probability": dataclasses.replace(ALL, reported=None),
+    "all, own probability": dataclasses.replace(ALL, replaced=None),
 }
 RULES = ("PG", "IS", "IS capped", "PPO", "PMPO", "DG", "quantile")
 
 
 def members_of(*names, rules=RULES, seeds=(0, 1)):
     return [
-        toys.member(toys.UPDATES[rule], seed=seed, series=rule, frictions=FRICTIONS[name])
+        toys.member(toys.ARMS[rule], seed=seed, series=rule, frictions=FRICTIONS[name])
         for name in names or FRICTIONS
         for rule in rules
         for seed in seeds
@@ -203,7 +203,7 @@ def test_members_without_frictions_stay_as_they_were(kind):
 
 @programs
 def test_without_frictions_importance_weights_change_nothing(kind):
-    members = [toys.member(toys.UPDATES[rule]) for rule in ("PG", "IS", "IS capped")]
+    members = [toys.member(toys.ARMS[rule]) for rule in ("PG", "IS", "IS capped")]
     population = population_of(kind, members)
     for _ in range(6):
         population.step()
@@ -215,11 +215,11 @@ def test_without_frictions_importance_weights_change_nothing(kind):
 @programs
 def test_losses_take_what_the_actor_reported_and_gates_what_the_learner_thinks(kind):
     stale = Frictions(delay=4)
-    members = [toys.member(toys.UPDATES[r], frictions=stale) for r in ("IS", "PPO", "DG")]
+    members = [toys.member(toys.ARMS[r], frictions=stale) for r in ("IS", "PPO", "DG")]
     population = population_of(kind, members)
     for _ in range(8):
         population.step()
-    population.begin_step()
+    toys.roll(population)
     (group,) = population.groups
     found = dict(zip(group.leaves, group.gradients(population, group.size), strict=True))
     for number, member in enumerate(population.members):
@@ -239,13 +239,13 @@ def test_losses_take_what_the_actor_reported_and_gates_what_the_learner_thinks(k
             advantages = centred.flatten().unsqueeze(1).expand_as(log_probs)
         old = rolled["behaviour"]
         ratio = (log_probs - old).exp()
-        update = member.arm
-        if update.loss is toys.PPO:
+        arm = member.arm
+        if arm.loss is toys.PPO:
             clip, beta = (toys.PPO.keywords[name] for name in ("clip", "beta"))
             clipped = ratio.clamp(1 - clip, 1 + clip)
             terms = -torch.minimum(ratio * advantages, clipped * advantages)
             terms = terms - beta * log_probs
-        elif update.loss == ImportanceWeighted():
+        elif arm.loss == ImportanceWeighted():
             weight = ratio.detach()
             weight = weight.prod(dim=1, keepdim=True) if kind == "sequences" else weight
             terms = -weight * advantages * log_probs
@@ -263,9 +263,9 @@ def test_rows_are_replaced_in_the_order_of_their_kinds(kind):
     """Each probability is 0 or 1, so that the first kind of the list must win."""
     for kinds in ((k for k, on in zip(KINDS, bits, strict=True) if on) for bits in _bits(3)):
         chosen = list(kinds)
-        friction = Frictions(**dict.fromkeys(chosen, 1.0), reported=0.5)
+        friction = Frictions(**dict.fromkeys(chosen, 1.0), replaced=0.5)
         population = population_of(kind, [toys.member(Arm(), frictions=friction)])
-        population.begin_step()
+        toys.roll(population)
         rolled = population.rolled
         actions, right = (population.program.actions(rolled), population.program.right(rolled))
         reported = torch.full_like(rolled["log_probs"], math.log(0.5))
@@ -291,8 +291,8 @@ def test_a_replaced_row_reports_what_it_is_told_to_or_what_its_actor_would_have_
     """Three members whose actors are two steps old, beside the log-probs of a single policy."""
     delay = 2
     frictions = [
-        Frictions(delay=delay, bug=0.4, discovery=0.2, reported=reported)
-        for reported in (1.0, 0.25, None)
+        Frictions(delay=delay, bug=0.4, discovery=0.2, replaced=replaced)
+        for replaced in (1.0, 0.25, None)
     ]
     members = [toys.member(Arm(), seed=n, frictions=f) for n, f in enumerate(frictions)]
     population = population_of(kind, members)
@@ -304,10 +304,10 @@ def test_a_replaced_row_reports_what_it_is_told_to_or_what_its_actor_would_have_
         for number, member in enumerate(population.members):
             own = log_probs_of(population, past[max(0, step - delay)], number)
             told = rolled["behaviour"][number]
-            if member.frictions.reported is None:
+            if member.frictions.replaced is None:
                 assert_close(told, own)
             else:
-                log_reported = math.log(member.frictions.reported)
+                log_reported = math.log(member.frictions.replaced)
                 replaced = (told - log_reported).abs().amax(dim=1) < 1e-6
                 assert replaced[rolled["bug"][number]].all()
                 assert_close(told[~replaced], own[~replaced])

@@ -19,13 +19,13 @@ programs = pytest.mark.parametrize("kind", PROGRAMS)
 SEEDS = range(3)
 
 
-def rolled_population(kind, update, *, steps=6):
+def rolled_population(kind, arm, *, steps=6):
     """Some members after a few updates, with fresh experience and a decision on it."""
-    members = [toys.member(update, seed=seed) for seed in SEEDS]
+    members = [toys.member(arm, seed=seed) for seed in SEEDS]
     population = toys.population(PROGRAMS[kind](), members)
     for _ in range(steps):
         population.step()
-    population.begin_step()
+    toys.roll(population)
     # As if another policy had acted: the ratios of PPO are not 1, and some are clipped.
     sampled = population.rolled["log_probs"]
     noise = torch.randn(sampled.shape, generator=torch.Generator().manual_seed(0)) / 4
@@ -63,18 +63,18 @@ def per_unit(population, number):
     old = population.rolled["log_probs"][number]
     if isinstance(population.program, BanditProgram):
         return advantages.squeeze(1), old.squeeze(1)
-    return advantages, old
+    return advantages.expand_as(old), old
 
 
-def core_loss(update, advantages, old):
-    """The core's loss of an update, and what else it takes by row."""
-    if not isinstance(update.loss, PreferenceOptimisation):
-        return update.loss, {} if update.loss is kondo.losses.pg else {"old_log_probs": old}
+def core_loss(arm, advantages, old):
+    """The core's loss of an arm, and what else it takes by row."""
+    if not isinstance(arm.loss, PreferenceOptimisation):
+        return arm.loss, {} if arm.loss is kondo.losses.pg else {"old_log_probs": old}
     share = float((advantages > 0).double().mean())
     pmpo = partial(
         kondo.losses.pmpo,
-        alpha=update.loss.alpha,
-        beta=update.loss.beta,
+        alpha=arm.loss.alpha,
+        beta=arm.loss.beta,
         positive_share=share if 0 < share < 1 else None,
     )
     return pmpo, {"old_log_probs": old}
@@ -97,15 +97,15 @@ def same_set(keep):
 
 
 @programs
-@pytest.mark.parametrize("name", [n for n, u in toys.UPDATES.items() if not u.trains_all_rows])
+@pytest.mark.parametrize("name", [n for n, u in toys.ARMS.items() if not u.trains_all_rows])
 def test_gated_gradients_are_the_engines(kind, name):
-    update = toys.UPDATES[name]
-    population = rolled_population(kind, update)
+    arm = toys.ARMS[name]
+    population = rolled_population(kind, arm)
     found = found_gradients(population)
     for number in range(len(SEEDS)):
-        keep = toys.decision_of(population, number)[1].squeeze(1).bool()
+        keep = toys.decision_of(population, number).keep.squeeze(1)
         advantages, old = per_unit(population, number)
-        loss, loss_inputs = core_loss(update, advantages, old)
+        loss, loss_inputs = core_loss(arm, advantages, old)
         twin = toys.single(population.program, population.parameters, number)
         report = kondo.backward(
             twin.log_prob,
@@ -122,7 +122,7 @@ def test_gated_gradients_are_the_engines(kind, name):
 
 @programs
 @pytest.mark.parametrize(
-    ("update", "gate"),
+    ("arm", "gate"),
     [
         (Arm(gate=kondo.Gate(rate=0.3)), partial(kondo.Gate, rate=0.3)),
         (Arm(gate=kondo.Gate(price=0.0)), partial(kondo.Gate, price=0.0)),
@@ -130,12 +130,12 @@ def test_gated_gradients_are_the_engines(kind, name):
     ],
     ids=["top", "price 0", "price 0.25"],
 )
-def test_a_gated_step_is_kondo_backward(kind, update, gate):
-    members = [toys.member(update, seed=seed) for seed in SEEDS]
+def test_a_gated_step_is_kondo_backward(kind, arm, gate):
+    members = [toys.member(arm, seed=seed) for seed in SEEDS]
     population = toys.population(PROGRAMS[kind](), members)
     for _ in range(6):
         population.step()
-    population.begin_step()
+    toys.roll(population)
     found = found_gradients(population)
     for number in range(len(SEEDS)):
         advantages, _ = per_unit(population, number)
@@ -154,12 +154,12 @@ def test_a_gated_step_is_kondo_backward(kind, update, gate):
 @programs
 @pytest.mark.parametrize("name", ["PG", "PPO", "PMPO"])
 def test_dense_gradients_are_those_of_the_mean_loss(kind, name):
-    update = toys.UPDATES[name]
-    population = rolled_population(kind, update)
+    arm = toys.ARMS[name]
+    population = rolled_population(kind, arm)
     found = found_gradients(population)
     for number in range(len(SEEDS)):
         advantages, old = per_unit(population, number)
-        loss, loss_inputs = core_loss(update, advantages, old)
+        loss, loss_inputs = core_loss(arm, advantages, old)
         twin = toys.single(population.program, population.parameters, number)
         log_probs = twin.log_prob(rows_of(population, number))
         loss(log_probs, advantages, **loss_inputs).mean().backward()
@@ -169,8 +169,8 @@ def test_dense_gradients_are_those_of_the_mean_loss(kind, name):
 @programs
 @pytest.mark.parametrize("name", ["IS", "IS capped"])
 def test_importance_weights_are_of_an_action_or_of_a_whole_answer(kind, name):
-    update = toys.UPDATES[name]
-    population = rolled_population(kind, update)
+    arm = toys.ARMS[name]
+    population = rolled_population(kind, arm)
     found = found_gradients(population)
     for number in range(len(SEEDS)):
         advantages, old = per_unit(population, number)
@@ -179,13 +179,13 @@ def test_importance_weights_are_of_an_action_or_of_a_whole_answer(kind, name):
         ratio = log_probs.detach().exp() / old.exp()
         if kind == "sequences":
             ratio = ratio.prod(dim=1, keepdim=True)
-        weight = ratio.clamp_max(update.loss.max_weight)
+        weight = ratio.clamp_max(arm.loss.max_weight)
         assert ratio.min() < 0.9
         assert ratio.max() > 1.1
         (-weight * advantages * log_probs).mean().backward()
         assert_gradients(found, number, twin)
         if kind == "bandit":
-            cap = None if name == "IS" else update.loss.max_weight
+            cap = None if name == "IS" else arm.loss.max_weight
             own = kondo.losses.is_pg(log_probs, advantages, old, max_weight=cap)
             assert_close(own, -weight * advantages * log_probs.detach())
 
@@ -193,28 +193,28 @@ def test_importance_weights_are_of_an_action_or_of_a_whole_answer(kind, name):
 @programs
 @pytest.mark.parametrize("name", ["DG", "DG cool"])
 def test_soft_gradients_are_those_of_dg(kind, name):
-    update = toys.UPDATES[name]
-    members = [toys.member(update, seed=seed) for seed in SEEDS]
+    arm = toys.ARMS[name]
+    members = [toys.member(arm, seed=seed) for seed in SEEDS]
     population = toys.population(PROGRAMS[kind](), members)
     population.step()
-    population.begin_step()
+    toys.roll(population)
     found = found_gradients(population)
     for number in range(len(SEEDS)):
         advantages, _ = per_unit(population, number)
         twin = toys.single(population.program, population.parameters, number)
         log_probs = twin.log_prob(rows_of(population, number))
-        kondo.losses.dg(log_probs, advantages, eta=update.gate.eta).mean().backward()
+        kondo.losses.dg(log_probs, advantages, eta=arm.gate.eta).mean().backward()
         assert_gradients(found, number, twin)
 
 
 @pytest.mark.parametrize("name", ["PG", "DG", "quantile"])
 def test_several_actions_per_image_are_averaged_and_gated_together(name):
-    update = toys.UPDATES[name]
+    arm = toys.ARMS[name]
     program = toys.bandit_program(samples=3)
-    members = [toys.member(update, seed=seed) for seed in SEEDS]
+    members = [toys.member(arm, seed=seed) for seed in SEEDS]
     population = toys.population(program, members)
     population.step()
-    population.begin_step()
+    toys.roll(population)
     found = found_gradients(population)
     for number in range(len(SEEDS)):
         rolled = {key: value[number] for key, value in population.rolled.items()}
@@ -228,7 +228,7 @@ def test_several_actions_per_image_are_averaged_and_gated_together(name):
         if name == "DG":
             weight = torch.sigmoid(chi)
         elif name == "quantile":
-            count = max(1, round(update.gate.rate * program.num_rows))
+            count = max(1, round(arm.gate.rate * program.num_rows))
             delight = chi.sum(dim=1)
             weight = (delight >= delight.sort().values[-count] - 1e-6)[:, None].double()
             assert int(kept_counts(population)[number]) == int(weight.sum())
@@ -245,9 +245,9 @@ def test_exact_gradients_are_of_the_labels_also_for_another_rule(loss, gate):
     members = [toys.member(rule, seed=seed) for seed in SEEDS]
     population = toys.population(toys.bandit_program(), members)
     population.step()
-    population.begin_step()
+    toys.roll(population)
     (group,) = population.groups
-    exact = group.gradients(population, population.program.num_rows, loss_of=Arm(loss=loss))
+    exact = group.gradients(population, population.program.num_rows, arm=Arm(loss=loss))
     found = dict(zip(group.leaves, exact, strict=True))
     for number in range(len(SEEDS)):
         twin = toys.single(population.program, population.parameters, number)
@@ -263,7 +263,7 @@ def test_exact_gradients_are_of_the_labels_also_for_another_rule(loss, gate):
 @programs
 @pytest.mark.parametrize("name", ["quantile", "top", "price 0", "draw", "gated PPO", "gated PMPO"])
 def test_padding_adds_nothing(kind, name):
-    population = rolled_population(kind, toys.UPDATES[name])
+    population = rolled_population(kind, toys.ARMS[name])
     least = int(kept_counts(population).max())
     exact = found_gradients(population, least)
     for num_rows in range(least, population.program.num_rows + 1):
@@ -276,7 +276,7 @@ def test_where_nothing_is_kept_the_gradient_is_zero(kind):
     # Beside a member that keeps rows, so that the other's are padding.
     members = [toys.member(Arm(gate=kondo.Gate(price=price))) for price in (0.0, 1e6)]
     population = toys.population(PROGRAMS[kind](), members)
-    population.begin_step()
+    toys.roll(population)
     nothing = toys.place(population, members[1])
     counts = kept_counts(population)
     assert counts[nothing] == 0
@@ -288,9 +288,9 @@ def test_where_nothing_is_kept_the_gradient_is_zero(kind):
 
 @pytest.mark.parametrize("baseline", ["expected", "zero", "constant", "oracle"])
 def test_bandit_advantages_are_reward_minus_the_baseline(baseline):
-    update = Arm(baseline=baseline)
-    population = toys.population(toys.bandit_program(samples=2), [toys.member(update)])
-    population.begin_step()
+    arm = Arm(baseline=baseline)
+    population = toys.population(toys.bandit_program(samples=2), [toys.member(arm)])
+    toys.roll(population)
     rolled = {key: value[0] for key, value in population.rolled.items()}
     probs = rolled["distribution"].exp()
     for row in range(population.program.num_rows):
@@ -314,19 +314,19 @@ def test_sequence_advantages_are_centred_by_prompt_and_equal_rewards_leave_nothi
     rolled = {"rewards": rewards, "log_probs": torch.zeros(1, 20, 3)}
     advantages = program.advantages(Arm(), rolled)
     expected = torch.tensor([0.0] * 10 + [0.5] * 5 + [-0.5] * 5)
-    assert torch.equal(advantages, expected.view(1, 20, 1).expand(1, 20, 3))
+    assert torch.equal(advantages, expected.view(1, 20, 1))
 
 
 @programs
 def test_ppo_without_a_kl_term_is_pg_on_its_own_samples(kind):
     """Ratios are 1 up to rounding, hence never clipped, and their gradient is the log-probs'."""
     found = []
-    for update in (arms.PG, arms.PPO):
-        members = [toys.member(update, seed=seed) for seed in SEEDS]
+    for arm in (arms.PG, arms.PPO):
+        members = [toys.member(arm, seed=seed) for seed in SEEDS]
         population = toys.population(PROGRAMS[kind](), members)
         for _ in range(6):
             population.step()
-        population.begin_step()
+        toys.roll(population)
         found.append(found_gradients(population))
     pg, ppo = found
     for name, gradient in pg.items():

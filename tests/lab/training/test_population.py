@@ -14,15 +14,15 @@ from tolerances import assert_close
 
 STEPS = 15
 PROGRAMS = {"bandit": toys.bandit_program, "sequences": toys.sequence_program}
-UPDATES = {"bandit": toys.UPDATES | toys.BANDIT_UPDATES, "sequences": toys.UPDATES}
+ARMS = {"bandit": toys.ARMS | toys.BANDIT_ARMS, "sequences": toys.ARMS}
 programs = pytest.mark.parametrize("kind", PROGRAMS)
 
 
 def members_of(kind):
-    """Two of each update: another seed and another learning rate."""
+    """Two of each arm: another seed and another learning rate."""
     return [
-        toys.member(update, seed=seed, learning_rate=rate, series=name)
-        for name, update in UPDATES[kind].items()
+        toys.member(arm, seed=seed, learning_rate=rate, series=name)
+        for name, arm in ARMS[kind].items()
         for seed, rate in ((0, 0.01), (3, 0.02))
     ]
 
@@ -34,7 +34,7 @@ def trained(kind, members, *, steps=STEPS):
     for _ in range(steps):
         population.step()
         for number, member in enumerate(population.members):
-            kept = int(toys.decision_of(population, number)[3])
+            kept = int(toys.decision_of(population, number).kept)
             seen[member].append((kept, population.rolled["rewards"][number].tolist()))
     return population, seen
 
@@ -102,16 +102,16 @@ def test_backward_passes_are_the_kept_rows(kind):
             assert count == STEPS * rows
         else:
             assert 0 < count <= STEPS * rows
-        if member.arm.keeps_a_count:
+        if member.arm.kind == "top":
             assert count <= STEPS * round(member.arm.gate.rate * rows)
 
 
 @programs
 @pytest.mark.parametrize("name", ["top", "quantile", "price 0", "draw", "rolling"])
 def test_only_kept_rows_go_through_the_training_forward(kind, name, monkeypatch):
-    update = toys.UPDATES[name]
+    arm = toys.ARMS[name]
     population = toys.population(
-        PROGRAMS[kind](), [toys.member(update, seed=seed) for seed in range(2)]
+        PROGRAMS[kind](), [toys.member(arm, seed=seed) for seed in range(2)]
     )
     program, (group,) = population.program, population.groups
     given, outputs = [], program.outputs
@@ -132,9 +132,14 @@ def test_only_kept_rows_go_through_the_training_forward(kind, name, monkeypatch)
     monkeypatch.setattr(program.network, method, counted_forward)
     for _ in range(STEPS):
         through = []
-        population.begin_step()
+        toys.roll(population)
         through.clear()
-        population.end_step()
+        if group.varies:
+            population._busiest.copy_(group.decisions[0].kept.max())
+            population.end_step()
+        else:
+            population.learn()
+        assert group.varies is (name != "top")
         kept = torch.cat([decision.kept for decision in group.decisions])
         rows, trained_rows = given.pop()
         assert not given
@@ -145,7 +150,7 @@ def test_only_kept_rows_go_through_the_training_forward(kind, name, monkeypatch)
         if name == "top":
             assert size == round(0.3 * program.num_rows)
         for number in range(2):
-            keep = toys.decision_of(population, number)[1].squeeze(1)
+            keep = toys.decision_of(population, number).weight.squeeze(1)
             assert set(keep.nonzero().squeeze(1).tolist()) <= set(rows[number].tolist())
 
 
@@ -174,8 +179,8 @@ def test_a_gate_of_rate_one_trains_beside_dense_members():
 
 
 def test_adam_moves_on_where_nothing_is_kept():
-    update = Arm(gate=toys.MovingPrice())
-    population = toys.population(toys.bandit_program(), [toys.member(update)])
+    arm = Arm(gate=toys.MovingPrice())
+    population = toys.population(toys.bandit_program(), [toys.member(arm)])
     population.step()
     population.groups[0].rules[0].gate.price.fill_(1e6)
     before = population.parameters["2.weight"].clone()
@@ -195,13 +200,13 @@ def test_adam_is_torchs_own_with_each_members_rate():
         singles.append((own, torch.optim.Adam(own, lr=member.learning_rate)))
     (group,) = population.groups
     for _ in range(5):
-        population.begin_step()
+        toys.roll(population)
         gradients = group.gradients(population, population.program.num_rows)
         for number, (own, adam) in enumerate(singles):
             for parameter, gradient in zip(own, gradients, strict=True):
                 parameter.grad = gradient[number].clone()
             adam.step()
-        population.end_step()
+        population.learn()
     for number, (own, _) in enumerate(singles):
         for value, expected in zip(population.parameters.values(), own, strict=True):
             assert_close(value[number], expected)
@@ -228,7 +233,7 @@ def test_a_restored_population_goes_on_bit_by_bit(kind, tmp_path):
 
 
 def test_loading_a_state_rewinds_a_population_that_has_gone_on(device):
-    members = [toys.member(toys.UPDATES[name]) for name in ("PG", "top", "price 0", "rolling")]
+    members = [toys.member(toys.ARMS[name]) for name in ("PG", "top", "price 0", "rolling")]
     population = toys.population(toys.bandit_program(device), members, device=device)
     for _ in range(6):
         population.step()
@@ -244,8 +249,9 @@ def test_loading_a_state_rewinds_a_population_that_has_gone_on(device):
         assert torch.equal(ends[1][name], value) or device.type == "cuda"
 
 
-def test_looking_aside_leaves_the_step_as_it_was():
-    members = [toys.member(toys.UPDATES[name]) for name in ("PG", "top", "price 0", "draw")]
+@pytest.mark.parametrize("names", [("PG", "top"), ("PG", "top", "price 0", "draw")])
+def test_looking_aside_leaves_the_step_as_it_was(names):
+    members = [toys.member(toys.ARMS[name]) for name in names]
     plain, looked = (toys.population(toys.bandit_program(), members) for _ in range(2))
     for _ in range(4):
         plain.step()
@@ -259,7 +265,7 @@ def test_looking_aside_leaves_the_step_as_it_was():
         assert torch.equal(looked.parameters[name], value)
     assert plain.read() == looked.read()
     assert plain.read_backward() == looked.read_backward()
-    rolling = toys.population(toys.bandit_program(), [toys.member(toys.UPDATES["rolling"])])
+    rolling = toys.population(toys.bandit_program(), [toys.member(toys.ARMS["rolling"])])
     aside = rolling.aside(torch.tensor(-1))
     with pytest.raises(ValueError, match="rolling gate cannot look aside"), aside:
         pass
@@ -271,7 +277,7 @@ def test_a_population_is_not_empty():
 
 
 def test_sequences_refuse_noise_on_logits_they_do_not_keep():
-    update = Arm(gate=kondo.Gate(rate=0.5), logit_noise=0.1)
-    population = toys.population(toys.sequence_program(), [toys.member(update)])
+    arm = Arm(gate=kondo.Gate(rate=0.5), logit_noise=0.1)
+    population = toys.population(toys.sequence_program(), [toys.member(arm)])
     with pytest.raises(ValueError, match="logit_noise must be 0 for sequences"):
         population.step()

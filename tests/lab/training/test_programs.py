@@ -15,9 +15,9 @@ from tolerances import assert_close
 SEEDS = (0, 1, 2)
 
 
-def begun(update, program=None):
+def begun(arm, program=None):
     """A population that has decided on its first step."""
-    members = [toys.member(update, seed=seed) for seed in SEEDS]
+    members = [toys.member(arm, seed=seed) for seed in SEEDS]
     population = toys.population(program or toys.bandit_program(batch=30), members)
     population.begin_step()
     return population
@@ -37,18 +37,18 @@ def begun(update, program=None):
 def test_gates_look_at_their_signal(signal):
     population = begun(Arm(gate=kondo.Gate(rate=0.2, signal=signal)))
     for number in range(len(SEEDS)):
-        advantages, weight, order, kept = toys.decision_of(population, number)
+        advantages, weight, _, rows, kept = toys.decision_of(population, number)
         log_probs = population.rolled["log_probs"][number, :, 0]
         expected = kondo.Gate(rate=0.2)(signal(log_probs, advantages[:, 0])).keep
         assert torch.equal(weight[:, 0].bool(), expected)
-        assert sorted(order[:kept].tolist()) == expected.nonzero()[:, 0].tolist()
+        assert sorted(rows[:kept].tolist()) == expected.nonzero()[:, 0].tolist()
 
 
 def test_a_sequences_delight_is_the_sum_of_its_tokens():
     program = toys.sequence_program(num_prompts=10)
     population = begun(Arm(gate=kondo.Gate(rate=0.25)), program)
     for number in range(len(SEEDS)):
-        advantages, weight, _, _ = toys.decision_of(population, number)
+        advantages, weight, *_ = toys.decision_of(population, number)
         chi = (-population.rolled["log_probs"][number] * advantages).sum(dim=1)
         assert torch.equal(weight[:, 0].bool(), kondo.Gate(rate=0.25)(chi).keep)
 
@@ -155,7 +155,7 @@ def test_held_out_images_are_counted_in_parts():
     program.task.data = data._replace(
         test_images=data.test_images.repeat(60, 1), test_labels=data.test_labels.repeat(60)
     )
-    found = program.evaluate(population.parameters)["test error"]
+    found = program.evaluator(population.parameters, population.draws)()["test error"]
     images, labels = program.task.test_inputs.double(), program.task.test_labels
     assert len(labels) == 1200
     for number in range(len(SEEDS)):
@@ -172,7 +172,7 @@ def float32_left_over(reward, answers=10):
     return np.float32(reward - np.float32(total * np.float32(1 / answers)))
 
 
-def advantages_of(update, rewards):
+def advantages_of(arm, rewards):
     """Advantages [G, A, T] of rewards [G, A] in one member's batch."""
     prompts, answers = rewards.shape
     program = toys.sequence_program(num_prompts=prompts, num_answers=answers)
@@ -180,7 +180,9 @@ def advantages_of(update, rewards):
         "rewards": rewards.unsqueeze(0),
         "log_probs": torch.zeros(1, prompts * answers, 3),
     }
-    return program.advantages(update, rolled).view(prompts, answers, 3)
+    found = program.advantages(arm, rolled)
+    assert found.shape == (1, prompts * answers, 1)  # one for all tokens of an answer
+    return found.expand(1, prompts * answers, 3).view(prompts, answers, 3)
 
 
 def test_equal_rewards_leave_nothing_or_what_float32_leaves_of_them():
@@ -204,8 +206,8 @@ def test_equal_rewards_leave_nothing_or_what_float32_leaves_of_them():
 def test_rewards_that_differ_have_their_mean_taken_off_either_way():
     rewards = torch.rand(4, 10, generator=torch.Generator().manual_seed(0))
     expected = rewards.double() - rewards.double().mean(dim=1, keepdim=True)
-    for update in (Arm(), Arm(equal_rewards="rounded")):
-        found = advantages_of(update, rewards)
+    for arm in (Arm(), Arm(equal_rewards="rounded")):
+        found = advantages_of(arm, rewards)
         assert_close(found, expected.unsqueeze(2).expand(4, 10, 3))
 
 
@@ -214,10 +216,10 @@ def test_what_equal_rewards_leave_is_part_of_an_update():
     assert exact != rounded
     assert rounded == Arm(equal_rewards="rounded")
     members = [
-        toys.member(update, seed=seed, learning_rate=rate)
+        toys.member(arm, seed=seed, learning_rate=rate)
         for rate in (0.1, 0.2)
         for seed in SEEDS
-        for update in (exact, rounded)
+        for arm in (exact, rounded)
     ]
     population = toys.population(toys.sequence_program(), members)
     (group,) = population.groups

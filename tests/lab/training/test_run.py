@@ -41,7 +41,7 @@ def context(tmp_path, user=None, device=toys.CPU):
 
 def bandits(device=toys.CPU, *, seeds=(0, 1)):
     members = [
-        toys.member(toys.UPDATES[name], seed=seed, series=name, setting=seed / 2)
+        toys.member(toys.ARMS[name], seed=seed, series=name, setting=seed / 2)
         for name in GATES
         for seed in seeds
     ]
@@ -49,7 +49,7 @@ def bandits(device=toys.CPU, *, seeds=(0, 1)):
 
 
 def sequences(device=toys.CPU):
-    members = [toys.member(toys.UPDATES[name], series=name) for name in ("PG", "quantile")]
+    members = [toys.member(toys.ARMS[name], series=name) for name in ("PG", "quantile")]
     return toys.population(toys.sequence_program(device), members, device=device)
 
 
@@ -101,7 +101,7 @@ def test_online_error_and_backward_are_those_counted_by_hand(tmp_path):
         by_hand.step()
         for number in range(len(by_hand.members)):
             errors[number].append(1 - float(by_hand.rolled["rewards"][number].double().mean()))
-            kept[number] += int(toys.decision_of(by_hand, number)[3])
+            kept[number] += int(toys.decision_of(by_hand, number).kept)
         if step in (2, 5, 7):
             expected += [(sum(e) / len(e), k) for e, k in zip(errors, kept, strict=True)]
             errors = [[] for _ in by_hand.members]
@@ -167,7 +167,7 @@ def test_side_by_side_is_one_by_one(tmp_path, device):
 
 def test_populations_made_by_row_shape_hold_every_member_once(tmp_path, device):
     program = toys.bandit_program(device)
-    members = [toys.member(update, series=name) for name, update in toys.UPDATES.items()]
+    members = [toys.member(arm, series=name) for name, arm in toys.ARMS.items()]
     several = run.side_by_side(program, members, device)
     assert len(several) > 1
     assert all(len(population.groups) == 1 for population in several)

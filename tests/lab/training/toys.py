@@ -2,10 +2,13 @@
 
 from functools import partial
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kondo
+from kondo.core.given_gates import as_gate
+from kondo.engine import select
 from kondo_lab.models.architecture import Architecture
 from kondo_lab.models.decoder import StackedDecoder
 from kondo_lab.models.decoder_module import Decoder
@@ -14,6 +17,7 @@ from kondo_lab.tasks.bandits import ImageBandit
 from kondo_lab.tasks.images import Images
 from kondo_lab.tasks.reversal import ReversalTask
 from kondo_lab.training.arms import Arm
+from kondo_lab.training.decisions import Decision
 from kondo_lab.training.gates import Everything, QuantileGate
 from kondo_lab.training.losses import (
     CrossEntropy,
@@ -31,7 +35,7 @@ NONE = Frictions()
 PPO = partial(kondo.losses.ppo, clip=0.125, beta=0.25)
 PMPO = PreferenceOptimisation(alpha=0.75, beta=0.25)
 MIX = partial(kondo.signals.additive, alpha=0.25)
-UPDATES = {
+ARMS = {
     "PG": Arm(),
     "IS": Arm(loss=ImportanceWeighted()),
     "IS capped": Arm(loss=ImportanceWeighted(1.1)),
@@ -59,7 +63,7 @@ UPDATES = {
 }
 """One of each kind."""
 
-BANDIT_UPDATES = {
+BANDIT_ARMS = {
     "exact PG": Arm(loss=ExactPG()),
     "cross-entropy": Arm(loss=CrossEntropy()),
     "zero baseline": Arm(unit="token", gate=Everything(eta=1.0), baseline="zero"),
@@ -80,10 +84,31 @@ class MovingPrice(kondo.BaseGate):
         return kondo.Choice.of(keep, mask, dtype=values.dtype)
 
 
+def select_as_on_a_gpu(
+    log_probs, advantages, *, gate, mask=None, unit=None, capacity=None, generator=None
+):
+    """`kondo.select` without a look at what it chooses from."""
+    chooser = None if gate is None else as_gate(gate)
+    units = select.units_of(chooser, log_probs, advantages, unit or "sample", mask)
+    return select.choose(units, chooser, generator, capacity=capacity, reads=False)
+
+
 class HostIsBlind(TorchDispatchMode):
-    """Refuses what waits for a value: it could not stand in a CUDA graph."""
+    """Refuses what waits for a value: it could not stand in a CUDA graph.
+
+    Inside `kondo.select` behaves as on a GPU: on the CPU it reads, by design, to refuse bad input.
+    """
 
     WAIT = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique")
+
+    def __enter__(self):
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(kondo, "select", select_as_on_a_gpu)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self._patch.undo()
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert not func.name().startswith(self.WAIT), func.name()
@@ -116,12 +141,12 @@ def sequence_program(device=CPU, *, num_prompts=3, num_answers=4):
     return SequenceProgram(task, network(), num_prompts=num_prompts, num_answers=num_answers)
 
 
-def member(update, *, seed=0, learning_rate=0.01, series="", setting=0.0, frictions=NONE):
+def member(arm, *, seed=0, learning_rate=0.01, series="", setting=0.0, frictions=NONE):
     return Member(
         series=series,
         seed=seed,
         learning_rate=learning_rate,
-        update=update,
+        arm=arm,
         setting=setting,
         frictions=frictions,
     )
@@ -129,6 +154,12 @@ def member(update, *, seed=0, learning_rate=0.01, series="", setting=0.0, fricti
 
 def population(program, members, *, device=CPU, dtype=torch.float64):
     return Population(program, members, device=device, dtype=dtype)
+
+
+def roll(population):
+    """Let a population act and decide on its next step, without an update."""
+    population.step_number.add_(1)
+    population.roll(population.step_number)
 
 
 def place(population, member):
@@ -150,7 +181,7 @@ def decision_of(population, number):
     for rule, decision in zip(group.rules, group.decisions, strict=True):
         if rule.members.start <= number < rule.members.stop:
             at = number - rule.members.start
-            return [None if part is None else part[at] for part in decision]
+            return Decision(*(None if part is None else part[at] for part in decision))
     raise AssertionError(number)
 
 
