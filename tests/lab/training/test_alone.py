@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kondo_lab.training.step_seconds import seconds_per_step
 
 import kondo
 from kondo import lm, signals
 from kondo.lm import BudgetGate
 from kondo_lab.models.architecture import language
 from kondo_lab.models.decoder import StackedDecoder
+from kondo_lab.studies.lm_rl.step_seconds import seconds_per_step
 from kondo_lab.tasks.draws import Draws
 from kondo_lab.training import decisions, diagnostics, language_arms, run, step_seconds, timed_step
 from kondo_lab.training.alone import Learner

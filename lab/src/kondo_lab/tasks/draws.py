@@ -90,10 +90,12 @@ class Draws:
             return self._draw(stream, step, count, torch.int64)
         if (key := self._streams.get(stream)) is None:
             key = sampling.mix_bits(self.keys + _number(stream))
-            if not key.is_cuda:
+            if key.device.type == "cpu":
                 self._streams[stream] = key
         state = sampling.mix_bits(key + step)
-        places = _places(count) if not state.is_cuda else _places.__wrapped__(count, state.device)
+        places = (
+            _places(count) if state.device.type == "cpu" else _place_numbers(count, state.device)
+        )
         return sampling.mix_bits(state.unsqueeze(1) + places)
 
     def _fused(self, step: int | Tensor) -> TypeGuard[Tensor]:
@@ -111,10 +113,15 @@ class Draws:
         return made
 
 
-@functools.lru_cache(maxsize=64)
-def _places(count: int, device: torch.device | str = "cpu") -> Tensor:
+def _place_numbers(count: int, device: torch.device) -> Tensor:
     """Return [count] int64, a number for every place."""
     return torch.arange(1, count + 1, device=device) * sampling.GOLDEN
+
+
+@functools.lru_cache(maxsize=64)
+def _places(count: int) -> Tensor:
+    """Return the same on a CPU, where it need not be made at every step."""
+    return _place_numbers(count, torch.device("cpu"))
 
 
 @functools.lru_cache(maxsize=1024)
