@@ -119,7 +119,8 @@ def select(
     step: Tensor | int,
 ) -> Chosen:
     """Return what a gate keeps of experience with these advantages, by `kondo.select`."""
-    log_probs = seen["log_probs"].detach()
+    # Noisy reports may be those of more than certainty, which is refused where it can be read.
+    log_probs = seen["log_probs"].detach().clamp(max=0.0)
     counts = ~log_probs.isnan()
     if "mask" in seen:
         counts = counts & seen["mask"]
