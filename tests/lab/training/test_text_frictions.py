@@ -10,6 +10,7 @@ from kondo_lab.training import frictions
 from kondo_lab.training.alone import Learner
 from kondo_lab.training.broken_answers import break_answers
 from kondo_lab.training.corrections import corrections
+from kondo_lab.training.language_arms import text_arm
 from kondo_lab.training.member import NONE, Frictions
 from lab.training import language_toys as toys
 from lab.training.toys import HostIsBlind
@@ -123,6 +124,24 @@ NEEDING = {
     "GSPO",
     "DG x PPO clip",
 }
+
+
+@pytest.mark.parametrize("unit", ["sequence", "token"])
+def test_a_gate_takes_reports_of_more_than_certainty_for_certain(unit, monkeypatch):
+    arm = text_arm(name="DG-K", gate=kondo.Gate(rate=0.25), unit=unit)
+    noisy = Frictions(reported="noisy", noise=2.0)
+    population = trained([member(arm, noisy)], 1)
+    rolled, (group,) = population.rolled, population.groups
+    assert (rolled["log_probs"] > 0).any()
+    (decision,), (rule,) = group.decisions, group.rules
+    for log_probs in (rolled["log_probs"], rolled["log_probs"].clamp(max=0)):
+        told = rolled | {"log_probs": log_probs}
+        found = rule.decide(population.program, told, torch.tensor(1))
+        assert torch.equal(found.keep, decision.keep)
+        assert decision.keep.any()
+    monkeypatch.setattr(kondo, "select", toys.select_as_on_a_gpu)
+    on_a_gpu = rule.decide(population.program, rolled, torch.tensor(1))
+    assert torch.equal(on_a_gpu.keep, decision.keep)
 
 
 def test_everyone_learns_without_friction_and_with_a_little_of_all():

@@ -120,6 +120,9 @@ def select(
 ) -> Chosen:
     """Return what a gate keeps of experience with these advantages, by `kondo.select`."""
     log_probs = seen["log_probs"].detach()
+    if not program.judges:
+        # Noisy reports may be those of more than certainty, which is refused where it can be read.
+        log_probs = log_probs.clamp(max=0.0)
     counts = seen.get("mask")
     if not log_probs.is_cuda:  # there a NaN would be refused, and end all members
         known = ~log_probs.isnan()
