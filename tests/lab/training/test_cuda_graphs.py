@@ -61,6 +61,23 @@ def test_steps_on_a_device_are_those_on_the_cpu(kind, device):
         assert any(is_captured(program) for program in group._programs.values()) is on_gpu
 
 
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_step_of_known_sizes_is_one_program(kind, device):
+    members = [toys.member(toys.ARMS[name], series=name) for name in ("PG", "DG", "PPO", "top")]
+    here = toys.population(PROGRAMS[kind](), members)
+    there = toys.population(PROGRAMS[kind](device), members, device=device)
+    for name, value in there.parameters.items():
+        value.copy_(here.parameters[name])
+    for _ in range(STEPS):
+        here.step()
+        there.step()
+    assert is_captured(there._begin) is (device.type == "cuda")
+    assert not any(group._programs for group in there.groups)
+    assert there.read_backward() == here.read_backward()
+    for name, value in there.parameters.items():
+        assert_close(value, here.parameters[name], dtype=torch.float32)
+
+
 def test_new_sizes_after_the_recording_train_on_the_newest_rows(device):
     # A price that falls late: sizes never seen before run eagerly beside a replayed rollout.
     members = [toys.member(Arm(gate=toys.MovingPrice()), seed=seed) for seed in range(3)]

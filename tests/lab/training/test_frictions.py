@@ -35,6 +35,11 @@ FRICTIONS = {
     "corruption": Frictions(corruption=0.3),
     "all": ALL,
     "all, own probability": dataclasses.replace(ALL, replaced=None),
+    "refreshed and rounded": Frictions(refresh=3, bits=3),
+    "misjudged": Frictions(flipped=0.2, biased=0.2),
+    "noisy": Frictions(reported="noisy", noise=0.5),
+    "one": Frictions(reported="one", delay=1),
+    "missing": Frictions(reported="missing", refresh=2, bug=0.2),
 }
 RULES = ("PG", "IS", "IS capped", "PPO", "PMPO", "DG", "quantile")
 
@@ -132,6 +137,110 @@ def test_a_uniform_age_is_anything_up_to_the_delay_as_often():
     error = math.sqrt(share * (1 - share) / total)
     assert all(abs(count / total - share) < 5 * error for count in ages.values())
     assert abs(same / pairs - share) < 5 * math.sqrt(share * (1 - share) / pairs)
+
+
+def test_an_actor_that_is_refreshed_has_the_weights_of_its_last_refresh():
+    friction = Frictions(refresh=3)
+    population = population_of("bandit", [toys.member(Arm(), frictions=friction)])
+    past = []
+    for step in range(8):
+        past.append(frozen(population))
+        population.step()
+        acted = past[step - step % 3]
+        assert_close(population.rolled["behaviour"][0], log_probs_of(population, acted, 0))
+
+
+def test_an_actor_of_few_bits_has_rounded_weights_and_plain_embeddings():
+    friction = Frictions(bits=3)
+    population = population_of("sequences", [toys.member(Arm(), frictions=friction)])
+    for _ in range(3):
+        now = frozen(population)
+        population.step()
+        # By hand: 3 steps on either side of 0, those of the largest weight of each output.
+        acted = {}
+        for name, value in now.items():
+            if name in ("tokens", "positions", "head"):
+                acted[name] = value
+                continue
+            step = value.abs().amax(dim=-2, keepdim=True) / 3
+            step = step.where(step > 0, 1.0)
+            acted[name] = (value / step).round() * step
+        told = population.rolled["behaviour"][0]
+        assert_close(told, log_probs_of(population, acted, 0))
+        assert not torch.allclose(told, log_probs_of(population, now, 0))
+
+
+def honest_and_misled(kind, reported, delay):
+    """Two populations of equal weights and experience; the second is told wrong log-probs."""
+    noise = 0.5 if reported == "noisy" else 0.0
+    frictions = [Frictions(delay=delay), Frictions(delay=delay, reported=reported, noise=noise)]
+    both = [
+        population_of(
+            kind,
+            [toys.member(toys.ARMS[r], frictions=f, series=r) for r in ("PG", "IS", "PPO", "top")],
+        )
+        for f in frictions
+    ]
+    for population in both:
+        for _ in range(3):
+            population.step()
+    honest, misled = both
+    for name, value in misled.parameters.items():
+        value.copy_(honest.parameters[name])
+        if delay:
+            misled.actors.past.rings[name].copy_(honest.actors.past.rings[name])
+    for population in both:
+        toys.roll(population)
+    return both
+
+
+wrong_reports = pytest.mark.parametrize("reported", ["noisy", "one", "missing"])
+delays = pytest.mark.parametrize("delay", [0, 2])
+
+
+@programs
+@delays
+@wrong_reports
+def test_what_is_reported_wrongly_reaches_no_gate(kind, reported, delay):
+    honest, misled = honest_and_misled(kind, reported, delay)
+    # The learner is not fooled.
+    assert_close(misled.rolled["log_probs"], honest.rolled["log_probs"])
+    told = misled.rolled["behaviour"]
+    truth = honest.rolled.get("behaviour", honest.rolled["log_probs"])
+    if reported == "noisy":
+        noise = told - truth
+        assert abs(float(noise[0].std()) - 0.5) < 5 * 0.5 / math.sqrt(2 * noise[0].numel())
+        assert_close(noise, noise[:1].expand_as(noise))  # of equal seeds
+    elif reported == "one":
+        assert (told == 0).all()
+    else:
+        assert misled.missing.all()
+    for number in range(len(honest.members)):
+        expected = toys.decision_of(honest, number)
+        for found, own in zip(toys.decision_of(misled, number), expected, strict=True):
+            assert found is own is None or torch.equal(found, own)
+
+
+def gradients_by_series(population):
+    found = {}
+    for group in population.groups:
+        members = population.members[group.members]
+        of_group = group.gradients(population, group.size)
+        for place, member in enumerate(members):
+            found[member.series] = [gradient[place] for gradient in of_group]
+    return found
+
+
+@programs
+@delays
+@wrong_reports
+def test_what_is_reported_wrongly_reaches_the_losses_that_correct_by_it(kind, reported, delay):
+    expected, found = map(gradients_by_series, honest_and_misled(kind, reported, delay))
+    # Without a report all ratios are 1, as they are on the policy's own samples.
+    corrected = reported != "missing" or delay > 0
+    for rule, own in expected.items():
+        same = all(map(torch.allclose, found[rule], own))
+        assert same is (rule in ("PG", "top") or not corrected), rule
 
 
 def test_before_its_delay_has_passed_an_actor_has_what_it_began_with():
@@ -377,6 +486,26 @@ def test_a_corrupt_reward_is_a_fair_coin_and_the_others_are_as_they_were(kind):
     assert abs(float(wrong.double().mean() - shown)) < 5 * math.sqrt(0.3 * 0.7 / 3000)
     assert "behaviour" not in some.rolled  # its rows are the learner's own
     assert torch.equal(some.rolled["log_probs"], clean.rolled["log_probs"])
+
+
+@programs
+@pytest.mark.parametrize("kind_of_judge", ["flipped", "biased"])
+def test_a_wrong_judge_flips_rewards_or_pays_for_anything(kind, kind_of_judge):
+    size = {"batch": 3000} if kind == "bandit" else {"num_prompts": 300, "num_answers": 10}
+    clean, always, some = (
+        population_of(
+            kind, [toys.member(Arm(), frictions=Frictions(**{kind_of_judge: share}))], **size
+        )
+        for share in (0.0, 1.0, 0.3)
+    )
+    for population in (clean, always, some):
+        population.begin_step()
+    own, wrong, mixed = (p.rolled["rewards"].flatten() for p in (clean, always, some))
+    assert torch.equal(wrong, 1 - own if kind_of_judge == "flipped" else torch.ones_like(own))
+    hit = mixed != own
+    assert torch.equal(mixed[hit], wrong[hit])
+    shown = float((wrong != own).double().mean()) * 0.3
+    assert abs(float(hit.double().mean()) - shown) < 5 * math.sqrt(0.3 * 0.7 / 3000)
 
 
 @programs

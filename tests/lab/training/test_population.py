@@ -154,6 +154,30 @@ def test_only_kept_rows_go_through_the_training_forward(kind, name, monkeypatch)
             assert set(keep.nonzero().squeeze(1).tolist()) <= set(rows[number].tolist())
 
 
+@programs
+def test_a_step_of_known_sizes_reads_nothing_back(kind):
+    """Learning included: on a GPU all of it is one program."""
+    members = [member for member in members_of(kind) if member.arm.fixed_rows(12) is not None]
+    assert {member.arm.kind for member in members} == {"dense", "soft", "top"}
+    population = toys.population(PROGRAMS[kind](), members)
+    population.step()  # Adam makes its state at its first step
+    before = {name: value.clone() for name, value in population.parameters.items()}
+    with toys.HostIsBlind():
+        population.step()
+    assert not any(group._programs for group in population.groups)
+    for name, value in population.parameters.items():
+        assert (value != before[name]).flatten(1).any(dim=1).all(), name
+
+
+@programs
+def test_training_on_a_number_of_rows_reads_nothing_back(kind):
+    population, _ = trained(kind, members_of(kind), steps=2)
+    with toys.HostIsBlind():
+        population.begin_step()
+        for group in population.groups:
+            group.train(population, group.size)
+
+
 def test_rows_are_padded_to_powers_of_two_and_never_beyond_the_batch():
     population = toys.population(
         toys.bandit_program(batch=12), [toys.member(Arm(gate=kondo.Gate(price=0.0)))]

@@ -9,6 +9,7 @@ import torch
 import kondo
 from kondo_lab.training.arms import Arm
 from kondo_lab.training.gates import Everything
+from kondo_lab.training.member import Frictions
 from lab.training import toys
 from tolerances import assert_close
 
@@ -161,6 +162,21 @@ def test_held_out_images_are_counted_in_parts():
     for number in range(len(SEEDS)):
         guess = toys.single(program, population.parameters, number)(images).argmax(dim=1)
         assert_close(found[number], (guess != labels).double().mean(), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("make", [toys.bandit_program, toys.sequence_program])
+@pytest.mark.parametrize(
+    ("friction", "message"),
+    [
+        ({"temperature": 0.5}, "temperature must be 1 for .*Program; text alone has one"),
+        ({"broken": 0.5}, "broken must be 0 for .*Program; text alone can break"),
+    ],
+)
+def test_what_text_alone_has_is_refused(make, friction, message):
+    member = toys.member(Arm(), frictions=Frictions(**friction))
+    population = toys.population(make(), [member])
+    with pytest.raises(ValueError, match=message):
+        population.step()
 
 
 def float32_left_over(reward, answers=10):

@@ -72,7 +72,8 @@ class Actors:
         self._replaced = torch.tensor([[[math.log(each)]] for each in told], device=device)
         self._honest = where([f.replaced is None for f in frictions]) if self._kinds else None
         """[P, 1, 1], whose replaced rows report what the acting policy says of them."""
-        self._foreign = where([f.foreign for f in frictions])
+        self._judged = where([f.foreign or not f.reports_truly for f in frictions])
+        """[P, 1, 1], whose log-probs are not those that the learner would report."""
         self._noise = strengths("noise", kind=dtype)
         self._one = where([f.reported == "one" for f in frictions])
         missing = where([f.reported == "missing" for f in frictions])
@@ -190,11 +191,11 @@ class Actors:
 
     def _judge(self, parameters: Parameters, rolled: Rolled) -> Rolled:
         """Keep what the actors reported, and say what the learners think of it."""
-        if self._foreign is None or not self._program.judges:
+        if self._judged is None or not self._program.judges:
             return rolled
         judged = self._program.judge(parameters, rolled)
         own = {
-            name: torch.where(self._foreign, value, rolled[name]) for name, value in judged.items()
+            name: torch.where(self._judged, value, rolled[name]) for name, value in judged.items()
         }
         return rolled | own | {"behaviour": rolled["log_probs"]}
 
