@@ -27,6 +27,7 @@ TINY = language(width=16, num_layers=2, num_heads=2)
 class Echo:
     """Repeat the first of two tokens, then end: "34" -> "3.". Held out is every prompt "x2"."""
 
+    title = "echo"
     prompt_length, answer_length = 2, 3
 
     def prompts(self, draws, stream, step, count, *, held_out=False):

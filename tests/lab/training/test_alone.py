@@ -12,9 +12,10 @@ from kondo import lm, signals
 from kondo.lm import BudgetGate
 from kondo_lab.models.architecture import language
 from kondo_lab.models.decoder import StackedDecoder
+from kondo_lab.studies.lm_rl import step_seconds
 from kondo_lab.studies.lm_rl.step_seconds import seconds_per_step
 from kondo_lab.tasks.draws import Draws
-from kondo_lab.training import decisions, diagnostics, language_arms, run, step_seconds, timed_step
+from kondo_lab.training import decisions, diagnostics, language_arms, run, timed_step
 from kondo_lab.training.alone import Learner
 from kondo_lab.training.gates import DrawnVarianceGate, Everything
 from kondo_lab.training.language_arms import text_arm
