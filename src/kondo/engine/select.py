@@ -151,7 +151,7 @@ def choose_rows(inputs: "Inputs", screened: "Screened | None", gate: BaseGate | 
     few = units.values.is_cuda and units.values.numel() <= FEW_UNITS
     if few and adapter_of(gate).on_host:
         # Those of larger elements first.
-        ordered = (units.sums(), units.elements.long(), units.values, units.mask)
+        ordered = (units.sums(), units.counted().long(), units.values, units.mask)
         faults, elements, values, counts = _copy_together(ordered, torch.device("cpu"))
         units = units._replace(faults=faults, elements=elements, values=values, mask=counts)
     selection = choose(units, gate, inputs.options.generator)
@@ -220,10 +220,12 @@ def units_of(
             )
     valid = torch.ones_like(log_probs, dtype=torch.bool) if counts is None else counts
     signal = delight if gate is None else gate.signal
-    values, unit_mask = unit_values(signal, log_probs, advantages, valid, unit, density)
-    elements = valid.sum(dim=-1) if unit == "sequence" else valid
-    parts = (elements, values, unit_mask, log_probs, advantages, valid)
-    return Units(None, *parts, unit, signal, counts is not None)
+    whole = counts is None
+    values, unit_mask = unit_values(
+        signal, log_probs, advantages, valid, unit, density, whole=whole
+    )
+    parts = (values, unit_mask, log_probs, advantages, valid)
+    return Units(None, None, *parts, unit, signal, not whole)
 
 
 def choose(

@@ -72,8 +72,8 @@ class Units(NamedTuple):
 
     faults: Any
     """[6] float64, `sums`; a list where they are read, None before somebody asks."""
-    elements: Tensor
-    """int64 or bool like values: elements of each unit that count."""
+    elements: Tensor | None
+    """`counted`, where they are on another device than the log-probs; else None."""
     values: Tensor
     mask: Tensor
     log_probs: Tensor
@@ -89,6 +89,12 @@ class Units(NamedTuple):
     def lead(self) -> torch.Size:
         """The leading dimensions: one choice each."""
         return self.values.shape[: -2 if self.unit == "token" else -1]
+
+    def counted(self) -> Tensor:
+        """Return the elements of each unit that count, int64 or bool like values."""
+        if self.elements is not None:
+            return self.elements
+        return self.valid.sum(dim=-1) if self.unit == "sequence" else self.valid
 
     def sums(self) -> Tensor:
         """Return what tells whether something is wrong, [6] float64, without a read.
@@ -177,7 +183,8 @@ class Selection:
         outside, unknown, counted, kept = masks.flatten(1).sum(1)
         kept_parts = (torch.where(keep, part, 0.0) for part in (values, self.weight))
         worth = [part.sum(dtype=torch.float64) for part in kept_parts]
-        elements = torch.stack([units.elements, units.elements * keep]).flatten(1).sum(1)
+        each = units.counted()
+        elements = torch.stack([each, each * keep]).flatten(1).sum(1)
         rows = kept if kept_rows is keep else kept_rows.sum()
         most = rows if capacity is None else kept_rows.sum(-1).max()
         numbers = [outside, unknown, *worth, counted, kept, *elements, rows, most]

@@ -250,13 +250,13 @@ def loss(
     old, mask = rolled.get("behaviour", whole), rolled.get("mask")
     advantages, weight = decision.advantages, decision.weight
     if rows is not None:
-        old, advantages = take_rows(old, rows), take_rows(advantages, rows)
+        advantages = take_rows(advantages, rows)
         weight = None if weight is None else take_rows(weight, rows)
         mask = None if mask is None else take_rows(mask, rows)
-    if log_probs.shape[:2] != old.shape[:2]:
+    if log_probs.shape[:2] != advantages.shape[:2]:
         raise ValueError(
-            f"log_probs must have rows {list(old.shape[:2])}, got {list(log_probs.shape[:2])}; "
-            f"give rows= if they are those of some rows."
+            f"log_probs must have rows {list(advantages.shape[:2])}, got "
+            f"{list(log_probs.shape[:2])}; give rows= if they are those of some rows."
         )
     if mask is not None:
         weight = mask.to(log_probs.dtype) if weight is None else weight * mask
@@ -265,11 +265,12 @@ def loss(
         # What lies outside the mask may be anything, and must not leak.
         trained = (weight != 0).expand_as(log_probs)
         log_probs = torch.where(trained, log_probs, 0.0)
-    if missing is not None:
-        old = torch.where(missing[:, None, None], log_probs.detach(), old)
 
     def old_log_probs() -> Tensor:
-        return (old if trained is None else torch.where(trained, old, 0.0)).flatten(0, 1)
+        own = old if rows is None else take_rows(old, rows)
+        if missing is not None:
+            own = torch.where(missing[:, None, None], log_probs.detach(), own)
+        return (own if trained is None else torch.where(trained, own, 0.0)).flatten(0, 1)
 
     def what_is_trained() -> Tensor:
         some = torch.ones_like(log_probs, dtype=torch.bool) if trained is None else trained
