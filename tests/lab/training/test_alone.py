@@ -57,6 +57,7 @@ KEPT = text_arm(name="DG-K 30%", gate=kondo.Gate(rate=0.3))
 class Echo:
     """Repeat the first token of the prompt, then end: a policy that knows nothing gets some."""
 
+    title = "echo"
     prompt_length, answer_length = PROMPT_LENGTH, ANSWER_LENGTH
 
     def prompts(self, draws, stream, step, count, *, held_out=False):

@@ -33,7 +33,7 @@ DG_FIG_9B: dict[str, dict[float, float]] = {
 }
 """Sequence error at 10k steps by vocabulary M, H = 10."""
 
-KONDO_FIG_8: dict[str, dict[float, float]] = {
+GATE_FIG_8: dict[str, dict[float, float]] = {
     "DG": {
         107: 0.746,
         198: 0.618,
@@ -59,10 +59,10 @@ KONDO_FIG_8: dict[str, dict[float, float]] = {
 }
 """Sequence error by step; PG and PPO share one line in the figure."""
 
-KONDO_FIG_8_BACKWARD = {"DG-K 3%": 30_000.0, "DG-K price 0": 65_500.0}
+GATE_FIG_8_BACKWARD = {"DG-K 3%": 30_000.0, "DG-K price 0": 65_500.0}
 """Backward passes paid at 1M forward passes."""
 
-KONDO_FIG_10: dict[str, dict[float, float]] = {
+GATE_FIG_10: dict[str, dict[float, float]] = {
     "DG-K 3%": {250e3: 15.2, 500e3: 21.2, 1e6: 29.2},
     "DG-K price 0": {250e3: 14.7, 500e3: 19.9, 1e6: 28.3},
     "DG": {250e3: 14.8, 500e3: 20.5, 1e6: 26.5},

@@ -52,7 +52,7 @@ USED = Pair(reversals.FEED_FORWARD, reversals.LEARNING_RATE).name
 READ_AS = {"PMPO float32": "PMPO"}
 """Series of ours -> the paper's, where the names differ."""
 CURVES = {
-    PREFIX: ("Kondo Fig 8", paper.KONDO_FIG_8),
+    PREFIX: ("Kondo Fig 8", paper.GATE_FIG_8),
     TOKENS: ("DG Fig 8", paper.DG_FIG_8),
 }
 ENDS = {
@@ -133,7 +133,7 @@ def compared(records: pd.DataFrame, settings: Settings, pair: Pair) -> list[Comp
 def _lengths(records: pd.DataFrame, settings: Settings, pair: Pair) -> Iterator[Compared]:
     """Yield the numbers of Kondo Figure 10, read both ways."""
     end = settings.solved_steps * reversals.NUM_PROMPTS * reversals.NUM_ANSWERS
-    for method, own, points in _known(records, SOLVED, pair, paper.KONDO_FIG_10):
+    for method, own, points in _known(records, SOLVED, pair, paper.GATE_FIG_10):
         for forward, value in points.items():
             for reading in (NOW, SO_FAR) if forward <= end else ():
                 ours = {
@@ -299,7 +299,7 @@ def _curves_figure(records: pd.DataFrame, settings: Settings) -> Figure:
             ax.plot(
                 own["step"], own["mean"], color=plotting.sequential(share), label=f"lr {rate:g}"
             )
-        known = paper.KONDO_FIG_8[READ_AS.get(method, method)]
+        known = paper.GATE_FIG_8[READ_AS.get(method, method)]
         points = {x: value for x, value in known.items() if x <= settings.prefix_steps}
         plotting.crosses(ax, points, color="black", markersize=4)
         plotting.log_percent(ax, "error")

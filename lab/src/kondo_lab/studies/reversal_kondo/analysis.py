@@ -21,7 +21,7 @@ from kondo_lab.studies.reversal_kondo.settings import Settings
 from kondo_lab.training import arms
 
 ONLINE, SOLVED = reversals.ONLINE, reversals.SOLVED
-FIG_8, FIG_10 = reversals.judged(paper.KONDO_FIG_8), reversals.judged(paper.KONDO_FIG_10)
+FIG_8, FIG_10 = reversals.judged(paper.GATE_FIG_8), reversals.judged(paper.GATE_FIG_10)
 SOLVED_SO_FAR = "longest length with mean reward above 0.75 so far"
 SOLVED_NOW = "longest length with reward above 0.75 at that moment"
 READINGS = {SOLVED_NOW: False, SOLVED_SO_FAR: True}
@@ -82,7 +82,7 @@ def _curve_lines(records: pd.DataFrame, settings: Settings) -> list[Headline]:
         known = against_paper(records, "curves", "Kondo Fig 8", ONLINE, FIG_8, by="step")
         lines += reversals.fitted(known)
     for series in (*list(best)[1:], exact):
-        theirs = paper.KONDO_FIG_8_BACKWARD.get(series) if _full(settings) else None
+        theirs = paper.GATE_FIG_8_BACKWARD.get(series) if _full(settings) else None
         metric, paid = "backward passes at the end", _paid(records, series)
         at = ("Kondo Fig 8", series, metric, "", paid)
         lines.append(headline(*at, expected=theirs, against="fitted"))
