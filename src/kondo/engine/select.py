@@ -52,7 +52,8 @@ def select(
     graph can hold the call. A NaN in a unit that counts then makes the weight of this unit NaN;
     nothing else is kept by that choice, and a gate that remembers past calls remembers nothing of
     it. More kept rows than `capacity` make the weights of that choice NaN. `Selection.counts`, and
-    `Selection.rows` without a capacity, read the device, and raise for it.
+    `Selection.rows` without a capacity, read the device, and raise for it. They look at log_probs
+    and advantages again, so these must stay as they are until then.
 
     Args:
         log_probs: [..., N] for unit "sample", [..., N, T] for "token" and "sequence". Leading

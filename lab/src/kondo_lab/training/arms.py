@@ -156,8 +156,8 @@ class Arm:
     @property
     def by_delight(self) -> bool:
         """Whether it keeps a share by delight: DG-K."""
-        chosen = self.kind in ("top", "draw") and self.gate is not None
-        return chosen and self.gate.signal is delight  # type: ignore[union-attr]
+        gate = self.gate
+        return gate is not None and self.kind in ("top", "draw") and gate.signal is delight
 
     @property
     def of_labels(self) -> bool:
